@@ -5,8 +5,8 @@
                       └─► rewarded, or waited long enough ─► Parquet, by rename ─► journal of the others
 
 A killed process loses nothing that was answered, since what was written is the system's; a machine that loses its power
-loses what came after the last fsync. The next start reads the journals again, but for decisions that are in a Parquet
-file which was written just before a crash.
+loses what came after the last fsync. The next start reads the journals again, and the ids of Parquet files: a file may
+have been written just before a crash, and a second reward of its decisions is still one.
 """
 
 import asyncio
@@ -242,10 +242,14 @@ class DecisionLog:
                 except (ValueError, KeyError, TypeError):
                     damaged += 1
         oldest = min((file.name for file in self._older), default="a")[:_STEM]
-        for file in self._folder.parent.glob("*.parquet"):
-            if re.fullmatch(r"\d{8}T\d{12}-\d+", file.stem) and file.name[:_STEM] >= oldest:
-                for one in decision_ids(file):
+        for file in sorted(self._folder.parent.glob("*.parquet")):
+            until = file.stat().st_mtime + self._config.reward_seconds
+            if re.fullmatch(r"\d{8}T\d{12}-\d+", file.stem) and (until > time.time() or file.name[:_STEM] >= oldest):
+                own = [one for one in decision_ids(file) if worker_of(one, self._config) == self._worker]
+                self._closed |= dict.fromkeys(own, until)
+                for one in own:
                     self._waiting.pop(one, None)
+        self._forget()
         for one, line in rewards.items():
             if one in self._waiting:
                 self._waiting[one].reward = line

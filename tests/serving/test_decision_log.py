@@ -127,6 +127,11 @@ def test_journals_of_more_workers_go_to_those_that_are_left(tmp_path: Path) -> N
             assert [log.join(one, {"reward": 1.0}) for one in ids if worker_of(one, few) == worker] == ["joined"] * 2
             asyncio.run(log.close())
     assert {row["decision_id"] for row in rows_of(tmp_path / "log")} == set(ids)
+    for worker in range(2):  # a client that repeats a reward after a restart hears the same as before it
+        with open_log(few, worker, parametric=False) as log:
+            own = [worker_of(one, few) == worker for one in ids]
+            assert [log.join(one, {"reward": 1.0}) == "again" for one in ids] == own
+            assert log.join("0-20261123T000000000000-1", {"reward": 1.0}) == "unknown"
     with open_log(many, 0, parametric=False) as log:
         log.append([event])
     with pytest.raises(ConfigError, match="decisions among candidates, got others"), open_log(many, 0, parametric=True):
