@@ -3,8 +3,6 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.disks import small_disk
 from oracles.runs import trained
 from serving.conftest import IDS, NAMES, Open, Worker
 
@@ -136,33 +133,6 @@ def test_journals_of_more_workers_go_to_those_that_are_left(tmp_path: Path) -> N
         log.append([event])
     with pytest.raises(ConfigError, match="decisions among candidates, got others"), open_log(many, 0, parametric=True):
         pass
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", size="200k", files=50) as folder:
-        yield folder
-
-
-def test_a_full_disk_is_answered_with_503_and_nothing_is_half_written(disk: Path, named: Path, opened: Open) -> None:
-    worker = opened(named, log=str(disk / "log"))
-    ids = [decided(worker, mdp_id=f"{n}") for n in range(20)]
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as stream, suppress(OSError):
-        while stream.write(b"x" * 512):
-            pass
-    answer = worker.client.post("/decide", json={"rows": [ROW | {"mdp_id": "n" * 200}] * 50})
-    assert answer.status_code == 503
-    assert answer.json()["problems"][0]["got"] == "No space left on device"
-    first = [worker.client.post("/reward", json={"decision_id": one, "reward": 1.0}).status_code for one in ids]
-    asyncio.run(worker.log.rotate())
-    assert worker.client.get("/healthz").status_code == 503
-    assert list(worker.folder.glob("*.parquet")) == list(worker.folder.glob("*.tmp")) == []
-    filler.unlink()
-    again = [worker.client.post("/reward", json={"decision_id": one, "reward": 1.0}).status_code for one in ids]
-    assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
-    assert [row["decision_id"] for row in rotated(worker)] == ids
-    assert worker.client.get("/healthz").status_code == 200
 
 
 def test_a_new_model_takes_over_and_a_damaged_one_does_not(named: Path, opened: Open, tmp_path: Path) -> None:

@@ -1,33 +1,49 @@
-"""The command: its processes, kill -9, rewards from worker to worker, one server a folder, and how it ends."""
+"""The command: its processes, kill -9, full disks, new models under load, one server a folder, and how it ends."""
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from oracles.bundles import linear_bundle
+from oracles.disks import small_disk
 from oracles.runs import ROOT
+from serving.conftest import IDS, NAMES
+
+from reagent_lite.files import appearing_folder
 
 ROW = {"state_features": {"3": 1.0}}
+
+
+def wait_until(fulfilled: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not fulfilled():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 class Server:
     """A running `workflows.serve`, from when it answers or has ended."""
 
-    def __init__(self, model: Path, log: Path, *settings: str) -> None:
+    def __init__(self, model: Path, log: Path, *settings: str, output: Path) -> None:
         command = [sys.executable, "-m", "workflows.serve", "--model", str(model), "--log", str(log), "--port", "0"]
         command += [f"--set={one}" for one in ("poll_seconds=0.2", *settings)]
-        self._files = [log.with_name(f"{log.name}-{os.urandom(4).hex()}.{name}") for name in ("out", "err")]
+        self._files = [output / f"{log.name}-{os.urandom(4).hex()}.{name}" for name in ("out", "err")]
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err)
@@ -56,6 +72,10 @@ class Server:
         one: str = self.post("/decide", {"rows": [ROW]}).json()["decisions"][0]["decision_id"]
         return one
 
+    def wait_for(self, health: int) -> None:
+        """Returns when /healthz answers with a status."""
+        wait_until(lambda: httpx.get(self.url + "/healthz").status_code == health)
+
     def kill(self) -> None:
         """kill -9 of all processes."""
         children = psutil.Process(self.process.pid).children(recursive=True)
@@ -67,8 +87,8 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, log: Path, *settings: str) -> Iterator[Server]:
-    server = Server(model, log, *settings)
+def serving(model: Path, log: Path, *settings: str, output: Path | None = None) -> Iterator[Server]:
+    server = Server(model, log, *settings, output=output or log.parent)
     try:
         yield server
     finally:
@@ -121,6 +141,64 @@ def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, 
     with serving(named, tmp_path / "other") as server:
         assert server.process.wait(60) == 2
         assert "model.onnx" in server.errors
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", size="200k", files=50) as folder:
+        yield folder
+
+
+def test_a_full_disk_is_answered_with_503_and_nothing_is_half_written(disk: Path, named: Path) -> None:
+    log, filler = disk / "log", disk / "filler"
+    # its output is on the disk that does not fill up
+    with serving(named, log, "rotate_seconds=0.5", output=named.parent) as server:
+        ids = [server.decide() for _ in range(20)]
+        with filler.open("wb", buffering=0) as stream, suppress(OSError):
+            while stream.write(b"x" * 512):
+                pass
+        first = [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids]
+        answer = server.post("/decide", {"rows": [ROW | {"mdp_id": "n" * 200}] * 50})
+        assert answer.status_code == 503
+        assert answer.json()["problems"][0]["got"] == "No space left on device"
+        server.wait_for(503)
+        assert list(log.glob("*.parquet")) == list(log.glob("*.tmp")) == []
+        filler.unlink()
+        again = [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids]
+        assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
+        server.wait_for(200)
+        server.stop()
+    assert ids_of(log) == ids
+
+
+def test_new_models_take_over_without_a_dropped_request(named: Path, tmp_path: Path) -> None:
+    answers: list[tuple[int, str]] = []
+    ended = threading.Event()
+    models = [linear_bundle(tmp_path / f"{n}", np.full((3, 2), float(n)), NAMES, IDS) for n in range(3)]
+
+    def client() -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as connection:
+            while not ended.wait(0.005):
+                answer = connection.post("/decide", json={"rows": [ROW]})
+                answers.append((answer.status_code, answer.json().get("model", "")))
+
+    settings = ("workers=2", "reward_seconds=0.001")  # so that all are written at the end
+    with serving(named, tmp_path / "log", *settings) as server, ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(client) for _ in range(4)]
+        try:
+            wait_until(lambda: len(set(answers)) == 1)
+            for number, model in enumerate(models):
+                with appearing_folder(named, served=True) as folder:
+                    shutil.copytree(model, folder, dirs_exist_ok=True)
+                wait_until(lambda wanted=number + 2: len(set(answers)) == wanted)  # type: ignore[misc]
+        finally:
+            ended.set()
+        for one in clients:
+            one.result()
+        server.stop()
+    assert {status for status, _ in answers} == {200}
+    assert len(set(answers)) == 4
+    assert len(ids_of(tmp_path / "log")) == len(answers)
 
 
 @pytest.mark.parametrize(("settings", "words"), [(["rotate_mb=0.0"], "rotate_mb"), (["workers=0"], "workers")])
