@@ -171,7 +171,7 @@ class Continuous:
         for k in range(self.num_agents):
             others = [j for j in range(self.num_agents) if j != k]
             if not self.use_full_observation:
-                others = self._nearest(k, others)
+                others = self._nearest(k)
             differences = (own[:, others] - own[:, [k]]) * self.playing[k]
             features = np.array([*differences, self.is_tagger[others], self.playing[others]], F)
             if not self.use_full_observation:
@@ -182,14 +182,14 @@ class Continuous:
             rows.append(np.append(features.reshape(-1), time * self.playing[k]))
         return np.array(rows, F)
 
-    def _nearest(self, k: int, others: list[int]) -> list[int]:
-        near = sorted((float(self._squared(k, j)), j) for j in others if self.playing[j])
-        return [j for _, j in near[: self.num_other_agents_observed]]
+    def _nearest(self, k: int) -> list[int]:
+        near = np.argsort(self._squared(k), kind="stable").tolist()  # of equally near ones the first
+        return [j for j in near if self.playing[j] and j != k][: self.num_other_agents_observed]
 
-    def _squared(self, k: int, j: int) -> np.float32:
-        """In float32: which of two is nearer must not depend on more digits than the game has."""
-        across, along = self.x[j] - self.x[k], self.y[j] - self.y[k]
-        return F(F(across * across) + F(along * along))
+    def _squared(self, k: int) -> Floats:
+        """[N] in float32: which of two is nearer must not depend on more digits than the game has."""
+        across, along = self.x - self.x[k], self.y - self.y[k]
+        return across * across + along * along
 
     def _tag(self, edge: list[bool]) -> Floats:
         rewards = np.zeros(self.num_agents)
@@ -202,7 +202,7 @@ class Continuous:
         for k in range(self.num_taggers, self.num_agents):
             if not begun[k] or self.num_taggers == 0:
                 continue
-            distances = [np.sqrt(self._squared(k, j)) for j in range(self.num_taggers)]
+            distances = np.sqrt(self._squared(k)[: self.num_taggers])
             nearest = int(np.argmin(distances))
             self.near_threshold |= abs(distances[nearest] - reach) < 1e-5
             if distances[nearest] < reach:

@@ -40,8 +40,9 @@ def draw(env: VectorEnv) -> np.ndarray[Any, Any]:
     return env.action.numpy().reshape(env.num_envs, -1)
 
 
-# of 20 games each: 10^4 steps in all where there is time
-every_pace = pytest.mark.parametrize("rounds", [40, pytest.param(500, marks=pytest.mark.slow)])
+# of 20 games each: 10^4 steps in all where there is time; a minute with 100 agents
+ALL = 500
+every_pace = pytest.mark.parametrize("rounds", [40, pytest.param(ALL, marks=pytest.mark.slow)])
 
 
 @every_pace
@@ -97,7 +98,7 @@ def test_continuous_takes_the_steps_of_the_oracle(parameters: dict[str, float], 
     """Each step from the kernel's own state; what lies within 1e-5 of a threshold may fall on either side."""
     game = Continuous(**parameters)  # type: ignore[arg-type]
     N = game.num_agents
-    num = 20 if N < 50 else 2
+    num = 20 if N < 50 or rounds == ALL else 2
     env = environments("tag_continuous", num, seed=2, parameters=parameters)
     assert env.spec.agent_types == (0,) * game.num_taggers + (1,) * game.num_runners
     compared = tags = 0
