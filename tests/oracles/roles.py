@@ -8,6 +8,8 @@ from typing import Any
 from oracles.interpreters import Interpreter
 from oracles.runs import ROOT, Run, merged
 
+from reagent_lite.data.dataset import EpisodeFolder
+
 Tree = dict[str, Any]
 
 
@@ -24,6 +26,19 @@ def role(folder: Path, mode: str, **simulation: Any) -> Tree:
                        "num_evaluations": 2, "evaluation_episodes": 10,
                        "dataset": {"path": str(folder / "data"), "publish_every_steps": 50}, **simulation},
     }  # fmt: skip
+
+
+def whole_files(folder: Path) -> int:
+    """Environment steps of all published files, each of which is whole, with as many as its name says."""
+    shared = EpisodeFolder(folder / "data")
+    total = 0
+    for file in shared.files():
+        origin, steps = shared.origin(file.name)
+        *_, last = shared.rows(file.name, tuple(origin["actions"]))
+        assert steps == file.steps
+        assert last.bootstrap[-1] == 0 or last.truncated[-1]
+        total += steps
+    return total
 
 
 class Roles:

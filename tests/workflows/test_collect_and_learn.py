@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from oracles.roles import Roles, role
+from oracles.roles import Roles, role, whole_files
 from oracles.runs import ALONE, ROOT, checked, merged, trained
 from oracles.team import TEAM
 from oracles.waiting import wait_until
@@ -40,7 +40,6 @@ from reagent_lite.run.sources import FollowedStream, Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.sim.rollout import Player
 from reagent_lite.training.stop import StopSignal
-from reagent_lite.types import EnvStep
 from workflows.evaluate import evaluate
 from workflows.simulate import simulate
 
@@ -464,26 +463,11 @@ def test_configs_that_contradict_a_collector(tmp_path: Path, changes: Tree, key:
         checked(merged(tree, changes), "dqn")
 
 
-def whole_files(folder: Path) -> int:
-    """Rows of all published files; every one is whole, with the rows of its name and whole episodes."""
-    shared = EpisodeFolder(folder / "data")
-    total = 0
-    for file in shared.files():
-        ends = [(steps.terminated | steps.truncated) for steps in _steps(shared, file.name)]
-        assert sum(map(len, ends)) == file.steps
-        assert bool(ends[-1][-1])
-        total += file.steps
-    return total
-
-
-def _steps(shared: EpisodeFolder, name: str) -> Iterator[EnvStep]:
-    spec = open_simulation(checked(role(shared.path.parent, "collect")), ALONE).backend.spec
-    return (env_steps(rows, spec) for rows in shared.rows(name, spec.action_names))
-
-
-def survive(roles: Roles, folder: Path, kills: int, seconds: tuple[float, float], steps: int) -> None:
+def survive(
+    roles: Roles, folder: Path, kills: int, seconds: tuple[float, float], steps: int, environment: Tree
+) -> None:
     """A learner and two collectors, one of which is killed at each of some moments, and started again, to the end."""
-    changes = {"simulation": {"total_steps": steps}, "checkpoint": {"every_steps": 20}}
+    changes = {"simulation": {"total_steps": steps, **environment}, "checkpoint": {"every_steps": 20}}
     chance = random.Random(3)
     running = {name: roles.start(name.rstrip("12"), changes) for name in ("learn", "collect1", "collect2")}
     seen: dict[str, bytes] = {}
@@ -507,7 +491,7 @@ def survive(roles: Roles, folder: Path, kills: int, seconds: tuple[float, float]
 
 
 def test_a_learner_and_collectors_that_come_go_and_are_killed(roles: Roles, tmp_path: Path) -> None:
-    survive(roles, tmp_path, kills=2, seconds=(1.0, 3.0), steps=3000)
+    survive(roles, tmp_path, kills=2, seconds=(1.0, 3.0), steps=3000, environment={})
     model, log = str(tmp_path / "out" / "model"), str(tmp_path / "data" / "fifo")
     offline = {name: part for name, part in role(tmp_path, "learn").items() if name != "simulation"}
     actions = ["L", "R", "U", "D"]
@@ -544,8 +528,9 @@ def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(role
 
 
 @pytest.mark.slow
-def test_fifty_kills_lose_no_finished_episode(roles: Roles, tmp_path: Path) -> None:
-    survive(roles, tmp_path, kills=50, seconds=(0.2, 4.0), steps=60_000)
+@pytest.mark.parametrize("environment", [{}, TAG], ids=["gridworld", "tag"])
+def test_fifty_kills_lose_no_finished_episode(roles: Roles, tmp_path: Path, environment: Tree) -> None:
+    survive(roles, tmp_path, kills=50, seconds=(0.2, 4.0), steps=60_000, environment=environment)
 
 
 @pytest.mark.slow

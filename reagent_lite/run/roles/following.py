@@ -77,7 +77,7 @@ class FollowedEpisodes:
         self.rings = {name: open_ring(settings, config, group) for name in reader.simulation.learning}
         fewest = min(len(one.agents) for one in self._types if one.learns)
         self._most_frames = settings.slots * group.world_size // fewest
-        self._waiting = max(ring.fewest_rows for ring in self.rings.values())
+        self._waiting = settings.waiting
         self._publisher = PolicyPublisher(policies_folder(config), learner, facts_of(reader, learner))
         self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
@@ -123,7 +123,7 @@ class FollowedEpisodes:
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:
-        return self.frames >= wanted and min(self._given) >= self._waiting
+        return self.frames >= wanted and min(self._given) > self._waiting
 
     def _take(self, wanted: int) -> bool:
         """Reads files until they suffice, and returns whether there were any."""

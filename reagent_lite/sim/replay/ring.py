@@ -172,11 +172,6 @@ class ReplayRing:
         """Slots that one write takes at most."""
         return self._settings.slots - self._settings.waiting
 
-    @property
-    def fewest_rows(self) -> int:
-        """Rows that must be written before one can be drawn."""
-        return (self._settings.waiting + 1) * self._settings.num_envs
-
     def write(self, step: EnvStep, rounds: int = 1) -> None:
         """Takes slots, in place of the oldest ones when the ring is full.
 

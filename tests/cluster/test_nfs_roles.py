@@ -1,0 +1,119 @@
+"""A learner and collectors on two machines with a real NFSv4.2 between them."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from cluster import nfs_lab
+from oracles.roles import role, whole_files
+from oracles.runs import ROOT
+
+STEPS, WARM_UP, ENVS = 20_000, 1000, 8
+# Machine 0 learns, machine 1 collects, with a clock an hour ahead. What they say goes to the real machine's files.
+JOB = """
+set -e
+mkdir -p /run/said
+busybox mount -t hostfs none /run/said -o {folder}/said
+cd /run/said
+export PYTHONPATH={root} OMP_NUM_THREADS=1 REAGENT_LITE_CACHE=/run/kernels
+alive() {{ kill -0 $1 2> /dev/null || {{ busybox cat *.log; exit 1; }}; busybox sleep 0.1; }}
+files() {{ busybox ls $SHARED/data/fifo 2>/dev/null | busybox grep -c parquet || true; }}
+until_files() {{ while [ $(files) -lt $1 ]; do alive $!; done; }}
+until_said() {{ until busybox grep -q "$1" $2 2> /dev/null; do alive $!; done; }}
+busybox mount | busybox grep ' on /mnt/share type nfs4 (rw,relatime,vers=4.2,'
+
+if [ $NODE = 0 ]; then
+  echo "clock $(busybox date +%s)"
+  {python} {folder}/watch.py $SHARED/data > watched.json & watcher=$!
+  {python} -m workflows.dqn --config {folder}/learn.json > learn.json 2> learn.log & learner=$!
+  until_said . killed
+  busybox dd if=/dev/zero bs=64k of=$SHARED/ballast 2> /dev/null || true
+  until_said 'no room for' third.log
+  echo "full: $(busybox df -k $SHARED | busybox tail -1)"
+  busybox rm $SHARED/ballast
+  wait $learner || {{ busybox cat learn.log; exit 1; }}
+  : > $SHARED/data/ended
+  wait $watcher
+  until [ -e done ]; do busybox sleep 0.1; done
+  busybox cp -r $SHARED/data .
+else
+  busybox date -s @$(($(busybox date +%s) + 3600)) > /dev/null
+  echo "clock $(busybox date +%s)"
+  collect() {{ {python} -m workflows.dqn --config {folder}/collect.json > $1.json 2> $1.log & }}
+  for name in first second; do
+    collect $name
+    until_said 'collecting in' $name.log
+    until_files $(($(files) + 3))
+    kill -9 $!
+    left=$(busybox ls -A $SHARED/data/fifo | busybox grep -c tmp || true)
+    echo "killed $name at $(files) files, half-written: $left"
+  done
+  collect third
+  echo both > killed
+  wait $! || {{ busybox cat third.log; exit 1; }}
+  echo yes > done
+  while [ ! -e $OUT/0.status ]; do busybox sleep 0.2; done
+fi
+"""
+# Reads each file at the moment at which its name is there, as long as the run lasts.
+WATCH = """
+import json, sys, time
+from pathlib import Path
+folder, whole = Path(sys.argv[1]), {}
+while not (folder / "ended").exists():
+    for file in (folder / "fifo").glob("*.parquet"):
+        if file.name not in whole:
+            data = file.read_bytes()
+            whole[file.name] = [len(data), data[:4] == data[-4:] == b"PAR1"]
+    time.sleep(0.02)
+print(json.dumps(whole))
+"""
+
+
+def last_line(file: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(file.read_text().splitlines()[-1])
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.nfs
+@pytest.mark.usefixtures("need_nfs")
+@pytest.mark.timeout(900)
+def test_a_learner_and_collectors_over_nfs(tmp_path: Path) -> None:
+    """Two collectors are killed and the share is full for a while: the run has what a quiet one has."""
+    said = tmp_path / "said"
+    said.mkdir()
+    share = {"path": "/mnt/share/data", "publish_every_steps": 50}
+    for mode in ("learn", "collect"):
+        tree = role(tmp_path, mode, total_steps=STEPS, warmup_steps=WARM_UP, num_envs=ENVS, dataset=share)
+        (tmp_path / f"{mode}.json").write_text(json.dumps(tree | {"model_output_path": "/run/model"}))
+    (tmp_path / "watch.py").write_text(WATCH)
+    ended = nfs_lab.run_on_two_machines(JOB.format(folder=tmp_path, root=ROOT, python=sys.executable), 600, "2500M")
+    for node in (0, 1):
+        print(f"== node {node}\n{ended[node].output}")
+        assert ended[node].code == 0, ended[node].output
+    clocks = [int(re.findall(r"clock (\d+)", ended[node].output)[0]) for node in (0, 1)]
+    assert 3500 < clocks[1] - clocks[0] < 3700
+
+    policies = sorted((said / "data" / "policies").glob("0*"))
+    progress = json.loads((policies[-1] / "manifest.json").read_text())["progress"]
+    files = sorted((said / "data" / "fifo").glob("*.parquet"))
+    sizes = [int(file.name.split("-")[1]) for file in files]
+    outcomes = {name: last_line(said / f"{name}.json") for name in ("learn", "third")}
+    played = [json.loads(pq.read_schema(file).metadata[b"reagent_lite"])["policy"] for file in files]
+    print(f"{progress}, {len(files)} files of {sum(sizes)} steps, policies played {sorted(set(played))}, {outcomes}")
+    assert progress["finished"]
+    assert STEPS <= progress["frames"] < STEPS + max(sizes)
+    assert outcomes["learn"]["steps"] == (STEPS - WARM_UP) // ENVS
+    assert outcomes["third"]["policy"] == int(policies[-1].name)
+    assert len(set(played)) > 10
+    assert whole_files(said) == sum(sizes) >= progress["frames"]
+    assert "left out" not in (said / "learn.log").read_text()
+    watched = json.loads((said / "watched.json").read_text())
+    final = {file.name: file.stat().st_size for file in files}
+    assert all(whole and size == final[name] for name, (size, whole) in watched.items())
+    assert len(watched) > len(files) / 2
