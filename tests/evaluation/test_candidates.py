@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from oracles.pages import bandit_page
+from oracles.runs import ALONE
 
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.candidates import tally
 from reagent_lite.evaluation.page import EvaluationPage
 
-ALONE = Group(Place(), torch.device("cpu"))
 NAN = math.nan
 
 

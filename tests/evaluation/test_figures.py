@@ -6,15 +6,14 @@ import pytest
 import torch
 from oracles.batches import make_batch
 from oracles.bundles import Habit
+from oracles.runs import ALONE
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.policies import Softmax
 
-ALONE = Group(Place(), torch.device("cpu"))
 # Q(s, .) is the state itself; rewards 0 and 1 end both episodes
 ROWS = make_batch([[3.0, 4.0], [4.0, 2.0]], [[0.0, 0.0]] * 2, [0, 1], [0.0, 1.0], bootstrap=torch.zeros(2),
                   weight=torch.ones(2))  # fmt: skip

@@ -1,5 +1,6 @@
 """Small logs with known answers, as files."""
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,11 @@ def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def episode_code(mdp_id: str) -> int:
+    """Returns the first 8 bytes of BLAKE2b, the number of an episode in the training copies of every machine."""
+    return int.from_bytes(hashlib.blake2b(mdp_id.encode(), digest_size=8).digest(), "little")
 
 
 def random_rows(count: int, seed: int = 0, *, missing: float = 0.1) -> list[dict[str, Any]]:

@@ -7,11 +7,17 @@ absolute path does on machines with disks of their own.
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from oracles.interpreters import Interpreter
 from oracles.runs import ROOT, Run
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def start_ranks(
@@ -26,12 +32,9 @@ def start_ranks(
         environment: more variables.
     """
     counts = processes or [1] * len(folders)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         **os.environ, "WORLD_SIZE": str(sum(counts)), "GROUP_WORLD_SIZE": str(len(folders)), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **environment,
     }  # fmt: skip
     started: list[Interpreter] = []
@@ -61,3 +64,12 @@ def end_ranks(processes: Sequence[Interpreter], seconds: float = 500) -> list[Ru
 def run_ranks(arguments: Sequence[str], folders: Sequence[Path], processes: Sequence[int] | None = None) -> list[Run]:
     """Runs python with the arguments once for each rank, and returns how they ended."""
     return end_ranks(start_ranks(arguments, folders, processes))
+
+
+def call_on_ranks(
+    function: Callable[..., Any], arguments: Sequence[str], folders: Sequence[Path],
+    processes: Sequence[int] | None = None,
+) -> list[Run]:  # fmt: skip
+    """Calls function(group, *arguments) once on each rank; `outcome` of a run is what it returned, as JSON."""
+    called = [str(Path(__file__).with_name("on_ranks.py")), function.__code__.co_filename, function.__name__]
+    return run_ranks([*called, *arguments], folders, processes)

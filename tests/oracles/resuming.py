@@ -11,11 +11,10 @@ import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import ROOT, Run, merged
+from oracles.runs import ROOT, Run, checked, merged
 from oracles.team import TEAM
 from safetensors.torch import load_file
 
-from reagent_lite.config import WorkflowConfig, check
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import Simulation, open_simulation, with_actions
 from reagent_lite.run.sources import Source, open_source
@@ -41,15 +40,15 @@ class End:
 class Laboratory:
     """Runs of one config, which read their data once and differ in their folder."""
 
-    def __init__(self, model: type[WorkflowConfig], tree: Tree, group: Group, root: Path) -> None:
-        self.group, self.root, self._model, self._tree = group, root, model, tree
+    def __init__(self, tree: Tree, group: Group, root: Path) -> None:
+        self.group, self.root, self._tree = group, root, tree
         self._simulation: Simulation | None = None
         self._source: Source | None = None
 
     def run(self, name: str, **checkpoint: Any) -> End:
         """Learns to the end in the folder `name`, from what stands there."""
         folder, group = self.root / name, self.group
-        config = check(self._model, {**self._tree, "model_output_path": str(folder), "checkpoint": checkpoint})
+        config = checked({**self._tree, "model_output_path": str(folder), "checkpoint": checkpoint})
         if config.simulation is not None:
             self._simulation = self._simulation or open_simulation(config, group)
             config = with_actions(config, self._simulation)
@@ -80,6 +79,15 @@ class Laboratory:
             self.copy("whole", "again", step)
             found += [f"stopped after {step}: {text}" for text in different(whole, self.run("again"))]
         return found
+
+
+def differences_of_cases(group: Group, cases: str) -> dict[str, list[str]]:
+    """Returns the differences of each case in a file {name: {"tree": …, "steps": …}}, whose folder has theirs."""
+    found = {}
+    for name, case in json.loads(Path(cases).read_text()).items():
+        laboratory = Laboratory(case["tree"], group, Path(cases).parent / name)
+        found[name] = laboratory.differences(case["steps"])
+    return found
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:

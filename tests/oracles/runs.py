@@ -27,6 +27,11 @@ def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig
     return check(DqnConfig if named else ParametricDqnConfig, tree)
 
 
+def never(config: Any, group: Any) -> Outcome:
+    """A workflow for commands that must not train."""
+    raise AssertionError("trains")
+
+
 def trained(tree: dict[str, Any], workflow: str | None = None) -> Outcome:
     """Trains in this process, without a command line."""
     return train(checked(tree, workflow), ALONE)
@@ -76,15 +81,18 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return start
 
 
+def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
+    """A config over a log of actions a and b that trains in a moment, with other sections."""
+    tree = {
+        "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"bootstrap_resamples": 100},
+    }  # fmt: skip
+    return merged(tree, sections)
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Any]:
-    """A config over 200 random rows that trains in a moment."""
-    return {
-        "training_data_path": str(write_lines(tmp_path / "data" / "log.jsonl", random_rows(200))),
-        "model_output_path": str(tmp_path / "out"),
-        "use_gpu": False,
-        "actions": ["a", "b"],
-        "epochs": 2,
-        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100},
-    }
+    """A config over 200 random rows."""
+    log = write_lines(tmp_path / "data" / "log.jsonl", random_rows(200))
+    return quick(log, tmp_path / "out", epochs=2, evaluation={"calc_cpe_in_training": False})

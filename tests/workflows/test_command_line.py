@@ -12,17 +12,13 @@ from typing import Any
 
 import pytest
 from oracles.logs import random_rows
-from oracles.runs import ROOT, Runner
+from oracles.runs import ROOT, Runner, never
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
 from reagent_lite.run.launch import Outcome, main
-
-
-def never(config: Any, group: Any) -> Outcome:
-    raise AssertionError("trains")
 
 
 @pytest.fixture(autouse=True)

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from oracles.runs import ROOT
+from oracles.runs import ROOT, never
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig
-from reagent_lite.run.launch import Outcome, main
+from reagent_lite.run.launch import main
 from workflows import serve
 
 DEPLOY = ROOT / "deploy"
-
-
-def never(config: DqnConfig, group: Any) -> Outcome:
-    raise AssertionError("trains")
 
 
 def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:

@@ -10,11 +10,12 @@ import pyarrow.parquet
 import pytest
 import torch
 from oracles.logs import random_rows
+from oracles.runs import never
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.run.launch import Outcome, main
+from reagent_lite.run.launch import main
 
 Plan = Callable[..., list[str]]
 
@@ -25,9 +26,6 @@ def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[st
     """plan({changed keys}, *arguments) -> lines; standard output is the resolved config and nothing else."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "kernels"))
-
-    def never(config: DqnConfig, group: Any) -> Outcome:
-        raise AssertionError("trains")
 
     def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> list[str]:
         tree = {key: value for key, value in (small | changes).items() if value is not None}

@@ -1,6 +1,5 @@
 """Exported models on logs. Their policies are known by hand: state feature k is the logarithm of action k's share."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -9,20 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import random_rows, write_lines
-from oracles.runs import Runner
+from oracles.logs import episode_code, random_rows, write_lines
+from oracles.runs import Runner, trained
 
 from reagent_lite.cli import main_alone
-from reagent_lite.config import DqnConfig, check
+from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
-from reagent_lite.run.train import train
 from workflows.evaluate import COMMAND, Evaluated, evaluate
 
 AB = ("a", "b")
@@ -43,11 +39,7 @@ def row(name: str, shares: Sequence[float], action: int, reward: float, propensi
 
 def by_hash(episodes: Iterable[str]) -> list[str]:
     """Names of episodes, that of the largest hash last: of a few it is the one that is fitted to."""
-
-    def key(name: str) -> int:
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-    return sorted(episodes, key=key)
+    return sorted(episodes, key=episode_code)
 
 
 def names(count: int) -> list[str]:
@@ -392,13 +384,11 @@ def test_other_features(tmp_path: Path) -> None:
 
 def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path: Path) -> None:
     """Discount and network are those of its config; a warning says that it has seen the log."""
-    trained = train(check(DqnConfig, {**small, "rl": {"gamma": 0.25}}), Group(Place(), torch.device("cpu")))
-    assert trained.model is not None
-    log = Path(small["training_data_path"])
-    outcome, report = evaluated(log, Path(trained.model), gamma=None)
+    model, log = str(trained({**small, "rl": {"gamma": 0.25}}).model), Path(small["training_data_path"])
+    outcome, report = evaluated(log, Path(model), gamma=None)
     assert report["gamma"] == 0.25
     assert outcome.warnings == ("model was trained on this very log: it has seen episodes that are scored",)
-    again, _ = evaluated(log, Path(trained.model), gamma=None)
+    again, _ = evaluated(log, Path(model), gamma=None)
     assert again.scores == outcome.scores  # the same seed gives the same numbers
 
 
@@ -407,9 +397,8 @@ def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -
     rows = [{**one, "time_diff": 2} for one in random_rows(200)]
     log = write_lines(tmp_path / "timed" / "log.jsonl", rows)
     rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
-    config = check(DqnConfig, {**small, "training_data_path": str(log), "rl": rl})
-    trained = train(config, Group(Place(), torch.device("cpu")))
-    outcome, _ = evaluated(log, Path(str(trained.model)), gamma=None)
+    model = trained({**small, "training_data_path": str(log), "rl": rl}).model
+    outcome, _ = evaluated(log, Path(str(model)), gamma=None)
     *_, fitted = by_hash({one["mdp_id"] for one in rows})
     returns = [0.5 ** one["sequence_number"] * one["reward"] for one in rows if one["mdp_id"] != fitted]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
@@ -454,7 +443,6 @@ LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
         (LOG | {"timeline": {"evalTableName": "x"}}, "timeline.evalTableName: expected absent"),
         (LOG | {"query": {"actions": ["a"]}}, "query.actions: expected absent"),
         (LOG | {"output_path": "s3://bucket/e.json"}, "output_path: expected a local path"),
-        ({}, "data_path: expected a log here, an environment in `simulation`, or both, got neither"),
         ({"simulation": {}}, "simulation.env: expected the name of an environment"),
         ({"simulation": {"env": "x", "evaluation_episodes": 0}}, "simulation.evaluation_episodes: expected greater"),
         ({"simulation": {"env": "x", "episodes": 5}}, "unknown key 'episodes'. Did you mean 'evaluation_episodes'?"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles.bundles import linear_bundle
 from oracles.logs import random_rows, write_lines
+from oracles.runs import ALONE
 from torch import Tensor
 
 from reagent_lite import console
@@ -15,14 +16,11 @@ from reagent_lite.algorithms import cpe_heads
 from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation import fitting
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.sources import open_source
 from reagent_lite.types import TransitionBatch
 from workflows.evaluate import evaluate
-
-ALONE = Group(Place(), torch.device("cpu"))
 
 
 @pytest.fixture

@@ -1,29 +1,32 @@
 """Evaluation over several machines: whoever holds the rows, the estimates are those of one process with all of them."""
 
-import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import evaluators_worker
 import numpy as np
 import pytest
 import torch
-from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.ranks import run_ranks
-from safetensors.torch import load_file
+from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
+from oracles.ranks import call_on_ranks
+from oracles.runs import ALONE
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from reagent_lite.config import DqnConfig, check
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import episodes as evaluated_episodes
+from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.episodes import Sides, drawn, episode_digests, scored_episodes
-from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.page import gather_page, held_out
+from reagent_lite.run.evaluators import LogEvaluator
+from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
+from reagent_lite.run.publish import gate_of
+from reagent_lite.run.samples import present_shares, sources_of
 
-WORKER = str(evaluators_worker.__file__)
 Rows = list[dict[str, Any]]
 
 
@@ -127,6 +130,33 @@ def laid_out(folder: Path) -> list[Path]:
     return places
 
 
+def evaluate(name: str, group: Group) -> dict[str, Any]:
+    """Evaluates an untrained policy on a folder's rows; rank 0 leaves the evaluation and the page there."""
+    tree = json.loads(Path(name, "config.json").read_text())
+    config = load_config(DqnConfig if "actions" in tree else ParametricDqnConfig, f"{name}/config.json")
+    data = prepare(config, group)
+    torch.manual_seed(0)  # the weights that a policy begins with are the same in every process
+    evaluator = LogEvaluator(config, data, build_learner(config, data.spec, ALONE.device), group)
+    evaluation = evaluator.evaluate(final=True)
+    part, _ = evaluator._scored_part(evaluator._prepared(), final=False)
+    page = gather_page(part, torch.from_numpy(evaluator._divided.scored.sequence[evaluator._divided.order]), group)
+    facts = {"present": present_shares(data), "found": str(sources_of(config, data)[0].rows)}
+    told = {"name": name, "rows": len(part), **facts}
+    if page is None:
+        assert evaluation == Evaluation(scalars={}, document={})
+        return told
+    gate = gate_of(config, evaluation)
+    Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
+    Path(name, "evaluation.json").write_text(json.dumps(evaluation.document["cpe"]))
+    columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}
+    save_file({column: value.contiguous() for column, value in columns.items()}, Path(name, "page.safetensors"))
+    return told
+
+
+def evaluate_all(group: Group, *names: str) -> list[dict[str, Any]]:
+    return [evaluate(name, group) for name in names]
+
+
 @pytest.fixture(scope="module")
 def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working folder of one process that has evaluated all rows of every case."""
@@ -135,13 +165,8 @@ def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         for name in cases():
-            evaluators_worker.evaluate(name, Group(Place(), torch.device("cpu")))
+            evaluate(name, ALONE)
     return place
-
-
-def code(mdp_id: str) -> int:
-    """Returns the first 8 bytes of BLAKE2b, as an episode is known by on every machine."""
-    return int.from_bytes(hashlib.blake2b(mdp_id.encode(), digest_size=8).digest(), "little")
 
 
 def names(rows: Rows) -> set[str]:
@@ -152,7 +177,7 @@ def expected(name: str) -> set[int]:
     """Returns the codes of the episodes that a case scores, from its rows: new ones, and of the others those chosen."""
     log = cases()[name][1][2]
     known = names(log["data"])
-    codes = {one: code(one) for one in names(log.get("eval", log["data"]))}
+    codes = {one: episode_code(one) for one in names(log.get("eval", log["data"]))}
     chosen = held_out(np.array(list(codes.values()), np.uint64), 0.4)
     return {
         number for (one, number), by_share in zip(codes.items(), chosen, strict=True) if by_share or one not in known
@@ -191,11 +216,11 @@ def test_machines_score_what_one_process_with_all_rows_scores(
     One propensity that node 1's log lacks holds the model back on node 0.
     """
     folders = laid_out(tmp_path)[:2]
-    runs = run_ranks([WORKER, *cases()], folders, processes)
+    runs = call_on_ranks(evaluate_all, [*cases()], folders, processes)
     assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
     for name in cases():
         mine, theirs = (load_file(place / name / "page.safetensors") for place in (folders[0], union))
-        parts = [line for run in runs for line in map(json.loads, run.out.splitlines()) if line["name"] == name]
+        parts = [part for run in runs for part in run.outcome if part["name"] == name]
         assert sum(part["rows"] for part in parts) == len(theirs["action"])  # no row twice
         assert name == "none_here" or min(part["rows"] for part in parts) > 0
         document, of_one = (json.loads((at / name / "evaluation.json").read_text()) for at in (folders[0], union))
@@ -240,10 +265,10 @@ def test_cases_are_what_their_names_say() -> None:
     """What the other tests rest on: some episodes are scored and some are not, lists differ in length."""
     assert (len(expected("shares")), len(expected("lists")), len(expected("none_here"))) == (9, 6, 8)
     for rows, longest in ((FEW, 3), (MUCH, 6)):
-        scored = [row for row in rows if code(row["mdp_id"]) in expected("lists")]
+        scored = [row for row in rows if episode_code(row["mdp_id"]) in expected("lists")]
         assert max(len(row["possible_actions"]) for row in scored) == longest
     trained = names(cases()["eval"][1][2]["data"])
-    known = {code(one) for one in trained}
+    known = {episode_code(one) for one in trained}
     assert len(expected("eval") - known) == 7
     assert 0 < len(expected("eval") & known) < 8
 
@@ -269,12 +294,12 @@ def test_equal_rows_have_equal_digests_wherever_they_stand(
     assert {number: mixed[number] for number in whole} == whole
     altered = [*log[:34], shifted(log[34], column, *(() if actions else ("action",))), *log[35:]]
     found = digests(tmp_path / "altered", altered, actions)
-    assert {number for number in whole if found[number] != whole[number]} == {code(log[34]["mdp_id"])}
+    assert {number for number in whole if found[number] != whole[number]} == {episode_code(log[34]["mdp_id"])}
 
 
 def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:
     """5 of 20 over 400 seeds: each is drawn 100 times on average, standard deviation sqrt(400 * 0.25 * 0.75) = 8.7."""
-    hashes = np.array([code(str(number)) for number in range(20)], np.uint64)
+    hashes = np.array([episode_code(str(number)) for number in range(20)], np.uint64)
     chosen = np.concatenate([drawn(hashes, 5, seed) for seed in range(400)])
     times = [int((chosen == one).sum()) for one in hashes]
     assert sum(times) == 400 * 5
@@ -289,7 +314,7 @@ def test_rows_without_names_are_new_unless_eval_data_is_the_training_data(tmp_pa
         write_lines(tmp_path / use / "log.jsonl", rows)
     tree = settings(str(tmp_path), eval_data_path=str(tmp_path / "eval"), state_norm_data_path=None)
     config = check(DqnConfig, tree)
-    data = prepare(config, Group(Place(), torch.device("cpu")))
+    data = prepare(config, ALONE)
     sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
     scored, trained = scored_episodes(sides, config.evaluation, 0).hashes, sides.hashes(data.train)
     assert len(np.unique(trained)) == 80

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracles.runs import ALONE
 from oracles.simulated import made
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import policy_of
@@ -22,7 +22,6 @@ from reagent_lite.sim.rollout import Player
 from workflows.evaluate import evaluate
 from workflows.simulate import BundlePolicy
 
-ALONE = Group(Place(), torch.device("cpu"))
 EPISODES = 12
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from oracles.cartpole import write_log
 from oracles.interpreters import Interpreter
+from oracles.ranks import free_port
 from oracles.runs import ROOT, trained
 from safetensors.torch import load_file
 
@@ -31,11 +31,6 @@ def tree(folder: Path, name: str) -> dict[str, Any]:
 def config(folder: Path) -> str:
     (folder / "run.json").write_text(json.dumps(tree(folder, "run")))
     return str(folder / "run.json")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def learned(folder: Path) -> dict[str, torch.Tensor]:

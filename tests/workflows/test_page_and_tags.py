@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
-from oracles.runs import trained
+from oracles.runs import quick, trained
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
@@ -96,14 +96,9 @@ def made(folder: Path) -> Case:
                       "action_probability": 0.6 if row["action"] == "a" else 0.4}
                      for row in random_rows(count, seed, missing=0.0)]  # fmt: skip
         write_lines(folder / use / "log.jsonl", logs[use])
-    tree: dict[str, Any] = {
-        **{f"{use}_data_path": str(folder / use) for use in logs},
-        "actions": ["a", "b"],
-        "epochs": 2,
-        "rl": {"temperature": 1.0},
-        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"bootstrap_resamples": 100, "min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2},
-    }
+    evaluation = {"min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2}
+    tree = quick(folder / "training", folder / "out", eval_data_path=str(folder / "eval"), epochs=2,
+                 rl={"temperature": 1.0}, evaluation=evaluation)  # fmt: skip
     reward = float(np.mean([row["reward"] for row in logs["eval"]]))
     first = np.array([row["action"] == "a" for row in logs["eval"]])
     return Case(tree=tree, actions=("a", "b"), metric="cost", reward=reward, first_action=float(first.mean()),

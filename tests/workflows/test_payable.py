@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, trained
+from oracles.runs import ALONE, quick, trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
@@ -38,12 +38,8 @@ def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureF
 
 def tree_of(tmp_path: Path, *, reward: float = 1.0, **keys: Any) -> dict[str, Any]:
     rows = [{**row, "reward": reward * (i % 3)} for i, row in enumerate(random_rows(100))]
-    data = write_lines(tmp_path / "log.jsonl", rows)
-    return {
-        "training_data_path": str(data), "model_output_path": str(tmp_path / "out"), "actions": ["a", "b"],
-        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"final_fit_passes": 1}, "use_gpu": False, **keys,
-    }  # fmt: skip
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    return quick(log, tmp_path / "out", **{"evaluation": {"final_fit_passes": 1}, **keys})
 
 
 @pytest.mark.parametrize(
@@ -96,6 +92,5 @@ def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_values_stay_inside_bounds_that_targets_are_clipped_to(tmp_path: Path) -> None:
     rl = {"gamma": 0.99, "target_update_rate": 1.0, "value_bounds": [-0.5, 0.5]}
-    training = {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32, "learning_rate": 0.03}
-    outcome = trained(tree_of(tmp_path, rl=rl, epochs=20, training=training))
+    outcome = trained(tree_of(tmp_path, rl=rl, epochs=20, training={"learning_rate": 0.03}))
     assert outcome.scores["value/model/mean"] == pytest.approx(0.5, abs=0.2)

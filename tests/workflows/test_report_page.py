@@ -9,7 +9,7 @@ import numpy as np
 from oracles.browser import Browser, browsing, needs_browser
 from oracles.events import event
 from oracles.logs import write_lines
-from oracles.runs import Runner
+from oracles.runs import Runner, quick
 
 from reagent_lite.evaluation.interval import Interval
 
@@ -27,12 +27,11 @@ def config_of(folder: Path) -> dict[str, Any]:
         for n in range(60) for k in range(5)
     ]  # fmt: skip
     rows[7]["action_probability"] = 2.0
-    return {
-        "training_data_path": str(write_lines(folder / "log.jsonl", rows)), "model_output_path": str(folder / "out"),
-        "use_gpu": False, "epochs": 3, "actions": [NASTY, "b"], "timeline": {"on_refused": "drop_episode"},
-        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "rl": {"temperature": 1.0}, "evaluation": {"bootstrap_resamples": 200, "held_out_share": 0.5},
-    }  # fmt: skip
+    return quick(
+        write_lines(folder / "log.jsonl", rows), folder / "out", epochs=3, actions=[NASTY, "b"],
+        rl={"temperature": 1.0}, timeline={"on_refused": "drop_episode"},
+        evaluation={"bootstrap_resamples": 200, "held_out_share": 0.5},
+    )  # fmt: skip
 
 
 @needs_browser

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
-from oracles.ranks import run_ranks
+from oracles.ranks import call_on_ranks
 from oracles.resuming import (
     End,
     Laboratory,
@@ -18,11 +18,13 @@ from oracles.resuming import (
     agents,
     candidates,
     checkpoints,
+    differences_of_cases,
     different,
     end,
     logged,
     merged,
     mixed,
+    model_of,
     read,
     simulated,
     start,
@@ -30,12 +32,9 @@ from oracles.resuming import (
 from oracles.runs import ALONE, trained
 from oracles.waiting import wait_until
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig
+from reagent_lite.config import DqnConfig
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import CheckpointError, ConfigError
-
-WORKER = str(Path(__file__).with_name("resume_worker.py"))
-
 
 DROPOUT: Tree = {"training": {"dropout_ratio": 0.2, "lr_policy": "exponential", "lr_decay": 0.7},
                  "rl": {"tensorboard_logging_freq": 5}}  # fmt: skip
@@ -65,8 +64,8 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_stopped_after_any_step_equals_never_stopping(tmp_path: Path, case: str) -> None:
     build, sections, steps = CASES[case]
-    model = ParametricDqnConfig if build is candidates else DqnConfig
-    laboratory = Laboratory(model, build(tmp_path, **sections), ALONE, tmp_path)
+    tree = build(tmp_path, **sections)
+    laboratory = Laboratory(model_of(tree), tree, ALONE, tmp_path)
     assert laboratory.differences(steps) == []
 
 
@@ -75,13 +74,11 @@ def stopped_on_ranks(folder: Path, world: int, names: list[str], steps: dict[str
     for name in names:
         build, sections, every = CASES[name]
         (folder / name).mkdir()
-        model = "parametric_dqn" if build is candidates else "dqn"
-        cases[name] = {"model": model, "tree": build(folder / name, **sections), "steps": steps.get(name, every)}
+        cases[name] = {"tree": build(folder / name, **sections), "steps": steps.get(name, every)}
     (folder / "cases.json").write_text(json.dumps(cases))
-    runs = run_ranks([WORKER, str(folder / "cases.json"), str(folder)], [folder], [world])
+    runs = call_on_ranks(differences_of_cases, [str(folder / "cases.json")], [folder], [world])
     assert [run.code for run in runs] == [0] * world, runs[0].err[-3000:]
-    found: dict[str, list[str]] = json.loads((folder / "differences.json").read_text())
-    return found
+    return runs[0].outcome
 
 
 def test_several_processes_stopped_equal_never_stopping(tmp_path: Path) -> None:

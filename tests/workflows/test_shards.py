@@ -2,29 +2,33 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.ranks import run_ranks
+import torch
+from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
+from oracles.ranks import call_on_ranks, run_ranks
 from oracles.runs import ALONE, Run, checked, merged
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from reagent_lite.config import DqnConfig, load_config
 from reagent_lite.data.copy.facts import Facts
 from reagent_lite.data.copy.training_copy import open_training_copy
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
+from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.page import held_out
+from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
+from reagent_lite.run.sources import logged_plan
 
-WORKER = str(Path(__file__).parent / "shards_worker.py")
 Rows = list[dict[str, Any]]
 # a config whose paths are relative: each node's own data at one path, the same on all of them
 SETTINGS: dict[str, Any] = {
@@ -42,11 +46,6 @@ def named(rows: Rows, node: int) -> Rows:
     return [{**row, "mdp_id": f"{node}-{row['mdp_id']}"} for row in rows]
 
 
-def coded(names: Sequence[str]) -> list[int]:
-    """Returns the numbers that stand for episodes in training copies."""
-    return [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") for name in names]
-
-
 def nodes(folder: Path, shards: Sequence[Rows | None]) -> list[Path]:
     """Makes the working folder of each node, with no file in its data folder where it has None."""
     folders = [folder / str(number) for number in range(len(shards))]
@@ -58,12 +57,14 @@ def nodes(folder: Path, shards: Sequence[Rows | None]) -> list[Path]:
 
 
 def started(
-    folders: list[Path], arguments: list[str], tree: dict[str, Any], processes: list[int] | None = None
+    folders: list[Path], work: Callable[..., Any] | str, tree: dict[str, Any], processes: list[int] | None = None
 ) -> list[Run]:
-    """Runs a command on the config in every process of every node."""
+    """Runs a function, or a workflow by name, on the config in every process of every node."""
     file = folders[0].parent / "config.json"
     file.write_text(json.dumps(tree))
-    return run_ranks([*arguments, str(file)], folders, processes)
+    if isinstance(work, str):
+        return run_ranks(["-m", f"workflows.{work}", "--config", str(file)], folders, processes)
+    return call_on_ranks(work, [str(file)], folders, processes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Together:
     ) -> Cluster:  # fmt: skip
         tree, folders = merged(tree, changes), nodes(self._folder, shards)
         workflow = "dqn" if "actions" in tree else "parametric_dqn"
-        runs = started(folders, ["-m", f"workflows.{workflow}", "--config"], tree, processes)
+        runs = started(folders, workflow, tree, processes)
         assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
         cluster = Cluster(runs, folders)
         own = shards[:1] if tree["data"].get("layout") == "replicas" else shards
@@ -159,6 +160,49 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Together:
     return Together(tmp_path, monkeypatch)
 
 
+class Constant(torch.nn.Module):
+    """Predicts one number for every reward; the loss is the weighted sum of squared errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, reward: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (weight * (self.value - reward).square()).sum()
+
+
+def gradient(group: Group, path: str) -> dict[str, float]:
+    """Returns the gradient of a step over the rows of all machines, and that of plain averaging."""
+    config = load_config(DqnConfig, path)
+    data = prepare(config, group)
+    source = LoggedSource(data.train_rows, logged_plan(config, data, 4), group.rank, group.device)
+    batch = next(source)
+    found: dict[str, float] = {"rows": len(batch)}
+    for name, weight in (("weighted", batch.weight), ("plain", torch.full((len(batch),), 1 / len(batch)))):
+        module = Constant()
+        wrapped = group.wrap(module)  # averages as long as it lives
+        wrapped(batch.reward, weight).backward()
+        assert module.value.grad is not None
+        found[name] = float(module.value.grad)
+    return found
+
+
+def scored_episodes(group: Group, path: str) -> dict[str, object]:
+    """Returns the episodes that are scored, and those that models are fitted to."""
+    config = load_config(DqnConfig, path)
+    data = prepare(config, group)
+    evaluator = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)
+    evaluator._prepared()
+    scored, fitted = evaluator._divided.scored, data.train.episode[evaluator._divided.fitted]
+    return {
+        "scored": np.unique(scored.episode.view(np.uint64)).tolist(),
+        "scored_rows": len(scored.numbers),
+        "of_all": scored.hashes.tolist(),
+        "fitted": np.unique(data.train.episode_hash[fitted]).tolist(),
+        "rows": len(fitted),
+    }
+
+
 def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: Path) -> None:
     """Rewards 5, 5, 5 and 1 and the prediction 0: the mean of -2 * reward is -2 * 16 / 4 = -8.
 
@@ -169,7 +213,7 @@ def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: P
         tmp_path, [named([{**row, "reward": 5} for row in rows[:3]], 0), named([{**rows[3], "reward": 1}], 1)]
     )
     tree = merged(SETTINGS, {"norm_params": {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(3)}}})
-    runs = started(folders, [WORKER, "gradient"], tree)
+    runs = started(folders, gradient, tree)
     assert [run.code for run in runs] == [0, 0], runs
     gradients = {"weighted": pytest.approx(-8), "plain": pytest.approx(-6)}
     assert [run.outcome for run in runs] == [{"rows": 3, **gradients}, {"rows": 1, **gradients}]
@@ -185,7 +229,9 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Together) 
     assert "shards: 60 + 25 rows on 2 nodes" in log
     assert "global minibatch 16 rows = 3 processes x 5.33333, 2 per step, 3 steps/epoch" in log
     assert "training data: data: 85 rows" in log
-    scored = int(held_out(np.array(coded(sorted({row["mdp_id"] for row in rows})), np.uint64), 0.2).sum())
+    scored = int(
+        held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
+    )
     assert done.json("model/evaluation.json")["cpe"]["overlap"]["num_episodes"] == scored
     assert f"evaluation: {'1 episode' if scored == 1 else f'{scored} episodes'} of 2 machines" in log
     figures = [json.loads(line) for line in (done.out / "metrics.jsonl").read_text().splitlines()]
@@ -254,20 +300,20 @@ def test_replicas_train_the_model_of_one_process(cluster: Together) -> None:
 def test_differences_end_every_process_alike(
     tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], message: str
 ) -> None:
-    for run in started(nodes(tmp_path, shards), ["-m", "workflows.dqn", "--config"], merged(SETTINGS, changes)):
+    for run in started(nodes(tmp_path, shards), "dqn", merged(SETTINGS, changes)):
         assert run.code == 2
         assert message in run.err
 
 
 HELD_OUT: dict[str, Any] = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
-EVERY = coded([str(number) for number in range(20)])
+EVERY = [episode_code(str(number)) for number in range(20)]
 CHOSEN = [one for one, chosen in zip(EVERY, held_out(np.array(EVERY, np.uint64), 0.3), strict=True) if chosen]
 
 
 def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
     """Both nodes have rows of the same 20 episodes, as where each machine logged its own part of them: 5 rows each."""
     rows = random_rows(200)
-    runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), [WORKER, "scored"], HELD_OUT)
+    runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), scored_episodes, HELD_OUT)
     assert [run.code for run in runs] == [0, 0], runs
     assert 0 < len(CHOSEN) < 20
     for run in runs:
@@ -287,7 +333,7 @@ def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_
     folders = nodes(tmp_path, [rows[:100], rows[100:150]])
     for folder in folders:
         write_lines(folder / "eval" / "log.jsonl", rows)
-    first, second = started(folders, [WORKER, "scored"], HELD_OUT | {"eval_data_path": "eval"})
+    first, second = started(folders, scored_episodes, HELD_OUT | {"eval_data_path": "eval"})
     assert (first.code, second.code) == (0, 0), first.err + second.err
     scored = {*CHOSEN, *EVERY[15:]}
     assert (first.outcome["scored"], second.outcome["scored"]) == (sorted(scored), [])

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from oracles import events as events_oracle
 from oracles.event_files import write_events
+from oracles.ranks import free_port
 
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import spark_session, stage
@@ -214,12 +215,6 @@ def test_executors_that_see_no_file_or_have_no_python(
     assert found.startswith("Spark's executors: expected a Python with this version of reagent-lite, got ")
     assert "/nowhere/python" in found
     assert "name it in PYSPARK_PYTHON" in found
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def answers(port: int) -> bool:

@@ -1,15 +1,15 @@
 """Prioritised draws: frequencies, importance weights and the bookkeeping of priorities against plain arithmetic."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from oracles.ranks import run_ranks
+from oracles.ranks import call_on_ranks
 from scipy.stats import chisquare
 
+from reagent_lite.distributed.group import Group
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_step_sum
 from reagent_lite.types import EnvStep
@@ -85,33 +85,24 @@ def test_one_row_is_drawn_from_each_equal_part_of_the_sum() -> None:
         assert all(int(row) in part for row, part in zip(ring.sample(6).index, parts, strict=True))
 
 
-WORKER = """
-import json, sys
-from pathlib import Path
-from typing import Any
-import torch
-from reagent_lite.sim.replay.sampling import Priorities, importance_weights
-from reagent_lite.distributed.group import Place, joined
-
-with joined(Place.read(), torch.device("cpu")) as group:
+def weighed(group: Group) -> dict[str, list[float]]:
+    """Returns rows that a rank draws, and their weights over both ranks."""
     priorities = Priorities(4, group.device)
     priorities.value.copy_(torch.tensor([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank]))
     priorities.refresh()
     row = priorities.draw(4, torch.Generator().manual_seed(1))
     rarity = priorities.rarity(row, 4)
     weight = importance_weights(rarity, group.max(rarity.amax()), 0.5)
-    Path(sys.argv[1], f"{group.rank}.json").write_text(json.dumps({"row": row.tolist(), "weight": weight.tolist()}))
-"""
+    return {"row": row.tolist(), "weight": weight.tolist()}
 
 
 def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
     # p 2, 4, 1, 1 and 2, 2, 2, 2: each draws in proportion to p as one process with all rows would; the first draws one
     # row of each quarter of the sum 8, so one of p 1, the rarest of both
-    runs = run_ranks(["-c", WORKER, str(tmp_path)], [tmp_path], [2])
+    runs = call_on_ranks(weighed, [], [tmp_path], [2])
     assert [run.code for run in runs] == [0, 0], runs
-    for rank, p in enumerate(([2.0, 4, 1, 1], [2.0, 2, 2, 2])):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in found["row"]])
+    for run, p in zip(runs, ([2.0, 4, 1, 1], [2.0, 2, 2, 2]), strict=True):
+        assert run.outcome["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in run.outcome["row"]])
 
 
 def test_new_rows_get_the_largest_priority_so_far_once_they_are_complete() -> None:
