@@ -24,7 +24,6 @@ from oracles.resuming import (
     logged,
     merged,
     mixed,
-    model_of,
     read,
     simulated,
     start,
@@ -32,7 +31,6 @@ from oracles.resuming import (
 from oracles.runs import ALONE, trained
 from oracles.waiting import wait_until
 
-from reagent_lite.config import DqnConfig
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import CheckpointError, ConfigError
 
@@ -64,9 +62,7 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_stopped_after_any_step_equals_never_stopping(tmp_path: Path, case: str) -> None:
     build, sections, steps = CASES[case]
-    tree = build(tmp_path, **sections)
-    laboratory = Laboratory(model_of(tree), tree, ALONE, tmp_path)
-    assert laboratory.differences(steps) == []
+    assert Laboratory(build(tmp_path, **sections), ALONE, tmp_path).differences(steps) == []
 
 
 def stopped_on_ranks(folder: Path, world: int, names: list[str], steps: dict[str, list[int]]) -> dict[str, list[str]]:
@@ -99,7 +95,7 @@ def test_several_processes_stopped_after_any_step_equal_never_stopping(tmp_path:
 
 def same_end(folder: Path, tree: Tree, root: Path) -> list[str]:
     """Returns how a finished run differs from one that was never stopped."""
-    whole = Laboratory(DqnConfig, tree, ALONE, root).run("whole", every_steps=1, keep=1000)
+    whole = Laboratory(tree, ALONE, root).run("whole", every_steps=1, keep=1000)
     tensors, lines = read(folder)
     return different(whole, End(whole.steps, tensors, lines[: len(whole.lines)], whole.scores))
 
@@ -188,7 +184,7 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
 
 def unfinished(folder: Path, tree: Tree, step: int) -> Laboratory:
     """A laboratory with a run in `again` that ended after a step."""
-    laboratory = Laboratory(DqnConfig, tree, ALONE, folder)
+    laboratory = Laboratory(tree, ALONE, folder)
     laboratory.run("whole", every_steps=1, keep=1000)
     laboratory.copy("whole", "again", step)
     return laboratory
@@ -199,11 +195,11 @@ def test_another_learning_config_is_refused_until_told_otherwise(tmp_path: Path)
     unfinished(tmp_path, tree, 9)
     other = merged(tree, {"training": {"learning_rate": 0.5}, "rl": {"gamma": 0.5}})
     with pytest.raises(ConfigError) as error:
-        Laboratory(DqnConfig, other, ALONE, tmp_path).run("again")
+        Laboratory(other, ALONE, tmp_path).run("again")
     assert [problem.where for problem in error.value.problems] == ["rl.gamma", "training.learning_rate"]
     assert "checkpoint.resume=false" in str(error.value)
     assert checkpoints(tmp_path, "again") == ["step_000009"]
-    Laboratory(DqnConfig, other, ALONE, tmp_path).run("again", resume=False)
+    Laboratory(other, ALONE, tmp_path).run("again", resume=False)
     assert checkpoints(tmp_path, "again") == ["step_000021"]
 
 
@@ -219,17 +215,17 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 def test_more_epochs_continue_and_fewer_than_done_do_not(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     laboratory = unfinished(tmp_path, tree, 9)
-    longer = Laboratory(DqnConfig, tree | {"epochs": 5}, ALONE, tmp_path)
+    longer = Laboratory(tree | {"epochs": 5}, ALONE, tmp_path)
     whole = longer.run("longer")
     shutil.copytree(tmp_path / "again", tmp_path / "shorter")
     assert different(whole, longer.run("again")) == []
     with pytest.raises(ConfigError, match="epochs: expected at least 2"):
-        Laboratory(DqnConfig, tree | {"epochs": 1}, ALONE, tmp_path).run("shorter")
+        Laboratory(tree | {"epochs": 1}, ALONE, tmp_path).run("shorter")
     assert different(laboratory.run("third"), laboratory.run("shorter")) == []
 
 
 def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk_of_200_files: Path) -> None:
-    laboratory = Laboratory(DqnConfig, logged(tmp_path), ALONE, tmp_path)
+    laboratory = Laboratory(logged(tmp_path), ALONE, tmp_path)
     laboratory.run("first")
     (disk_of_200_files / "metrics.jsonl").touch()
     (disk_of_200_files / "tensorboard").mkdir()

@@ -12,8 +12,6 @@ from oracles.resuming import Laboratory, Tree, checkpoints, end, logged, simulat
 from oracles.runs import ALONE, Run, trained
 from safetensors.torch import load_file
 
-from reagent_lite.config import DqnConfig
-
 
 def ranks_of(tree: Tree, folders: list[Path], processes: list[int] | None = None, fault: str = "") -> list[Run]:
     """Runs workflows.dqn with a checkpoint every three steps."""
@@ -43,7 +41,7 @@ def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
     left = ["step_000006", "step_000009"]
     done = killed_and_alone(tmp_path, tree, "fail:rank=1,step=11,kind=kill", left)
     assert "resuming from checkpoints/step_000009 (epoch 1, 264 rows)\n" in done.err
-    whole = Laboratory(DqnConfig, tree, ALONE, tmp_path).run("whole")
+    whole = Laboratory(tree, ALONE, tmp_path).run("whole")
     newest = tmp_path / "out" / "checkpoints" / "step_000021" / "learner.safetensors"
     for name, tensor in load_file(newest).items():  # sums of two processes are rounded otherwise
         torch.testing.assert_close(tensor, whole.tensors[f"learner.safetensors:{name}"], rtol=0, atol=1e-5)
