@@ -55,7 +55,7 @@ class TransitionBatch:
         reward: [B] float32; summed and discounted over `steps` where a row spans several.
         steps: [B] float32, time steps from `state` to `next_state`.
         bootstrap: [B] float32, 0 after a true end, 1 otherwise (also after a time limit).
-        next_state: [B, S] float32.
+        next_state: [B, S] float32, meaningful where bootstrap is 1, as next_actions are.
         next_actions: choices at `next_state`.
         next_action: [B] int64, 0 where the log has none; meaningful where bootstrap is 1.
         propensity: [B] float32 in (0, 1], behaviour policy's probability of `action`.

@@ -74,6 +74,8 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         slots=settings.replay.capacity // (settings.num_envs * agents),
         n_step=config.rl.multi_steps or 1,
         gamma=config.rl.gamma,
+        # those in Python may truncate an episode at any step, also as they are resumed
+        time_limit=1 if settings.in_python else settings.time_limit or spec.time_limit,
         masked=spec.masked,
         candidates=spec.candidates,
         prioritized=settings.replay.prioritized,

@@ -110,7 +110,8 @@ class VectorEnv:
     @property
     def row_truncated(self) -> Tensor:
         """[R] bool: the time limit cut the episode of an agent in the game."""
-        return self._by_row(self.truncated) & ~self.row_terminated
+        ended = self._by_row(self.truncated)
+        return ended if self.next_in_game is None else ended & self.next_in_game
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Returns values of environments, [N], once for each agent, [R]."""

@@ -258,10 +258,11 @@ class Rollout:
         if self._unit_reward:
             self._strange_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
         over = env.ended != 0
-        earned = (env.last_return.view(env.num_envs, -1) * over.unsqueeze(1)).double().flatten()
+        earned = (env.last_return.view(env.num_envs, -1) * over.unsqueeze(1)).flatten()
         own = [earned if player.rows is None else earned[player.rows] for player in self.players.values()]
-        returns = [each.sum() * env.num_envs / len(each) for each in own]
-        self._finished += torch.stack((over.sum().double(), (env.last_length * over).sum().double(), *returns))
+        returns = [each.sum(dtype=torch.float64) * (env.num_envs / len(each)) for each in own]
+        episodes, steps = (value.sum(dtype=torch.float64) for value in (over, env.last_length * over))
+        self._finished += torch.stack((episodes, steps, *returns))
 
 
 def require_no_strange_rewards(count: int, environment: str) -> None:
@@ -403,8 +404,10 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
     rings = {}
     for key in (key for key in states[0] if key.split(".")[0] == "ring"):
         every = [state[key] for state in states]
-        rings[key] = {name: part([each[name] for each in every], 1) for name in every[0].keys() - _WHOLE_RING}
-        rings[key] |= {name: every[0][name] for name in ("head", "filled")}
+        rings[key] = {  # what has one dimension is the same on all ranks, but for those below
+            name: part([each[name] for each in every], 1) if value.dim() > 1 else value
+            for name, value in every[0].items() if name != "generator"
+        }  # fmt: skip
         slots, columns = every[0]["shape"].tolist()
         rings[key]["shape"] = torch.tensor([slots, (stop - first) * columns // int(envs[0]["identity"][0])])
         if "largest_priority" in every[0]:
@@ -416,9 +419,6 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
         totals = {name: torch.zeros_like(total) for name, total in totals.items()}
     rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **totals}
     return {"step": states[0]["step"], "warm": states[0]["warm"], **rings, "rollout": rollout}
-
-
-_WHOLE_RING = {"shape", "head", "filled", "generator", "largest_priority"}
 
 
 def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -249,7 +250,8 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     learners = sum(one.learns for one in agent_types(config, spec))
     # forward and backward pass of the online network, forward passes of two for the next state
     activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)
-    ring = ring_settings(config, spec, first.num_envs)
+    # the more environments, the fewer slots; with the fewest a ring has, as a minibatch, what follows every row
+    ring = replace(ring_settings(config, spec, first.num_envs), time_limit=1)
     rows = learners * first.rows(first.num_envs) / first.num_envs
     bytes_per_env: float = env.bytes_per_env + spec.agents * (4 * spec.observation_size + 2 * activations)
     bytes_per_env += rows * (4 * ring.row_bytes + 6 * activations)

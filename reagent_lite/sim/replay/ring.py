@@ -3,7 +3,15 @@
  slots ─► 0 1 2 … T−1   each with a row of every environment; row number = slot · N + environment
           ▲ head: next to be written; the newest n − 1 slots wait until their windows are complete
 
-Nothing here waits for the device: head and filled live there, so that a CUDA graph may hold writes and draws alike.
+What a row leads to is what the next slot shows, so it is kept apart only where no slot shows it:
+
+ shown ─► 0 1 2 … T−1 │ latest │ cut 0 1 … M−1      latest: after the newest slot; cut: after truncated rows
+
+An environment is truncated at most once in L slots, its time limit. So a truncated row has the cut (slots written
+before its own // L) mod M, where M = T // L + 2 are enough for the rows of T slots. What follows a terminated row is
+not kept: its value is 0.
+
+Nothing here waits for the device: the count of slots lives there, so that a CUDA graph may hold writes and draws alike.
 """
 
 from collections.abc import Callable
@@ -22,6 +30,9 @@ _KEY = "simulation.replay.capacity"
 _TERMINATED, _TRUNCATED, _ABSENT = 1, 2, 4
 _SMALLEST_ERROR = 1e-6
 
+Columns = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape of a row and type, by name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
@@ -32,6 +43,8 @@ class ReplaySettings:
         observation_size: S.
         num_actions: K.
         slots: T, writes kept; T * N rows.
+        time_limit: L, slots from one truncated row of an environment to the next at least, where a row that does not
+            end leads to what the next slot shows. 1 promises nothing: what follows is kept for every row.
         gamma: discount per step inside a window.
         n_step: rows of an episode that a drawn row spans at most.
         masked: whether some choices are forbidden in some rows.
@@ -52,6 +65,7 @@ class ReplaySettings:
     num_actions: int
     slots: int
     gamma: float
+    time_limit: int = 1
     n_step: int = 1
     masked: bool = False
     candidates: bool = False
@@ -70,25 +84,45 @@ class ReplaySettings:
         return self.n_step - 1 + self.needs_next_action
 
     @property
-    def columns(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape of a row and type of each column kept; `marks` are the action and how the row ended."""
+    def shown(self) -> Columns:
+        """Columns of what is seen before and after a step."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
-        kept: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "observation": ((S,), torch.float32),
-            "next_observation": ((S,), torch.float32),
-            "scalars": ((2,), torch.float32),
-            "marks": ((2,), torch.uint8 if K <= 256 else torch.int32),
-        }
+        columns: Columns = {"observation": ((S,), torch.float32)}
         if self.masked or self.candidates:
-            kept |= {"mask": ((K,), torch.bool), "next_mask": ((K,), torch.bool)}
+            columns["mask"] = ((K,), torch.bool)
         if self.candidates and F:
-            kept |= {"features": ((K, F), torch.float32), "next_features": ((K, F), torch.float32)}
-        return kept
+            columns["features"] = ((K, F), torch.float32)
+        return columns
+
+    @property
+    def done(self) -> Columns:
+        """Columns of the step itself: reward and propensity; `marks` are the action and how the row ended."""
+        return {
+            "scalars": ((2,), torch.float32),
+            "marks": ((2,), torch.uint8 if self.num_actions <= 256 else torch.int32),
+        }
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether what follows is kept for every row."""
+        return self.slots // self.time_limit + 3 >= self.slots
+
+    @property
+    def cuts(self) -> int:
+        """M, slots of what follows truncated rows; T where it is kept for every row."""
+        return self.slots if self.keeps_all else self.slots // self.time_limit + 2
+
+    @property
+    def shown_slots(self) -> int:
+        """Slots of what is seen, with what is kept apart."""
+        return self.slots + self.cuts + (not self.keeps_all)
 
     @property
     def row_bytes(self) -> int:
-        """Memory per row."""
-        return sum(prod(shape) * kind.itemsize for shape, kind in self.columns.values()) + 5 * self.prioritized
+        """Memory per row, rounded up."""
+        shown = -(-self.shown_slots * _bytes(self.shown) // self.slots)
+        tables = 0 if self.keeps_all else -(-8 // self.num_envs)
+        return shown + _bytes(self.done) + tables + 5 * self.prioritized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +178,19 @@ class ReplayRing:
         self._settings = settings
         self.capacity = T * N
         self._columns = {
-            name: torch.zeros(T, N, *shape, dtype=kind, device=device) for name, (shape, kind) in s.columns.items()
-        }
-        self._flat = {name: column.view(self.capacity, *column.shape[2:]) for name, column in self._columns.items()}
+            name: torch.zeros(slots, N, *shape, dtype=kind, device=device)
+            for slots, columns in ((s.shown_slots, s.shown), (T, s.done)) for name, (shape, kind) in columns.items()
+        }  # fmt: skip
+        self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
         self._over_ranks = over_ranks
         self._priorities = Priorities(self.capacity, device) if s.prioritized else None
-        self._head = torch.zeros(1, dtype=torch.int64, device=device)
-        self._filled = torch.zeros(1, dtype=torch.int64, device=device)
+        self._written = torch.zeros(1, dtype=torch.int64, device=device)
+        # which slot shows what follows the rows of a slot: a table for rows that go on, then one for truncated rows
+        self._follows = torch.zeros(0 if s.keeps_all else 2 * T, dtype=torch.int32, device=device)
+        # a write changes the entry of the slot before it in the first table, and its own in both
+        self._before = torch.tensor([-1, 0, 0], device=device)
+        self._tables = torch.tensor([0, 0, T], device=device)
+        self._latest = torch.full((1,), T, device=device)
         self.generator = _generator(s.seed, device)
         # what sampling multiplies with and adds, [n, 1] or [N]: a captured graph cannot copy from the host
         window = torch.arange(s.n_step, device=device).unsqueeze(1)
@@ -165,12 +205,12 @@ class ReplayRing:
     @property
     def rows(self) -> int:
         """Rows written and kept; waits for the device."""
-        return int(self._filled) * self._settings.num_envs
+        return min(int(self._written), self._settings.slots) * self._settings.num_envs
 
     @property
     def most_rounds(self) -> int:
         """Slots that one write takes at most."""
-        return self._settings.slots - self._settings.waiting
+        return self._settings.slots - self._settings.waiting if self._settings.keeps_all else 1
 
     def write(self, step: EnvStep, rounds: int = 1) -> None:
         """Takes slots, in place of the oldest ones when the ring is full.
@@ -179,27 +219,24 @@ class ReplayRing:
             step: rows of `rounds` slots one after the other, each a row of every environment.
             rounds: at most `most_rounds`.
         """
-        kind = self._columns["marks"].dtype
+        s, N, kind = self._settings, self._settings.num_envs, self._columns["marks"].dtype
+        slots, apart = self._places(step, rounds)
+        for name in s.shown:
+            self._columns[name].index_copy_(0, slots, getattr(step, name).view(rounds, N, *self._flat[name].shape[1:]))
+            self._flat[name].index_copy_(0, apart, getattr(step, f"next_{name}"))
         ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
         if step.present is not None:
             ended = ended.add(~step.present, alpha=_ABSENT)
-        packed = {
-            "scalars": torch.stack((step.reward, step.propensity), 1),
-            "marks": torch.stack((step.action.to(kind), ended), 1),
-        }
-        number = torch.arange(rounds, device=self._head.device)
-        slots = (self._head + number).remainder(self._settings.slots)
-        for name, column in self._columns.items():
-            value = packed[name] if name in packed else getattr(step, name)
-            column.index_copy_(0, slots, value.reshape(rounds, *column.shape[1:]))
-        self._filled.add_(rounds).clamp_(max=self._settings.slots)
+        scalars, marks = torch.stack((step.reward, step.propensity), 1), torch.stack((step.action.to(kind), ended), 1)
+        self._columns["scalars"].index_copy_(0, slots, scalars.view(rounds, N, 2))
+        self._columns["marks"].index_copy_(0, slots, marks.view(rounds, N, 2))
+        self._written.add_(rounds)
         if self._priorities is not None:
-            self._admit(self._priorities, slots, self._filled - number.flip(0))
-        self._head.add_(rounds).remainder_(self._settings.slots)
+            self._admit(self._priorities, slots, self._written - torch.arange(rounds, device=slots.device).flip(0))
 
     def end_episodes(self) -> None:
-        """Truncates the episodes of the newest rows: what is written next belongs to others."""
-        newest = (self._head - 1).remainder(self._settings.slots)
+        """Truncates the episodes of the newest rows, with a time_limit of 1: what is written next belongs to others."""
+        newest = (self._written - 1).remainder(self._settings.slots)
         marks = self._columns["marks"]
         ended = marks[newest, :, 1]
         marks[newest, :, 1] = ended.masked_fill(ended == 0, _TRUNCATED)
@@ -214,26 +251,20 @@ class ReplayRing:
         """
         row, rarity = self._draw(rows)
         windows = self._windows(row)
-        if self._settings.needs_next_action:
-            rarity = rarity * (windows.ended != _TRUNCATED)
-        if self._settings.absences:
-            rarity = rarity * (self._flat["marks"][row, 1] < _ABSENT)
-        largest = rarity.amax()
-        if self._priorities is not None:
-            largest = self._over_ranks(largest)
+        following = self._following(windows)
         batch = TransitionBatch(
             state=self._flat["observation"].index_select(0, row),
-            actions=self._choices("mask", "features", row),
+            actions=self._choices(row),
             action=windows.action,
             reward=windows.reward,
             steps=windows.steps,
             bootstrap=torch.rsub(windows.ended.bitwise_and(_TERMINATED), 1).float(),
-            next_state=self._flat["next_observation"].index_select(0, windows.last),
-            next_actions=self._choices("next_mask", "next_features", windows.last),
+            next_state=self._flat["observation"].index_select(0, following),
+            next_actions=self._choices(following),
             next_action=self._next_action(windows),
             propensity=windows.propensity,
             metrics=windows.reward.new_empty(rows, 0),
-            weight=importance_weights(rarity, largest, beta),
+            weight=self._weights(row, windows, rarity, beta),
         )
         return Sample(batch=batch, index=row)
 
@@ -247,16 +278,17 @@ class ReplayRing:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
-        filled = int(self._filled)
+        s, filled = self._settings, self.rows // self._settings.num_envs
         state = {name: column[:filled] for name, column in self._columns.items()}
+        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled + 1] for name in s.shown}
         if self._priorities is not None:
             state["priority"] = self._by_slot(self._priorities)[:filled]
             state["largest_priority"] = self._priorities.largest
-        shape = torch.tensor([self._settings.slots, self._settings.num_envs])
+        shape = torch.tensor([s.slots, s.num_envs])
         return state | {
             "shape": shape,
-            "head": self._head,
-            "filled": self._filled,
+            "written": self._written,
+            "follows": self._follows,
             "generator": self.generator.get_state(),
         }
 
@@ -269,18 +301,23 @@ class ReplayRing:
         own = self.state_dict()
         if _shapes(own) != _shapes(state):
             expected, got = f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state)
-            todo = "Continue with the same capacity, num_envs and environment, or start with an empty replay"
+            if "written" not in state:
+                got = f"{got}, in the layout of an earlier release"
+            todo = "Continue with the same release, capacity, num_envs and environment, or start with an empty replay"
             raise SimulationError(Problem(_KEY, expected, got, todo))
-        filled = int(state["filled"])
+        filled = len(state["marks"])
         for name, column in self._columns.items():
             column[:filled].copy_(state[name])
+        for name in self._settings.shown:
+            apart = state[f"next_{name}"]
+            self._columns[name][self._settings.slots :][: len(apart)].copy_(apart)
         if self._priorities is not None:
             self._priorities.value.zero_()
             self._by_slot(self._priorities)[:filled].copy_(state["priority"])
             self._priorities.largest.copy_(state["largest_priority"])
             self._priorities.refresh()
-        self._head.copy_(state["head"])
-        self._filled.copy_(state["filled"])
+        self._written.copy_(state["written"])
+        self._follows.copy_(state["follows"])
         # one of another device type (a run that moved to a GPU) is of no use here
         if "generator" in state and len(state["generator"]) == len(self.generator.get_state()):
             self.generator.set_state(state["generator"].cpu())
@@ -294,7 +331,7 @@ class ReplayRing:
         Args:
             priorities: of all rows.
             slots: [R] just written.
-            filled: [R] slots that were filled when each of them was.
+            filled: [R] slots that were written when each of them was.
         """
         s, N = self._settings, self._settings.num_envs
         ready = (slots - s.waiting).remainder(s.slots)
@@ -313,10 +350,11 @@ class ReplayRing:
             row = self._priorities.draw(rows, self.generator)
             return row, self._priorities.rarity(row, rows)
         N = self._settings.num_envs
-        usable = (self._filled - self._settings.waiting) * N
+        filled = self._written.clamp(max=self._settings.slots)
+        usable = (filled - self._settings.waiting) * N
         # float64: 2^24 values of float32 would not reach every row of a large ring equally often
         place = torch.rand(rows, dtype=torch.float64, device=usable.device, generator=self.generator) * usable
-        row = (place.long() + (self._head - self._filled) * N).remainder(self.capacity)
+        row = (place.long() + (self._written - filled) * N).remainder(self.capacity)
         return row, (usable > 0).float().expand(rows)
 
     def _windows(self, row: Tensor) -> _Windows:
@@ -337,19 +375,56 @@ class ReplayRing:
             ended=ended.gather(0, at_last).squeeze(0),
         )
 
+    def _places(self, step: EnvStep, rounds: int) -> tuple[Tensor, Tensor]:
+        """Returns the next slots [rounds], and the rows that are to show what follows theirs, [rounds * N]."""
+        s, T = self._settings, self._settings.slots
+        if s.keeps_all:
+            slots = (self._written + torch.arange(rounds, device=self._written.device)).remainder(T)
+            return slots, torch.add(self._envs, slots.add(T).unsqueeze(1), alpha=s.num_envs).view(-1)
+        of = (self._written + self._before).remainder(T) + self._tables
+        slots = of[1:2]
+        cut = self._written.div(s.time_limit, rounding_mode="floor").remainder(s.cuts) + (T + 1)
+        self._follows.index_copy_(0, of, torch.cat((slots, self._latest, cut)).int())
+        return slots, torch.add(self._envs, torch.where(step.truncated, cut, self._latest), alpha=s.num_envs)
+
+    def _following(self, windows: _Windows) -> Tensor:
+        """Returns the rows that show what follows windows, [B]; any row where an episode came to its own end."""
+        s, N = self._settings, self._settings.num_envs
+        if s.keeps_all:
+            return windows.last + self.capacity
+        slot = windows.last.div(N, rounding_mode="floor")
+        shown = self._follows.index_select(0, slot.add(windows.ended == _TRUNCATED, alpha=s.slots))
+        return windows.last.remainder(N).add(shown, alpha=N)
+
+    def _weights(self, row: Tensor, windows: _Windows, rarity: Tensor, beta: float | Tensor) -> Tensor:
+        """Returns shares in the mean, [B], of which rows that cannot be learned from have none."""
+        s = self._settings
+        if s.needs_next_action:
+            rarity = rarity * (windows.ended != _TRUNCATED)
+        if s.absences:
+            rarity = rarity * (self._flat["marks"][row, 1] < _ABSENT)
+        if not (s.needs_next_action or s.absences or s.prioritized):
+            return rarity / len(row)
+        largest = rarity.amax()
+        return importance_weights(rarity, self._over_ranks(largest) if s.prioritized else largest, beta)
+
     def _next_action(self, windows: _Windows) -> Tensor:
         if not self._settings.needs_next_action:
             return torch.zeros_like(windows.action)
         following = (windows.last + self._settings.num_envs).remainder(self.capacity)
         return self._flat["marks"].index_select(0, following)[:, 0].long() * (windows.ended == 0)
 
-    def _choices(self, mask: str, features: str, row: Tensor) -> Actions:
-        count, K = len(row), self._settings.num_actions
+    def _choices(self, row: Tensor) -> Actions:
+        count, K, flat = len(row), self._settings.num_actions, self._flat
         fixed = None if self._fixed is None else self._fixed.expand(count, *self._fixed.shape)
         return Actions(
-            mask=self._flat[mask].index_select(0, row) if mask in self._flat else self._every.expand(count, K),
-            features=self._flat[features].index_select(0, row) if features in self._flat else fixed,
+            mask=flat["mask"].index_select(0, row) if "mask" in flat else self._every.expand(count, K),
+            features=flat["features"].index_select(0, row) if "features" in flat else fixed,
         )
+
+
+def _bytes(columns: Columns) -> int:
+    return sum(prod(shape) * kind.itemsize for shape, kind in columns.values())
 
 
 def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:

@@ -15,7 +15,7 @@ TERMINATED, TRUNCATED = 1, 2
 
 @dataclass(frozen=True)
 class Row:
-    state: int  # unique, counted over times and environments; it leads to its negative
+    state: int  # unique, counted over times and environments; an end leads to its negative
     episode: int
     end: int
     action: int
@@ -30,6 +30,7 @@ class Episodes:
     slots: int
     n: int
     sarsa: bool
+    keeps_all: bool
     rows: list[list[Row]] = field(default_factory=list)
 
     def window(self, time: int, env: int) -> list[Row]:
@@ -55,19 +56,20 @@ class Episodes:
 @given(data=st.data())
 def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
     envs, n, sarsa = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5)), data.draw(st.booleans())
-    slots, prioritized = data.draw(st.integers(n + sarsa, 9)), data.draw(st.booleans())
-    ring = ReplayRing(
-        ReplaySettings(num_envs=envs, observation_size=1, num_actions=4, slots=slots, gamma=0.9, n_step=n, seed=3,
-                       prioritized=prioritized, needs_next_action=sarsa),
-        torch.device("cpu"),
-    )  # fmt: skip
-    model = Episodes(envs, slots, n, sarsa)
-    episode = [0] * envs
-    for time in range(data.draw(st.integers(1, 25))):
+    slots, prioritized = data.draw(st.integers(n + sarsa, 12)), data.draw(st.booleans())
+    limit = data.draw(st.integers(1, 6))  # from 2 on, what follows is kept for every row or not, as slots has it
+    replay = ReplaySettings(num_envs=envs, observation_size=1, num_actions=4, slots=slots, gamma=0.9, n_step=n, seed=3,
+                            time_limit=limit, prioritized=prioritized, needs_next_action=sarsa)  # fmt: skip
+    ring = ReplayRing(replay, torch.device("cpu"))
+    model = Episodes(envs, slots, n, sarsa, replay.keeps_all)
+    episode, truncated = [0] * envs, [-limit] * envs
+    for time in range(data.draw(st.integers(1, 30))):
         ends = data.draw(st.lists(st.sampled_from([0, 0, 0, TERMINATED, TRUNCATED]), min_size=envs, max_size=envs))
         actions = data.draw(st.lists(st.integers(0, 3), min_size=envs, max_size=envs))
         rows = []
-        for env, (end, action) in enumerate(zip(ends, actions, strict=True)):
+        for env, (drawn, action) in enumerate(zip(ends, actions, strict=True)):
+            end = 0 if drawn == TRUNCATED and time - truncated[env] < limit else drawn
+            truncated[env] = time if end == TRUNCATED else truncated[env]
             state = 1 + time * envs + env
             rows.append(Row(state=state, episode=episode[env], end=end, action=action, reward=state % 7 - 2.5))
             episode[env] += bool(end)
@@ -79,8 +81,9 @@ def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
 def write(ring: ReplayRing, rows: list[Row]) -> None:
     state = torch.tensor([[float(row.state)] for row in rows])
     end = torch.tensor([row.end for row in rows])
+    after = torch.where(end[:, None] > 0, -state, state + len(rows))
     ring.write(EnvStep(
-        observation=state, next_observation=-state, action=torch.tensor([row.action for row in rows]),
+        observation=state, next_observation=after, action=torch.tensor([row.action for row in rows]),
         reward=torch.tensor([row.reward for row in rows]), propensity=1 / state[:, 0],
         terminated=end == TERMINATED, truncated=end == TRUNCATED,
     ))  # fmt: skip
@@ -105,7 +108,8 @@ def agrees(ring: ReplayRing, model: Episodes, prioritized: bool) -> None:
         rows = model.window(*place)
         assert len({row.episode for row in rows}) == 1
         assert sample.index[i] == place[0] % model.slots * model.envs + place[1]
-        assert batch.next_state[i] == -rows[-1].state
+        if rows[-1].end != TERMINATED or model.keeps_all:
+            assert batch.next_state[i] == (-rows[-1].state if rows[-1].end else rows[-1].state + model.envs)
         assert batch.steps[i] == len(rows)
         assert batch.bootstrap[i] == (rows[-1].end != TERMINATED)
         assert batch.action[i] == rows[0].action
