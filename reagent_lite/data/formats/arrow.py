@@ -195,7 +195,7 @@ def _in_one_piece(array: pa.Array) -> pa.Array:
     """Returns an array with its strings and lists in one piece: dictionaries of pandas, views of Polars, runs."""
     types = pa.types
     if types.is_dictionary(array.type):
-        return array.dictionary_decode()
+        return _in_one_piece(array.dictionary).take(array.indices)
     if types.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     if types.is_list_view(array.type) or types.is_large_list_view(array.type):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -17,7 +18,9 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.formats.frames import path_of
 from reagent_lite.data.shards.machines import shard
+from reagent_lite.data.tables import read_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.feature_ids import id_of
@@ -151,3 +154,37 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
     assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
     with pytest.raises(DataError, match="data: expected a path, or a frame of pandas, polars or Arrow, got"):
         copy_of(3, tmp_path, COLUMNS)
+
+
+LEFT, RIGHT = {"7": 1.0, "size": 2.0}, {"7": 0.5, "size": None}
+CANDIDATES = pa.Table.from_pylist([
+    {"mdp_id": "a", "sequence_number": n, "state_features": {"age": float(n), "3": None if n else 1.0}, "action": LEFT,
+     "reward": 1.0, "possible_actions": [RIGHT, LEFT][n:], "next_state_features": {"age": n + 1.0, "3": 2.0},
+     "possible_next_actions": [LEFT] * (1 - n), "action_probability": 0.5}
+    for n in range(2)
+])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "actions", "columns"),
+    [(pa.table(FRAME.assign(shown=FRAME["shown"].astype("category"))), ("left", "right"), COLUMNS),
+     (CANDIDATES, None, {})],
+    ids=["named", "candidates"],
+)  # fmt: skip
+def test_frames_of_pandas_polars_and_arrow_make_equal_copies(
+    log: pa.Table,
+    actions: tuple[str, ...] | None,
+    columns: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copies, tables = [], []
+    for number, frame in enumerate((log, log.to_pandas(), polars.from_arrow(log))):
+        folder = tmp_path / f"{number}"
+        prepare_training_copy(path_of(frame), actions=actions, directory=str(folder), columns=columns)
+        copies.append({file.name: file.read_bytes() for file in folder.rglob("*.npy")})
+        tables.append(read_log(frame, columns))
+    assert len(copies[0]) > 10
+    assert copies[1] == copies[2] == copies[0]
+    assert tables[1] == tables[2] == tables[0]
