@@ -27,7 +27,7 @@ from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import logger, progress
-from reagent_lite.data.copy.facts import Facts
+from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.errors import BundleError, ConfigError, DataError, Problem, needing
 from reagent_lite.evaluation.document import Findings
@@ -113,7 +113,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
 def _name(findings: Findings) -> str:
     """Returns the name of the report's file: another one for another model, log or config."""
     config, estimates = findings.config, findings.estimates
-    log = "" if estimates is None else Facts.of(estimates.log.copy, 0, {}).content
+    log = "" if estimates is None else content_of(estimates.log.copy)
     parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.models)]
     source = config.data_path or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import progress, with_progress
-from reagent_lite.data.copy.facts import Facts
+from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.sampling.normalized import raw_columns
 from reagent_lite.data.sampling.shards import Shards
@@ -74,7 +74,7 @@ class Log:
         warnings = [*copy.notes]
         for model in models:
             warnings += _feature_warnings(model, copy)
-            if model.bundle.manifest["data_hash"] == Facts.of(copy, 0, {}).content:
+            if model.bundle.manifest["data_hash"] == content_of(copy):
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
         sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
         split = split_log(

@@ -31,6 +31,15 @@ _ABSENCES = (
 )
 
 
+def content_of(copy: TrainingCopy) -> str:
+    """Returns sha256 over the rows in the copy's order, the same for a copy built again; "" where there are none."""
+    manifest = CopyManifest.read(str(copy.folder)) if len(copy) else None
+    if manifest is None:
+        return ""
+    arrays = {name: file["sha256"] for name, file in manifest.files.items() if name not in ORIGIN}
+    return _sha256([arrays, manifest.action_names, copy.state_ids, copy.action_ids, copy.metric_names])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """A description of one machine's data.
@@ -40,7 +49,7 @@ class Facts:
         rows: transitions.
         action_names: of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
-        content: sha256 over the rows in the copy's order, the same for a copy built again; "" where there are none.
+        content: see `content_of`.
         normalization: sha256 of each given normalization, by column.
     """
 
@@ -58,15 +67,11 @@ class Facts:
     @classmethod
     def of(cls, copy: TrainingCopy, node: int, given: Mapping[str, NormalizationSpec]) -> "Facts":
         """Returns the facts of a training copy and of the normalization that files give."""
-        content = ""
-        if manifest := CopyManifest.read(str(copy.folder)) if len(copy) else None:
-            arrays = {name: file["sha256"] for name, file in manifest.files.items() if name not in ORIGIN}
-            content = _sha256([arrays, manifest.action_names, copy.state_ids, copy.action_ids, copy.metric_names])
         return cls(
             node=node,
             rows=len(copy),
             **{name: getattr(copy, name) for name in _FROM_COPY},
-            content=content,
+            content=content_of(copy),
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
 
