@@ -1,7 +1,7 @@
-"""Environments of a run: opened, and fitted to what the network reads.
+"""Opens the environments of a run, and converts their observations to the network's input.
 
-1 open        the machine's first process compiles, the others find the result in the cache
-2 fit         features of the environment to columns of the network
+1 open        the first process of a machine compiles, the others find the result in the cache
+2 convert     features of the environment to columns of the network
 3 learn       simulated.py
 4 evaluate    evaluators.py
 """
@@ -44,10 +44,10 @@ class Simulation:
 
     Attributes:
         config: the run's simulation section.
-        backend: runs its kernels.
-        parametric: whether choices carry features.
-        seed: of all its random numbers.
-        types: of agents, in the order of their numbers.
+        backend: runs the kernels of the environment.
+        parametric: whether choices have features.
+        seed: seed of all random numbers.
+        types: types of agents, in the order of their numbers.
     """
 
     config: SimulationConfig
@@ -58,15 +58,15 @@ class Simulation:
 
     @property
     def learning(self) -> tuple[str, ...]:
-        """Names of the types that learn."""
+        """Names of the types of agents that learn."""
         return tuple(one.name for one in self.types if one.learns)
 
     def players(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Player]) -> dict[str, Player]:
-        """Returns who plays each type in environments.
+        """Returns a player for each type of agents.
 
         Args:
             env: the environments.
-            learn: from the name of a type that learns, and its rows, to its player.
+            learn: returns the player of a type that learns, from its name and the numbers of its rows.
         """
         rows = {one.name: one.rows(env.num_envs, env.spec.agents, env.device) for one in self.types}
         return {
@@ -79,14 +79,14 @@ class Simulation:
         return part_of(count, group.rank, group.world_size)
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
-        """Returns environments by global number."""
+        """Returns the environments with numbers `first` to `stop` - 1 over all ranks."""
         return open_envs(
             self.backend, num_envs=stop - first, first_env=first, seed=self.seed, stream=stream,
             time_limit=self.config.time_limit, parametric=self.parametric,
         )  # fmt: skip
 
     def identity(self) -> str:
-        """Returns the sha256 of sources, constants and models that play, which take the place of the hash of data."""
+        """Returns the sha256 of sources, constants and exported models that play, which identifies the simulation."""
         return identity(self.config, *(one.digest for one in self.types if one.digest))
 
 
@@ -102,7 +102,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         SimulationError, KernelBuildError: see `compiled`.
         ConfigError: fewer environments than processes, an environment of the other workflow, or types of agents that
             the config does not fit; see agents.agent_types.
-        BundleError: an exported model that is to play does not fit.
+        BundleError: an exported model of simulation.policies does not fit.
     """
     settings, parametric = config.environments, config.parametric
     if config.simulated_share and settings.num_envs < group.world_size:
@@ -179,7 +179,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
 
 
 def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normalization:
-    """Returns the normalization of a run without data: the given files, else features as they are."""
+    """Returns the normalization of a run without data: that of the given files, or none."""
     spec, given, kind = simulation.backend.spec, given_normalization(config), FeatureType.DO_NOT_PREPROCESS
 
     def unchanged(size: int) -> NormalizationSpec:
@@ -192,10 +192,10 @@ def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normal
 
 
 def check_features(simulation: Simulation, normalization: Normalization) -> None:
-    """Refuses a normalization that lacks features of the environment, or has others.
+    """Checks that a normalization has the features of the environment and no others.
 
     Raises:
-        ConfigError, DataError: naming the features.
+        ConfigError, DataError: it does not; with the features.
     """
     spec = simulation.backend.spec
     sides = [("state", normalization.state, spec.observation_size)]
@@ -212,13 +212,13 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
 
 
 class Reader:
-    """From what environments show to what the network reads.
+    """Converts observations of environments to the network's input.
 
     Args:
-        config: says what a missing value counts as.
-        simulation: whose features.
-        normalization: how they are normalized.
-        device: where the network is.
+        config: the run's config.
+        simulation: the environment.
+        normalization: normalization of its features.
+        device: device of the network.
 
     Attributes:
         config, simulation, normalization: as given.
@@ -281,13 +281,13 @@ class Reader:
     def players(
         self, env: VectorEnv, learner: Learner, target: TargetPolicy, random: str | None = None
     ) -> tuple[Player, ...]:
-        """Returns who plays each type once it has learned: its learner's target policy, or what the config says.
+        """Returns a player for each type of agents in an evaluation: its learned policy, or that of the config.
 
         Args:
             env: the environments.
-            learner: whose policies.
-            target: made of their values.
-            random: a type that plays uniformly random actions instead.
+            learner: learner whose values the policies use.
+            target: target policy of the run.
+            random: a type that plays uniformly random actions instead, or None.
         """
         learners, epsilon = learners_of(learner), torch.tensor([target.epsilon], device=env.device)
 
@@ -298,9 +298,9 @@ class Reader:
         return tuple(self.simulation.players(env, player).values())
 
     def policy(self, learner: DQN, home: torch.device) -> Policy:
-        """Returns the learner's values as a function of what environments on `home` show.
+        """Returns a function from observations of environments on device `home` to the learner's values.
 
-        A choice that the learner's restriction excludes has -inf.
+        A choice that the learner's restriction excludes has the value -inf.
         """
         scorer, restriction = learner.scorer, learner.restriction
         every = torch.ones(1, 1, dtype=torch.bool, device=self._device)

@@ -1,4 +1,4 @@
-"""Learning in simulation: rollout ─► ring ─► RolloutSource, each rank its own environments by global number."""
+"""Learning in simulation: rollout ─► replay ring ─► RolloutSource. Ranks divide the environments by their numbers."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from reagent_lite.sim.spec import EnvSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPlan:
-    """Steps of a run that simulates; without logged rows an "epoch" lies between two evaluations.
+    """The optimizer steps of a run in simulation; without logged rows, an epoch ends with each evaluation.
 
     Attributes:
         num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.
@@ -41,7 +41,7 @@ class SimulatedPlan:
 
 
 def simulated_plan(config: WorkflowConfig, minibatch: int, types: int = 1) -> SimulatedPlan:
-    """Returns the optimizer steps that the config's environment steps give; the last evaluation may come earlier."""
+    """Returns the plan of a run with the config's number of environment steps; the last epoch may be shorter."""
     settings = config.environments
     learning = settings.total_steps - config.warmup_rounds * settings.num_envs
     updates = learning // (settings.num_envs * settings.steps_per_rollout) * settings.updates_per_rollout
@@ -55,7 +55,7 @@ def simulated_plan(config: WorkflowConfig, minibatch: int, types: int = 1) -> Si
 
 
 def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: int = 1) -> ReplaySettings:
-    """Returns the size of a process's replay ring and how it is drawn from.
+    """Returns the settings of a process's replay ring.
 
     Args:
         config: the run's config.
@@ -87,7 +87,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
 
 
 def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) -> ReplayRing:
-    """Returns this rank's replay ring, with draws of its own; they are the same in every start of the run."""
+    """Returns this rank's replay ring, whose random draws depend on the config's seed and the rank."""
     seed = config.seed + group.rank
     torch.manual_seed(seed)
     own = replace(settings, seed=None if group.device.type == "cuda" else seed)
@@ -95,7 +95,7 @@ def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) ->
 
 
 def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
-    """Returns when environments step and when the learner does, in a run of so many optimizer steps."""
+    """Returns the schedule of environment steps and updates in a run of `num_updates` optimizer steps."""
     settings = config.environments
     return UpdateSchedule(
         num_envs=settings.num_envs,
@@ -108,7 +108,7 @@ def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
 
 
 def exploration_of(config: WorkflowConfig, num_updates: int) -> Exploration:
-    """Returns how actions are drawn in a run of so many optimizer steps."""
+    """Returns the exploration over a run of `num_updates` optimizer steps."""
     env_steps = update_schedule(config, num_updates).env_steps(num_updates)
     settings, rl = config.environments, config.rl
     return Exploration(
@@ -151,7 +151,7 @@ def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: 
 def as_source(
     experience: Experience, reader: Reader, plan: SimulatedPlan, group: Group, kind: type[RolloutSource] = RolloutSource
 ) -> RolloutSource:
-    """Returns experience of this rank as a source of its part of the minibatches, at least one row each.
+    """Returns a source of this rank's part of the minibatches, at least one row of each, from its experience.
 
     Args:
         experience: fills the rings.
@@ -169,12 +169,12 @@ def as_source(
 
 
 def tag_of(kind: str, tag: str) -> str:
-    """Returns the tag of a figure of simulation for a type of agents, simulation/<type>/…; "" changes nothing."""
+    """Returns the tag of a figure for a type of agents: simulation/<type>/… for simulation/…; unchanged for ""."""
     return tag.replace("simulation/", f"simulation/{kind}/", 1) if kind else tag
 
 
 def training_scalars(source: RolloutSource, env_steps: int, group: Group) -> dict[str, float]:
-    """Returns environment steps so far and figures of the episodes that ended since the last call, over all ranks."""
+    """Returns the number of environment steps so far, and figures of the episodes that ended since the last call."""
     episodes, lengths, *returns = group.sum(source.rollout.finished().cpu()).tolist()
     figures = {"simulation/env_steps": float(env_steps), "simulation/episodes": episodes}
     if episodes:

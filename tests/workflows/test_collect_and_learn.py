@@ -170,7 +170,7 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
     written = EpisodeFolder(tmp_path / "data").unread(0)
     assert written - int(fifo(tmp_path)[-1].name.split("-")[1]) < 800 <= written  # two spans of 50 steps of 8
     stream = followed(learn)
-    with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 environment steps that step 0 follows"):
+    with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 environment steps that step 0 needs"):
         stream.before_step(0)
     assert progress_of(tmp_path) == {"step": 0, "frames": written, "through": len(fifo(tmp_path)), "ahead": 800,
                                      "finished": False}  # fmt: skip

@@ -47,7 +47,7 @@ _LOG_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collector has written; printed as the last line of standard output.
+    """The result of a collector, printed as the last line of standard output.
 
     Attributes:
         dataset: the shared folder.
@@ -66,7 +66,7 @@ class Collected:
     seconds: float
 
     def line(self) -> str:
-        """Returns it as one line of JSON."""
+        """Returns the result as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -86,7 +86,7 @@ def collect(config: WorkflowConfig, group: Group) -> Collected:
 
 
 class Collector:
-    """Plays and writes.
+    """Plays the newest policy and writes its episodes.
 
     Args:
         config: of the learner, with simulation.mode collect.
@@ -134,7 +134,7 @@ class Collector:
         signal.standing = f"episodes that were over are in {self._folder.path}; the same command collects more"
 
     def run(self) -> None:
-        """Plays until the learner's run ends, or a signal comes; writes what is over then."""
+        """Plays until the learner's run ends or a signal comes, then writes the episodes that have ended."""
         logger.info(f"collecting in {self._folder.path}, as writer {self._id}")
         waiting, logged = Waiting(), time.monotonic()
         while not (self._signal.wanted or self._done()):
@@ -152,7 +152,7 @@ class Collector:
         self._write()
 
     def outcome(self, seconds: float) -> Collected:
-        """Returns what was written, in so many seconds."""
+        """Returns the result after `seconds` seconds."""
         return Collected(
             dataset=str(self._folder.path), files=self._files, episodes=self._episodes, rows=self._rows,
             mean_return=self._total / self._episodes if self._episodes else None, policy=self._version,
@@ -186,12 +186,12 @@ class Collector:
         return f"{unread:,} environment steps in {self._folder.path} are not learned from yet; {learner}"
 
     def _play_some(self) -> None:
-        """Plays a chunk: by the newest policy, or by uniform draws until the learner has its warm-up."""
+        """Plays a chunk by the newest policy, or by uniformly random actions until the learner has read its warm-up."""
         informed = self._policy is not None and self._policy.progress.frames >= self._warmup
         self._recorder.play(self._informed if informed else self._uniform)
 
     def _write(self) -> None:
-        """Writes the episodes that are over as one file; waits where the share is full, unless it is to end."""
+        """Writes the episodes that have ended as one file; waits while the share is full, unless a signal came."""
         over, waiting = self._recorder.over, Waiting()
         count = len(over)
         if not count:
@@ -216,7 +216,7 @@ class Collector:
 
 
 def named_block(episodes: Episodes, prefix: str) -> EpisodeBlock:
-    """Returns episodes as the writer takes them, named by a prefix of their log."""
+    """Returns a block of episodes for the writer, with names that begin with a prefix."""
     agents = episodes.agent.tolist() if episodes.agent.any() else [None] * len(episodes.agent)
     names = [named(prefix, *each) for each in zip(episodes.env, episodes.number, agents, strict=True)]
     columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}

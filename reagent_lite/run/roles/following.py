@@ -1,11 +1,11 @@
-"""Learning from the episodes that collectors write, in place of environments of its own.
+"""Learning from the episodes that collectors write, instead of from environments in the learner's processes.
 
- files in order ─► rank 0 takes as many as the schedule asks for ─► their names to all ranks ─► each reads its share
-                                                                                                └► its replay ring
+ files in order ─► rank 0 chooses as many as the schedule needs ─► names to all ranks ─► each reads its share
+                                                                                          └► its replay ring
 
-A run takes as many environment steps before a step as it would play itself, so that the same steps see the same amount
-of data. Where there are too few it publishes its policy, for collectors that wait for it, and waits. Each type of
-agents that learns has a ring, of the rows of its agents.
+Before each optimizer step a run reads as many environment steps as it would play itself, so that the amount of data is
+the same. If there are too few, it publishes its policy for waiting collectors, and waits. Each type of agents that
+learns has its own replay ring.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 
 class FollowedEpisodes:
-    """The rows of collectors as a RolloutSource takes them; every rank has one and calls its methods alike.
+    """Reads the rows of collectors into replay rings, for a RolloutSource; every rank calls each method.
 
     Args:
-        reader: the environment that collectors play.
-        learner: whose policies are published, by rank 0.
-        group: ranks share the files.
+        reader: converts observations of the collectors' environment to the network's input.
+        learner: learner whose policies rank 0 publishes.
+        group: ranks that divide the files.
         signal: ends the wait for rows.
 
     Attributes:
         players, rings, device: see sim.rollout.Experience.
-        frames: environment steps taken so far, over all ranks.
+        frames: environment steps read so far, over all ranks.
     """
 
     def __init__(self, reader: Reader, learner: Learner, group: Group, signal: StopSignal) -> None:
@@ -89,7 +89,7 @@ class FollowedEpisodes:
         self._finished = torch.zeros(2 + len(self._types), dtype=torch.float64)
 
     def publish(self, step: int, *, finished: bool = False) -> None:
-        """Publishes the policy if one is due after so many optimizer steps, at the first call, and at the end."""
+        """Publishes the policy every `publish_every_steps` optimizer steps, at the first call and at the end."""
         self._step = step
         due = finished or step % self._settings.publish_every_steps == 0
         if self._group.is_first and (due or self._publisher.first):
@@ -102,13 +102,13 @@ class FollowedEpisodes:
         keep_size(self._folder, self._settings)
 
     def explore(self, epsilon: float) -> None:
-        """Does nothing: collectors explore."""
+        """Does nothing, as the collectors explore."""
 
     def run(self, steps: int, *, informed: bool = True) -> None:
-        """Takes so many steps of every environment, and waits for those that are missing.
+        """Reads `steps` steps of every environment, and waits for collectors if there are too few.
 
         Raises:
-            Preempted: a rank was asked to end while it waited; all ranks raise it.
+            Preempted: on all ranks, if a signal came to one of them while it waited.
         """
         wanted, waiting = self._wanted + steps * self._frames_per_step, Waiting()
         while not self._suffices(wanted):
@@ -120,14 +120,14 @@ class FollowedEpisodes:
             if int(self._group.sum(torch.tensor([self._signal.wanted], dtype=torch.int64))):
                 raise self._signal.preempted()
             waiting.sleep(f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
-                          f"{self._step:,} follows; collectors write them (simulation.mode collect)")  # fmt: skip
+                          f"{self._step:,} needs; collectors write them (simulation.mode collect)")  # fmt: skip
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:
         return self.frames >= wanted and min(self._given) > self._waiting
 
     def _take(self, wanted: int) -> bool:
-        """Reads files until they suffice, and returns whether there were any."""
+        """Reads files until there are enough rows, and returns whether there were any."""
         chosen: list[tuple[str, int]] = []
         if self._group.is_first:
             if not self._pending:
@@ -142,7 +142,7 @@ class FollowedEpisodes:
         return self._read_shares(chosen, count=True)
 
     def _checked(self, file: EpisodeFile) -> list[tuple[str, int]]:
-        """Returns the name and environment steps of a file that may be learned from; another is left out."""
+        """Returns name and environment steps of a file, or nothing if it does not fit and is left out."""
         self._seen.add(file.name)
         self._through = max(self._through, file.number)
         try:
@@ -158,11 +158,11 @@ class FollowedEpisodes:
         """Warns of the files that were left out since the last call, with the reason of the first."""
         if self._left_out:
             files = counted(len(self._left_out), "file of the dataset is", "files of the dataset are")
-            logger.warning(f"{files} left out, for this reason or a like one: {self._left_out[0]}")
+            logger.warning(f"{files} left out, for this reason or a similar one: {self._left_out[0]}")
             self._left_out.clear()
 
     def _read_shares(self, chosen: list[tuple[str, int]], *, count: bool) -> bool:
-        """Reads on each rank its share of the files that rank 0 has chosen, and returns whether there are any."""
+        """Reads this rank's share of the files that rank 0 has chosen, and returns whether there are any."""
         files = json.loads(self._group.broadcast_text(json.dumps(chosen)))
         for name, steps in files:
             rank = self._given.index(min(self._given))

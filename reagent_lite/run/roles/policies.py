@@ -1,6 +1,6 @@
-"""Versioned policies in a shared folder: one learner publishes, any number of collectors play the newest.
+"""Versioned policies in a shared folder, which a learner publishes and any number of collectors play.
 
-A version holds the policy of each type of agents that learns.
+A version has the policies of all types of agents that learn.
 
 learner ─► policies/0000000012/ weights.safetensors, manifest.json ─► collectors of the same environment and network
 """
@@ -37,13 +37,13 @@ _KEPT: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the learner is that published a policy.
+    """Progress of a learner when it published a policy.
 
     Attributes:
         step: optimizer steps done.
         frames: environment steps taken from the dataset, over all ranks and collectors.
-        through: largest number among the files that were taken.
-        ahead: environment steps that may lie in later files; collectors wait above.
+        through: largest number of the files that were read.
+        ahead: most environment steps in later files; collectors wait once there are more.
         finished: whether the run has ended.
     """
 
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A published policy: its version, how far the learner was, and the learner's tensors without target networks."""
+    """A published policy: its version, the learner's progress, and its tensors without target networks."""
 
     version: int
     progress: Progress
@@ -64,38 +64,38 @@ class Policy:
 
 
 def policies_folder(config: WorkflowConfig) -> Path:
-    """Returns where policies are published."""
+    """Returns the folder in which policies are published."""
     settings = config.environments.shared
     return Path(settings.policies or f"{settings.path}/policies").expanduser()
 
 
 def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
-    """Returns what a file of episodes of this config says about where they come from."""
+    """Returns the origin that files of this config's episodes carry: environment, parameters, constants, release."""
     return origin(simulation.config, simulation.backend.spec, config.actions)
 
 
 def frames_per_policy(config: WorkflowConfig) -> int:
-    """Returns the environment steps that a learner takes from one published policy to the next."""
+    """Returns the number of environment steps that a learner reads between two published policies."""
     settings = config.environments
     rollouts = max(settings.shared.publish_every_steps // settings.updates_per_rollout, 1)
     return rollouts * settings.steps_per_rollout * settings.num_envs
 
 
 def most_frames_ahead(config: WorkflowConfig) -> int:
-    """Returns the environment steps above which collectors wait for the learner."""
+    """Returns the number of unread environment steps above which collectors wait for the learner."""
     return 2 * frames_per_policy(config)
 
 
 def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
-    """Removes the oldest files of a dataset where this process has its edits and it is too large."""
+    """Removes the oldest files of a dataset that is larger than max_bytes, if this process may edit it."""
     if settings.edits and settings.max_bytes is not None:
         folder.keep_below(settings.max_bytes)
 
 
 def facts_of(reader: Reader, learner: Learner) -> dict[str, Any]:
-    """Returns what a learner and its collectors have alike, as JSON: environment, who else plays, all a network needs.
+    """Returns what a learner and its collectors must share, as JSON: environment, other players, network settings.
 
-    Two processes with the same facts give the same values by the same tensors.
+    Two processes with the same facts compute the same values from the same tensors.
     """
     config = reader.config
     facts = {
@@ -114,11 +114,11 @@ def facts_of(reader: Reader, learner: Learner) -> dict[str, Any]:
 
 @contextmanager
 def shared_folders(config: WorkflowConfig) -> Iterator[None]:
-    """Checks the folders of a collector, or of rank 0 of a learner, and locks those that it alone may change.
+    """Checks the folders of a collector, or of rank 0 of a learner, and locks those that only it may change.
 
     Raises:
-        ConfigError: a folder that cannot be written.
-        FolderInUseError: another process publishes there, or has the dataset's edits.
+        ConfigError: a folder cannot be written.
+        FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
     key, again = "simulation.dataset", attempt_here() > 0
@@ -137,9 +137,9 @@ class PolicyPublisher:
     """Publishes a learner's policy.
 
     Args:
-        folder: of the policies, which no other learner has.
-        learner: whose policy.
-        facts: what collectors must have alike.
+        folder: folder of policies that no other learner uses.
+        learner: learner whose policy is published.
+        facts: what collectors must share, from `facts_of`.
     """
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
@@ -148,11 +148,11 @@ class PolicyPublisher:
 
     @property
     def first(self) -> bool:
-        """Whether nothing was published yet."""
+        """Whether no policy has been published yet."""
         return self._published is None
 
     def publish(self, progress: Progress) -> None:
-        """Publishes the policy as it is, unless it was at the same progress; a full share only brings a warning."""
+        """Publishes the policy unless it was published at the same progress; warns if the folder cannot be written."""
         if progress == self._published:
             return
         version = max(_versions(self._folder), default=0) + 1
@@ -172,11 +172,11 @@ class PolicyPublisher:
 
 
 class PolicyReader:
-    """Finds newer policies than the last one.
+    """Finds policies that are newer than the last one it returned.
 
     Args:
-        folder: of the policies; it need not exist.
-        facts: what a policy must have alike.
+        folder: folder of policies, which need not exist.
+        facts: what a policy must share, from `facts_of`.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
@@ -184,10 +184,10 @@ class PolicyReader:
         self._version, self._damaged = 0, set[int]()
 
     def newer(self) -> Policy | None:
-        """Returns the newest whole policy, or None where that is the last one; a damaged one is skipped with a warning.
+        """Returns the newest complete policy, or None if it was returned before; damaged ones are skipped.
 
         Raises:
-            ConfigError: it is of another environment, network or release.
+            ConfigError: the policy is of another environment, network or release.
         """
         for version in sorted(_versions(self._folder), reverse=True):
             if version == self._version:
