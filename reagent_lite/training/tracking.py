@@ -194,9 +194,7 @@ def trackers(config: WorkflowConfig, run: str) -> Iterator[Tracker]:
         try:
             client = _CLIENTS[name](section, run, config)
         except Exception as error:
-            todo = "Correct that, or leave the key out"
-            if isinstance(error, ModuleNotFoundError):
-                todo = f"Run: pip install {error.name}"
+            todo = f"Correct that, or leave the key out; {install('tracking')} brings what databases need"
             # without the error itself: its traceback may show an address with a password
             raise ConfigError(Problem(f"tracking.{name}", "a run to write to", _reason(error), todo)) from None
         yield Tracker(name, client)

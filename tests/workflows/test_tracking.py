@@ -1,16 +1,18 @@
 """MLflow and W&B have what TensorBoard has: read back from MLflow's database and from W&B's own files."""
 
 import json
-import logging
+import re
 import signal
 import sqlite3
 import struct
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from reagent_lite.config import leaves, parameters
 from reagent_lite.errors import ConfigError, Preempted
 from reagent_lite.run.train import Callback, train
 from reagent_lite.training import tracking
-from reagent_lite.training.metrics import Conclusion
+from reagent_lite.training.metrics import Conclusion, MetricsWriter
 
 __all__ = ["run"]
 # SQLAlchemy deprecates what MLflow's tables are declared with
@@ -161,7 +163,6 @@ def test_of_several_processes_rank_0_alone_has_trackers(run: Runner, tracked: Tr
         ({"mlflow": {"uri": "http://user:hidden@localhost"}}, "", "tracking.mlflow.uri", "MLFLOW_TRACKING_USERNAME"),
         ({"mlflow": {}}, "mlflow", "tracking.mlflow", r"pip install 'reagent-lite\[tracking\]'"),
         ({"wandb": {}}, "wandb", "tracking.wandb", r"pip install 'reagent-lite\[tracking\]'"),
-        ({"mlflow": {}}, "sqlalchemy", "tracking.mlflow", "pip install sqlalchemy"),
         ({"mlflow": {"uri": "sftp://host"}}, "", "tracking.mlflow", "got Unsupported.*sftp"),
         ({"wandb": {"project": "a/b"}}, "", "tracking.wandb", "a/b"),
     ],
@@ -179,42 +180,80 @@ def test_what_cannot_start_is_refused_and_changes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-class Failing:
-    """A server that took the first figures."""
+class Server(BaseHTTPRequestHandler):
+    """As much of MLflow's REST API as a run needs, by one answer to everything; keeps what it was asked."""
 
-    def __init__(self) -> None:
-        self.taken: list[object] = []
+    asked: list[tuple[str, Tree, str]] = []
 
-    def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
-        if step > 1:
-            raise ConnectionError("https://user:hid@den@host went away\nat 12:00")
-        self.taken.append((step, dict(scalars)))
+    def do_GET(self) -> None:
+        self.do_POST()
 
-    def conclude(self, conclusion: Conclusion) -> None:
-        self.taken.append(conclusion)
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        name = self.path.partition("?")[0].removeprefix("/api/2.0/mlflow/")
+        self.asked.append((name, body, self.headers["Authorization"]))
+        info = {"run_id": "7", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}
+        answer = {"experiment": {"experiment_id": "1", "name": "Default"}, "run": {"info": info, "data": {}}}
+        data = json.dumps({**answer, "run_info": info}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
-    def finish(self, *, done: bool) -> None:
-        self.taken.append(done)
+    def log_message(self, *arguments: object) -> None:
+        pass
 
 
-def test_a_tracker_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    client = Failing()
-    with caplog.at_level(logging.WARNING), tracking.Tracker("mlflow", client) as tracker:
+def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
+    tracked: Tree, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.setattr(Server, "asked", [])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:hidden@127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    config, end = (
+        checked({**tracked, "tracking": {"mlflow": {}}}),
+        Conclusion(step=3, decision="ship", text="", files=()),
+    )
+    with MetricsWriter() as writer:
+        writer.add(tracking.trackers(config, "run 1"))
+        writer.write(3, {"x": 1.5, "y": float("nan")})
+        writer.conclude(end)
+    assert {user for _, _, user in Server.asked} == {"Basic " + b64encode(b"user:hidden").decode()}
+    bodies = [(name, body) for name, body, _ in Server.asked]
+    ((metric,),) = [body["metrics"] for name, body in bodies if "metrics" in body]
+    assert (metric["key"], metric["value"], metric["step"]) == ("x", 1.5, 3)
+    assert [(name, body["status"]) for name, body in bodies if "status" in body] == [("runs/update", "FINISHED")]
+    assert caplog.messages == ["tracking.mlflow: starting"]
+
+    caplog.clear()
+    with MetricsWriter() as writer:
+        writer.add(tracking.trackers(config, "run 2"))
+        server.shutdown()
+        server.server_close()
         for step in (1, 2, 3):
-            tracker.write(step, {"x": 1.0, "y": None})
-        tracker.conclude(Conclusion(step=3, decision="ship", text="Ship.", files=()))
-    assert client.taken == [(1, {"x": 1.0})]
-    assert caplog.messages == [
-        "tracking.mlflow ends here: ConnectionError: https://host went away; metrics.jsonl has all figures"
-    ]
+            writer.write(step, {"x": 1.0})
+        writer.conclude(end)
+    starting, ends = caplog.messages
+    assert re.fullmatch(r"tracking\.mlflow ends here: MlflowException: API request to http://127\.0\.0\.1:.*; "
+                        r"metrics\.jsonl has all figures", ends)  # fmt: skip
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "hidden" not in "".join((*shown, starting, ends))
 
 
 def test_a_tracker_that_hangs_delays_no_step_and_no_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Hanging(Failing):
+    class Hanging:
         def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
             released.wait()
+
+        def conclude(self, conclusion: Conclusion) -> None: ...
+
+        def finish(self, *, done: bool) -> None: ...
 
     released = Event()
     monkeypatch.setattr(tracking, "_STOP_SECONDS", 0.1)
