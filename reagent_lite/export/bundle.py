@@ -50,13 +50,15 @@ class Prediction:
     mask: NDArray[np.bool_]
 
     def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draws an action per row from the propensities; see `Bundle.act`."""
-        weights = self.propensities.astype(np.float64)
-        total = weights.sum(1, keepdims=True)
-        probabilities = weights / np.where(total > 0, total, 1)
-        actions = draw(probabilities, rng)
-        chosen = np.take_along_axis(probabilities, np.maximum(actions, 0)[:, None], 1)[:, 0]
-        return actions, np.where(actions < 0, 0.0, chosen)
+        """Draws an action per row by inverting the cumulative propensities; see `Bundle.act`."""
+        cumulative = self.propensities.cumsum(1, dtype=np.float64)
+        total = cumulative[:, -1]
+        some = total > 0
+        # u < 1, but u * total can round up to total
+        target = np.minimum(rng.random(len(total)) * total, np.nextafter(total, 0))
+        actions: NDArray[np.int64] = np.where(some, (cumulative > target[:, None]).argmax(1), -1)
+        taken = self.propensities[np.arange(len(total)), actions]
+        return actions, np.where(some, taken / np.where(some, total, 1.0), 0.0)
 
 
 class Bundle:
@@ -326,16 +328,6 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def draw(probabilities: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns an index per row of [N, K], by inverting the cumulative distribution; -1 where all are 0."""
-    cumulative = probabilities.cumsum(1)
-    total = cumulative[:, -1]
-    # u < 1, but u * total can round up to total
-    target = np.minimum(rng.random(len(total)) * total, np.nextafter(total, 0))
-    actions: NDArray[np.int64] = np.where(total > 0, (cumulative > target[:, None]).argmax(1), -1)
-    return actions
 
 
 def _recorded(lists: Any) -> NDArray[Any]:

@@ -6,7 +6,7 @@ POST /reward   ─► the worker of the decision ─► log  GET /openapi.json, 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -137,10 +137,10 @@ class Service:
 def create_app(config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> FastAPI:
     """Returns the application of a worker; arguments as of `Service`."""
     service = Service(config, worker, model, log, join)
-    app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling)
+    app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling, redoc_url=None)
     app.add_middleware(Limits, config=config, figures=service.figures)
-    for kind, answer in _REFUSALS.items():
-        app.add_exception_handler(kind, answer)
+    for kind in (RefusedError, BundleError, RequestValidationError, OSError):
+        app.add_exception_handler(kind, _refused)
     if model.bundle.parametric:
         app.post("/decide", response_model=Decisions, responses=_ERRORS,
                  summary="Choose a candidate in each row, and log it")(service.decide_listed)  # fmt: skip
@@ -157,30 +157,16 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     return app
 
 
-def _problems(status: int, problems: Iterable[Problem]) -> Response:
+async def _refused(_: Any, error: Any) -> Response:
+    """Answers with the problems of an error."""
+    status, problems = 422, getattr(error, "problems", ())
+    if isinstance(error, RefusedError):
+        status = error.status
+    elif isinstance(error, RequestValidationError):
+        problems = [
+            Problem(".".join(map(str, one["loc"])), one["msg"], f"{one['input']!r:.100}") for one in error.errors()[:20]
+        ]
+    elif isinstance(error, OSError):
+        got = error.strerror or str(error)
+        status, problems = 503, [Problem("log", "a disk that takes the log", got, "Try again later")]
     return JSONResponse({"problems": [asdict(one) for one in problems]}, status)
-
-
-async def _refused(_: Any, error: RefusedError) -> Response:
-    return _problems(error.status, error.problems)
-
-
-async def _refused_by_model(_: Any, error: BundleError) -> Response:
-    return _problems(422, error.problems)
-
-
-async def _invalid(_: Any, error: RequestValidationError) -> Response:
-    found = error.errors()[:20]
-    return _problems(
-        422, (Problem(".".join(map(str, one["loc"])), one["msg"], f"{one['input']!r:.100}") for one in found)
-    )
-
-
-async def _no_disk(_: Any, error: OSError) -> Response:
-    got = error.strerror or str(error)
-    return _problems(503, [Problem("log", "a disk that takes the log", got, "Try again later")])
-
-
-_REFUSALS: dict[Any, Any] = {
-    RefusedError: _refused, BundleError: _refused_by_model, RequestValidationError: _invalid, OSError: _no_disk,
-}  # fmt: skip

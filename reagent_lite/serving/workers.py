@@ -149,7 +149,9 @@ async def _answering(
 ) -> None:
     async with _rewards(config, number, shared, log) as join:
         app = create_app(config, number, model, log, join)
-        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS)
+        settings = uvicorn.Config(
+            app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=_GRACE_SECONDS
+        )
         server = uvicorn.Server(settings)
         loop = asyncio.get_running_loop()
         parent = multiprocessing.parent_process()

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from reagent_lite.errors import BundleError
-from reagent_lite.export import Bundle, load_bundle
-from reagent_lite.export.bundle import draw
+from reagent_lite.export import Bundle, Prediction, load_bundle
 from reagent_lite.manifest import BUNDLE, read_document, seal_folder, sealed
 
 NAN, INF = float("nan"), float("inf")
@@ -293,7 +292,11 @@ def test_the_graph_alone_gives_no_answer_to_infinity(discrete_folder: Path, para
 def test_draw_never_takes_what_has_no_probability(drawn: float, expected: list[int]) -> None:
     rng = SimpleNamespace(random=lambda size: np.full(size, drawn))
     probabilities = np.array([[0.0, 0.7, 0.1, 0.2000000000000002, 0.0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
-    assert draw(probabilities, rng).tolist() == expected  # type: ignore[arg-type]
+    given: Any = {"q": probabilities, "greedy": None, "propensities": probabilities, "mask": probabilities > 0}
+    actions, found = Prediction(**given).draw(rng)  # type: ignore[arg-type]
+    assert actions.tolist() == expected
+    taken = [0 if action < 0 else probabilities[row, action] for row, action in enumerate(expected)]
+    assert found.tolist() == pytest.approx(taken)
 
 
 def test_reading_needs_numpy_and_onnxruntime_only_and_collects_nothing(discrete_folder: Path) -> None:
