@@ -21,10 +21,12 @@ from reagent_lite.config import WorkflowConfig, parameters, resolved
 from reagent_lite.config.section import Section
 from reagent_lite.config.tracking import MlflowConfig, WandbConfig
 from reagent_lite.console import logger
-from reagent_lite.errors import ConfigError, Problem, install
+from reagent_lite.errors import ConfigError, Preempted, Problem, install
 from reagent_lite.training.metrics import Conclusion, Sink
 
 _RUN_TAG = "reagent_lite.run"
+_FINISHED, _STOPPED, _FAILED = "FINISHED", "KILLED", "FAILED"
+"""How a run ended, in MLflow's words."""
 _METRICS, _PARAMETERS = 1000, 100
 """Most of them that MLflow takes in one request."""
 _END_SECONDS, _STOP_SECONDS = 300.0, 10.0
@@ -36,7 +38,7 @@ class _Client(Protocol):
 
     def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None: ...
     def conclude(self, conclusion: Conclusion) -> None: ...
-    def finish(self, *, done: bool) -> None: ...
+    def finish(self, status: str) -> None: ...
 
 
 class _Mlflow:
@@ -80,13 +82,13 @@ class _Mlflow:
             else:
                 self._client.log_artifact(self._run, str(file))
 
-    def finish(self, *, done: bool) -> None:
+    def finish(self, status: str) -> None:
         variables = importlib.import_module("mlflow.environment_variables")
         link = variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
         before = link.get()
         link.set(True)  # standard output ends with the run's result, and the address may have a password
         try:
-            self._client.set_terminated(self._run, "FINISHED" if done else "KILLED")
+            self._client.set_terminated(self._run, status)
         finally:
             link.set(before)
 
@@ -114,8 +116,8 @@ class _Wandb:
                 artifact.add_file(str(file))
         self._run.log_artifact(artifact)
 
-    def finish(self, *, done: bool) -> None:
-        self._run.finish(exit_code=0 if done else 1)
+    def finish(self, status: str) -> None:
+        self._run.finish(exit_code=int(status != _FINISHED))
 
 
 class Tracker(Sink):
@@ -145,7 +147,8 @@ class Tracker(Sink):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Waits until everything was taken, not longer than a few minutes; seconds if the run was stopped."""
-        self._calls.put(partial(self._client.finish, done=error is None))
+        failed = _STOPPED if isinstance(error, Preempted) else _FAILED
+        self._calls.put(partial(self._client.finish, _FINISHED if error is None else failed))
         self._calls.put(None)
         seconds = _END_SECONDS if error is None else _STOP_SECONDS
         self._thread.join(seconds)

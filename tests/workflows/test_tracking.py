@@ -9,7 +9,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -20,7 +20,7 @@ from oracles.runs import ALONE, Runner, checked, merged, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from reagent_lite.config import leaves, parameters
-from reagent_lite.errors import ConfigError, Preempted
+from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.run.train import Callback, train
 from reagent_lite.training import tracking
 from reagent_lite.training.metrics import Conclusion, MetricsWriter
@@ -228,9 +228,14 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
     assert [(name, body["status"]) for name, body in bodies if "status" in body] == [("runs/update", "FINISHED")]
     assert caplog.messages == ["tracking.mlflow: starting"]
 
+    with suppress(DivergenceError), MetricsWriter() as writer:
+        writer.add(tracking.trackers(config, "run 2"))
+        raise DivergenceError(Problem("step 1", "a finite loss", "nan"))
+    assert Server.asked[-1][1]["status"] == "FAILED"
+
     caplog.clear()
     with MetricsWriter() as writer:
-        writer.add(tracking.trackers(config, "run 2"))
+        writer.add(tracking.trackers(config, "run 3"))
         server.shutdown()
         server.server_close()
         for step in (1, 2, 3):
@@ -253,7 +258,7 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
 
         def conclude(self, conclusion: Conclusion) -> None: ...
 
-        def finish(self, *, done: bool) -> None: ...
+        def finish(self, status: str) -> None: ...
 
     released = Event()
     monkeypatch.setattr(tracking, "_STOP_SECONDS", 0.1)
