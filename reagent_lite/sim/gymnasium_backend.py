@@ -130,9 +130,7 @@ class GymnasiumBackend:
             problems.append(Problem(f"actions of {self.name}", "a Discrete space", str(actions), todo))
         if not observations.is_np_flattenable:
             todo = "Wrap it in a gymnasium.ObservationWrapper that gives a Box"
-            expected = (
-                "a space that Gymnasium flattens: Box, Discrete, MultiDiscrete, MultiBinary, Tuple or Dict of them"
-            )
+            expected = "a Box, or what gymnasium.spaces.flatten makes one of"
             problems.append(Problem(f"observations of {self.name}", expected, str(observations), todo))
         raise_any(problems, SimulationError)
         assert isinstance(actions, Discrete)

@@ -93,8 +93,11 @@ def test_what_an_environment_raises_ends_the_run(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["cartpole_v1", "gymnasium:CartPole-v1"])
-def test_cartpole_is_learned_as_in_a_kernel(tmp_path: Path, env: str) -> None:
+def test_cartpole_is_learned_as_in_a_kernel_and_the_kernels_model_plays_there(tmp_path: Path, env: str) -> None:
     sample = json.loads((Path(__file__).parents[2] / "configs/cartpole/online.json").read_text())
-    simulation = {"env": env, "total_steps": 200_000}
-    outcome = trained(merged(sample, {"model_output_path": str(tmp_path), "use_gpu": False, "simulation": simulation}))
+    changes = {"model_output_path": str(tmp_path), "use_gpu": False, "actions": ["0", "1"],
+               "simulation": {"env": env, "total_steps": 200_000}}  # fmt: skip
+    outcome = trained(merged(sample, changes))
     assert outcome.scores["simulation/return/mean"] >= 475
+    result, _ = played(tmp_path, tmp_path / "model", "gymnasium:CartPole-v1", 100)
+    assert result.scores["simulation/return/mean"] >= 475
