@@ -27,7 +27,7 @@ from reagent_lite.sim.spec import EnvSpec
 _KEY = "simulation.policies"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TAKEN = ("model", "checkpoints", "tensorboard")
-"""Names of other folders beside the models, which are folders named by type."""
+"""Names of the run's other folders; a type's model is in a folder of the type's name beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
 
 
 def unknown_types(policies: Mapping[str, str], spec: EnvSpec, key: str) -> list[Problem]:
-    """Returns the problems of policies, which stand under a key, for types of agents that an environment lacks."""
+    """Returns a problem for each policy under a config key whose type of agents the environment does not have."""
     names = spec.agent_type_names
     return [
         Problem(f"{key}.{name}", f"one of {', '.join(names)}, the types of agents of {spec.name}", repr(name),
@@ -138,11 +138,11 @@ def agent_type(
     """Returns a type of agents of an environment.
 
     Args:
-        name: of the type.
-        plays: one of the words, or the folder of an exported model.
-        spec: of the environment.
-        key: of the config under which that stands.
-        words: those the config knows.
+        name: name of the type.
+        plays: one of `words`, or the folder of an exported model.
+        spec: the environment.
+        key: key of the config that has the policies.
+        words: words that the config allows instead of a folder.
         parametric: whether candidates have features.
 
     Raises:

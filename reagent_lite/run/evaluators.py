@@ -457,7 +457,7 @@ class SimulationEvaluator:
         return Evaluation(scalars=scores, document=document, lines=(line,), played=played)
 
     def _others(self, kind: str) -> str:
-        """Returns what the types of agents beside one play."""
+        """Returns which policies the other types of agents play."""
         return ", ".join(one.played for one in self._simulation.types if one.name != kind)
 
     def _together(self, found: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:

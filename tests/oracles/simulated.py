@@ -7,13 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
+from reagent_lite.sim.sources import find_environment
 from workflows.simulate import Simulated, simulate
 
 Array = NDArray[np.float64]
+
+
+def skip_without_gpu() -> None:
+    """Skips a test where cartpole_v0 cannot run on a GPU."""
+    problem = driver_problem() or cuda_problem(torch.device("cuda", 0), find_environment("cartpole_v0"))
+    if problem is not None:
+        pytest.skip(str(problem))
 
 
 def made(folder: Path, **changes: Any) -> tuple[Simulated, "Log"]:

@@ -9,11 +9,10 @@ import torch
 from oracles.bundles import linear_bundle
 from oracles.played import played
 from oracles.reports import Page
+from oracles.simulated import skip_without_gpu
 
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
-from reagent_lite.sim.sources import find_environment
 
 LOUD = """
 #define NUM_ACTIONS 2
@@ -113,9 +112,7 @@ def test_the_same_seed_is_the_same_game(tmp_path: Path, cart: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_plays_the_same_episodes(tmp_path: Path, cart: Path) -> None:
-    problem = driver_problem() or cuda_problem(torch.device("cuda", 0), find_environment("cartpole_v0"))
-    if problem is not None:
-        pytest.skip(str(problem))
+    skip_without_gpu()
     one, other = (played(tmp_path, cart, "cartpole_v0", 100, simulation={"backend": name})[0].scores
                   for name in ("cpu", "cuda"))  # fmt: skip
     assert one == pytest.approx(other)

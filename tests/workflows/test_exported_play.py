@@ -90,7 +90,9 @@ def test_named_actions(tmp_path: Path) -> None:
 def test_masked_actions_and_candidates(tmp_path: Path, kind: type[WorkflowConfig], env: str) -> None:
     tree = small(tmp_path, env)
     tree["simulation"]["time_limit"] = 60
-    check_played(check(kind, tree))
+    bundle = load_bundle(str(check_played(check(kind, tree)).model))
+    assert bundle.parametric == (kind is ParametricDqnConfig)
+    assert len(bundle.action_feature_ids) == (9 if bundle.parametric else 0)
 
 
 def from_a_log(folder: Path, **keys: Any) -> dict[str, Any]:

@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from oracles import cartpole, gridworld
 from oracles.episodes import random_cartpole_returns
-from oracles.simulated import dense, made
+from oracles.simulated import dense, made, skip_without_gpu
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
-from reagent_lite.sim.sources import find_environment
 from workflows.simulate import _prefix, simulate
 
 Array = NDArray[np.float64]
@@ -156,9 +153,7 @@ def test_the_same_seed_is_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_writes_the_same_bytes(tmp_path: Path) -> None:
-    problem = driver_problem() or cuda_problem(torch.device("cuda", 0), find_environment("cartpole_v0"))
-    if problem is not None:
-        pytest.skip(str(problem))
+    skip_without_gpu()
     for backend in ("cpu", "cuda"):
         made(tmp_path / backend, rows=5000, use_gpu=True, backend=backend)
     one, other = (tmp_path / backend / "log.jsonl" for backend in ("cpu", "cuda"))

@@ -152,13 +152,6 @@ def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:
     assert steps == 50  # a tenth of (10 000 - 2000) / 16
 
 
-def test_candidates_of_every_step_train_and_are_exported(tmp_path: Path) -> None:
-    trained(online(tmp_path, "recommend", total_steps=1000, warmup_steps=300, time_limit=40), "parametric_dqn")
-    bundle = load_bundle(tmp_path / "out" / "model")
-    assert bundle.parametric
-    assert len(bundle.action_feature_ids) == 9
-
-
 def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
     tree |= {"training": {}, "data": {"global_minibatch_size": 64}}
