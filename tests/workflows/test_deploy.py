@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,6 @@ def test_compose_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[s
     assert service["ports"] == [f"{config['port']}:{config['port']}"]
     assert {config["model"].split("/")[1], config["log"].split("/")[1]} == {"share"}
     assert service["volumes"] == ["share:/share"]
-    assert "serve" in service["build"]["args"]["EXTRAS"].split(",")
 
 
 def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +86,43 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     }  # fmt: skip
     assert actions == {(75,): "Ignore", (2,): "FailJob"}
     assert {env["name"] for env in container["env"]} >= set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
+
+
+def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    service, deployment = yaml.safe_load_all((DEPLOY / "kubernetes" / "serve.yaml").read_text())
+    claim, job = yaml.safe_load_all((DEPLOY / "kubernetes" / "train.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    module, *arguments = container["args"]
+    assert module == serve.COMMAND.module
+    assert main_alone(serve.COMMAND, serve.serve, [*arguments, "--dry_run"]) == 0
+    config = json.loads(capsys.readouterr().out)
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    trained_to = next(word for word in trainer["args"] if "model_output_path" in word)
+    assert config["model"] == f"{trained_to.rpartition('=')[2]}/model"
+    assert (config["host"], config["log"]) == ("0.0.0.0", "/share/served")
+    assert config["workers"] == int(container["resources"]["requests"]["cpu"])
+    # one server has the log, also while a new pod takes the place of another
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    (port,), (exposed,) = container["ports"], service["spec"]["ports"]
+    assert port["containerPort"] == config["port"]
+    assert port["name"] == exposed["targetPort"] == container["readinessProbe"]["httpGet"]["port"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+    assert container["volumeMounts"] == [{"name": "share", "mountPath": "/share"}]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+@pytest.mark.parametrize("name", ["train", "serve"])
+def test_kubernetes_files_are_what_its_api_takes(name: str) -> None:
+    """By the API's own schemas, which refuse fields that are unknown or of another type."""
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate of the extra `dev` is missing")
+    for document in yaml.safe_load_all((DEPLOY / "kubernetes" / f"{name}.yaml").read_text()):
+        assert schemas.validate(document, "1.31", strict=True) == "1.31"  # the oldest with podFailurePolicy
+        typo = {**document, "spec": {**document["spec"], "strategie": {}}}
+        with pytest.raises(schemas.ValidationError, match="strategie"):
+            schemas.validate(typo, "1.31", strict=True)
 
 
 def test_slurm_script(tmp_path: Path) -> None:
@@ -122,9 +161,53 @@ def test_a_slurm_job_that_a_signal_stops_is_requeued(
     assert ("trains" in done.stdout) == (doctor == 0)
 
 
-def test_dockerfile_takes_what_the_package_needs() -> None:
-    text = (DEPLOY / "Dockerfile").read_text()
-    copied = {word for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for word in line.split()[:-1]}
-    assert {"pyproject.toml", "README.md", "LICENSE", "reagent_lite", "workflows", "kernels", "configs"} <= copied
-    assert [word for word in copied if not (ROOT / word).exists()] == []
-    assert re.search(r"^USER (?!root)", text, re.MULTILINE)
+def test_the_steps_of_the_image(tmp_path: Path) -> None:
+    """COPY and RUN in a folder and a virtual environment of their own, with the packages that are installed here.
+
+    The step that makes the user is not run; it changes the machine.
+    """
+    steps = re.findall(r"^([A-Z]+) (.+)$", (DEPLOY / "Dockerfile").read_text().replace("\\\n", " "), re.MULTILINE)
+    image, here = tmp_path / "image", Path("/")
+    packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (packages / "here.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read
+    environment = {"PATH": f"{tmp_path / 'env' / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path),
+                   "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # fmt: skip
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        folder = image / here.relative_to("/")
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    words: dict[str, list[str]] = {}
+    for step, text in steps:
+        if step == "ARG":
+            name, _, default = text.partition("=")
+            environment[name] = default.strip('"')
+        elif step == "WORKDIR":
+            here = Path(text)
+            (image / here.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        elif step == "COPY":
+            *sources, target = text.split()
+            for source in sources:
+                end = image / (here / target).relative_to("/")
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, end, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / source, end)
+        elif step == "RUN" and "useradd" not in text:
+            run(["bash", "-c", text])
+        elif step in ("ENTRYPOINT", "CMD"):
+            words[step] = json.loads(text)
+    assert [text for step, text in steps if step == "USER"] == ["trainer"]
+    assert "python -m workflows.dqn" in run(words["ENTRYPOINT"] + words["CMD"]).stdout
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    command = [word.replace("/app/", f"{image}/app/") for word in compose["services"]["node0"]["command"]]
+    environment["JOB_COMPLETION_INDEX"] = "0"
+    assert "environments: 16 x" in run([*words["ENTRYPOINT"], *command, "--dry_run"]).stderr
+    run(["reagent-lite", "configs", "--copy", "configs-of-the-wheel"])
+    copied = image / "app" / "configs-of-the-wheel"
+    assert {path.relative_to(copied) for path in copied.rglob("*.json")} == {
+        path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.json")
+    }
