@@ -61,6 +61,11 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "read_log":  # the only one that cannot even be imported without an extra
+        from reagent_lite.errors import needing
+
+        with needing("data", f"{__name__}.{name}"):
+            return importlib.import_module(f"{__name__}.{_MODULES[name]}").read_log
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 

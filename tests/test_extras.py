@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from oracles.runs import ROOT
 
-from reagent_lite.errors import EXTRAS
+import reagent_lite
+from reagent_lite.errors import EXTRAS, ConfigError
 
 WITHOUT = """
 import runpy, sys
@@ -61,6 +62,14 @@ def test_simulation_needs_no_extra(tmp_path: Path) -> None:
                      "--set", "simulation.evaluation_episodes=5")  # fmt: skip
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout.splitlines()[-1])["rows"] == 0
+
+
+def test_read_log_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        ConfigError, match=r"reagent_lite\.read_log: .* no pyarrow\. Run: pip install 'reagent-lite\[data\]'"
+    ):
+        _ = reagent_lite.read_log
 
 
 @pytest.mark.parametrize(
