@@ -130,42 +130,34 @@ def _work(config: ServeConfig, number: int, listening: socket.socket, shared: Pa
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def body() -> int:
-        model = ServedModel(config.model)
-        with open_log(config, number, parametric=model.bundle.parametric) as log:
-            asyncio.run(_answering(config, number, listening, shared, model, log, ready))
+        asyncio.run(_answering(config, number, listening, shared, ready))
         return 0
 
     sys.exit(exit_code(body))
 
 
-async def _answering(
-    config: ServeConfig,
-    number: int,
-    listening: socket.socket,
-    shared: Path,
-    model: ServedModel,
-    log: DecisionLog,
-    ready: Any,
-) -> None:
-    async with _rewards(config, number, shared, log) as join:
-        app = create_app(config, number, model, log, join)
-        settings = uvicorn.Config(
-            app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=_GRACE_SECONDS
-        )
-        server = uvicorn.Server(settings)
-        loop = asyncio.get_running_loop()
-        parent = multiprocessing.parent_process()
-        if parent is not None:  # a worker ends with its parent
-            sentinel = parent.sentinel
+async def _answering(config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any) -> None:
+    model = ServedModel(config.model)
+    with open_log(config, number, parametric=model.bundle.parametric) as log:
+        async with _rewards(config, number, shared, log) as join:
+            app = create_app(config, number, model, log, join)
+            settings = uvicorn.Config(
+                app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=_GRACE_SECONDS
+            )
+            server = uvicorn.Server(settings)
+            loop = asyncio.get_running_loop()
+            parent = multiprocessing.parent_process()
+            if parent is not None:  # a worker ends with its parent
+                sentinel = parent.sentinel
 
-            def stop() -> None:
-                server.should_exit = True
-                loop.remove_reader(sentinel)
+                def stop() -> None:
+                    server.should_exit = True
+                    loop.remove_reader(sentinel)
 
-            loop.add_reader(sentinel, stop)
-        ready.set()
-        await server.serve(sockets=[listening])
-        await log.close()
+                loop.add_reader(sentinel, stop)
+            ready.set()
+            await server.serve(sockets=[listening])
+            await log.close()
 
 
 @asynccontextmanager
