@@ -172,14 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
                         help="what to measure; absent: everything")  # fmt: skip
     parser.add_argument("--env", default="cartpole_v1",
                         help=f"a .cuh file, gymnasium:name, or one of {', '.join(known_environments())}")  # fmt: skip
-    parser.add_argument(
-        "--num_envs",
-        type=int,
-        nargs="+",
-        default=None,
-        metavar="N",
-        help="numbers of environments; absent: 1 to 4 194 304, for training 16 384, and in Python 64",
-    )
+    parser.add_argument("--num_envs", type=int, nargs="+", default=None, metavar="N",
+                        help="numbers of environments; absent: 1 to 4 194 304; training 16 384; Python 64")  # fmt: skip
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU if there is one"
     )
