@@ -206,7 +206,12 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     (tmp_path / "team.cuh").write_text(TEAM)
     tree = {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "policies": {"follower": plays},
             "warmup_steps": 800}  # fmt: skip
-    collected(role(tmp_path, "collect", **tree))
+    outcome = collected(role(tmp_path, "collect", **tree)).outcome(1)
+    tables = [pq.read_table(file, columns=["mdp_id", "reward"]) for file in fifo(tmp_path)]
+    assert outcome.rows == sum(table.num_rows for table in tables)
+    assert outcome.episodes == sum(len(table["mdp_id"].unique()) for table in tables)
+    rewards = sum(sum(table["reward"].to_pylist()) for table in tables)
+    assert outcome.mean_return == pytest.approx(rewards / outcome.episodes)
     stream = followed(role(tmp_path, "learn", **tree))
     stream.before_step(0)
     states: dict[str, list[list[float]]] = {"leader": [], "follower": []}

@@ -193,10 +193,10 @@ class Collector:
     def _write(self) -> None:
         """Writes the episodes that have ended as one file; waits while the share is full, unless a signal came."""
         over, waiting = self._recorder.over, Waiting()
-        count = len(over)
-        if not count:
+        if not len(over):
             return
         episodes = self._recorder.episodes(over)
+        count = len(episodes.lengths)
         table = episode_rows(named_block(episodes, self._id), self._schema)
         while True:
             try:
