@@ -181,16 +181,29 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
 
 def add_config(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Adds the flags that name a config and override its keys."""
-    parser.add_argument("-p", "--parameters", "--config", dest="config", metavar="FILE", required=required,
-                        help="the JSON config")  # fmt: skip
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="override one key, as in the examples; may be given several times")  # fmt: skip
+    parser.add_argument(
+        "-p", "--parameters", "--config", dest="config", metavar="FILE", required=required, help="the JSON config"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one key, as in the examples; may be given several times",
+    )
 
 
 def add_node_index(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that numbers this machine."""
-    parser.add_argument("-ni", "--node-index", "--node_index", dest="node_index", type=int, metavar="N",
-                        help="number of this machine, from 0; wins over node_index in the JSON")  # fmt: skip
+    parser.add_argument(
+        "-ni",
+        "--node-index",
+        "--node_index",
+        dest="node_index",
+        type=int,
+        metavar="N",
+        help="number of this machine, from 0; wins over node_index in the JSON",
+    )
 
 
 def message_of(error: BaseException) -> str:

@@ -150,8 +150,14 @@ def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[Progress]:
             average = (task.completed - begin) / max(seconds, 1e-9)  # rich's own speed needs two updates
             return Text(_speed(task.finished_speed or task.speed or average, unit))
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-               Rate(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        Rate(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with Bar(*columns, console=Console(stderr=True), refresh_per_second=4, transient=brief) as bar:
         task = bar.add_task(title, total=None, completed=begin, note="", visible=False)  # until there is work to do
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note, visible=True)

@@ -179,8 +179,10 @@ class FolderIdentity:
         """
         if self.folder.is_dir() and FolderIdentity.of(self.folder) == self:
             return
-        raise OSError(f"{self.folder} is not the folder any more that it was when the run began: its share is not "
-                      "mounted, or the folder was replaced")  # fmt: skip
+        raise OSError(
+            f"{self.folder} is not the folder any more that it was when the run began: its share is not "
+            "mounted, or the folder was replaced"
+        )
 
 
 @contextmanager
@@ -345,9 +347,13 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
             )
         if time.monotonic() - begun > waits:
             raise FolderInUseError(
-                Problem(key, "a folder that no other run writes into", f"{folder}, in use by {_named(holder)}",
-                        "Wait for that run, or end it; or give another folder")
-            )  # fmt: skip
+                Problem(
+                    key,
+                    "a folder that no other run writes into",
+                    f"{folder}, in use by {_named(holder)}",
+                    "Wait for that run, or end it; or give another folder",
+                )
+            )
         time.sleep(_POLL_SECONDS)
     with suppress(OSError):  # a full disk: the lock counts, not its content
         os.ftruncate(descriptor, 0)
@@ -383,5 +389,7 @@ def _named(holder: dict[str, object]) -> str:
 
 
 def _unlocked(folder: Path, error: OSError) -> str:
-    return (f"{folder / LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
-            "writing into this folder too")  # fmt: skip
+    return (
+        f"{folder / LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
+        "writing into this folder too"
+    )

@@ -96,8 +96,9 @@ def parameters(config: Section) -> dict[str, Scalar]:
     """Returns what trackers call hyperparameters: all keys that are not null, lists as JSON text."""
     return {
         key: json.dumps(value) if isinstance(value, list) else value
-        for key, value in leaves(resolved(config)).items() if value is not None
-    }  # fmt: skip
+        for key, value in leaves(resolved(config)).items()
+        if value is not None
+    }
 
 
 def fingerprint(config: Section) -> str:

@@ -49,8 +49,10 @@ class Section(BaseModel):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields what is wrong beyond single keys in this section and below; `path` is the section's own."""
-        found = [*self.rules(), *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items()
-                                  if key in self.changed)]  # fmt: skip
+        found = [
+            *self.rules(),
+            *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items() if key in self.changed),
+        ]
         yield from (within(path, problem) for problem in found)
         for name in type(self).model_fields:
             if isinstance(section := getattr(self, name), Section):

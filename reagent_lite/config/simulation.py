@@ -86,14 +86,19 @@ class SimulationConfig(EnvironmentConfig):
         """Yields contradictions between keys."""
         yield from super().rules()
         if (self.mode == "both") != (self.dataset is None):
-            yield self.wrong("dataset", "absent with mode both; the shared folder with collect and learn",
-                             got=f"{'nothing' if self.dataset is None else 'one'} with mode {self.mode}")  # fmt: skip
+            yield self.wrong(
+                "dataset",
+                "absent with mode both; the shared folder with collect and learn",
+                got=f"{'nothing' if self.dataset is None else 'one'} with mode {self.mode}",
+            )
         if self.mode != "both":
-            yield from self.changes("", ["auto_scale"], f"false with mode {self.mode}",
-                                    "It measures playing and learning in one process")  # fmt: skip
+            yield from self.changes(
+                "", ["auto_scale"], f"false with mode {self.mode}", "It measures playing and learning in one process"
+            )
         if self.in_python:
-            yield from self.changes("", ["auto_scale"], f"false with {self.env}",
-                                    "Its steps per second hardly depend on num_envs")  # fmt: skip
+            yield from self.changes(
+                "", ["auto_scale"], f"false with {self.env}", "Its steps per second hardly depend on num_envs"
+            )
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield self.wrong("epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})")
         if self.exploration == "softmax":

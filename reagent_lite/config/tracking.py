@@ -19,9 +19,12 @@ class MlflowConfig(Section):
     def rules(self) -> Iterator[Problem]:
         """Yields an address with a user or password, which every copy of the config would show."""
         if self.uri is not None and "@" in urlsplit(self.uri).netloc:
-            yield self.wrong("uri", "an address without user and password",
-                             "Give them by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or by "
-                             "MLFLOW_TRACKING_URI", got="one with them")  # fmt: skip
+            yield self.wrong(
+                "uri",
+                "an address without user and password",
+                "Give them by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or by MLFLOW_TRACKING_URI",
+                got="one with them",
+            )
 
 
 class WandbConfig(Section):

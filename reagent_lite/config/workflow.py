@@ -154,8 +154,11 @@ class WorkflowConfig(Section):
         if self.simulation is not None:
             yield from self._simulation_rules(self.simulation)
         if self.publish_if is not None and not self.training_data_path:
-            yield self.wrong("publish_if", "absent without training_data_path",
-                             "It is about estimates from logged rows, and there are none")  # fmt: skip
+            yield self.wrong(
+                "publish_if",
+                "absent without training_data_path",
+                "It is about estimates from logged rows, and there are none",
+            )
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             expected = "absent while training.minibatch_size is given"
             yield self.wrong("data.global_minibatch_size", expected, "Keep one of them", got="both")
@@ -163,19 +166,29 @@ class WorkflowConfig(Section):
     def _loss_rules(self) -> Iterator[Problem]:
         rl, rainbow = self.rl, self.rainbow
         if (rainbow.categorical or rainbow.quantile) and rl.q_network_loss != "mse":
-            yield self.wrong("rl.q_network_loss", "absent with categorical or quantile",
-                             "The distributional head brings its own loss")  # fmt: skip
+            yield self.wrong(
+                "rl.q_network_loss",
+                "absent with categorical or quantile",
+                "The distributional head brings its own loss",
+            )
         if rl.value_bounds is not None and rainbow.categorical:
-            yield self.wrong("rl.value_bounds", "absent with categorical",
-                             "rainbow.qmin and rainbow.qmax bound the returns of C51")  # fmt: skip
+            yield self.wrong(
+                "rl.value_bounds", "absent with categorical", "rainbow.qmin and rainbow.qmax bound the returns of C51"
+            )
         if rl.value_bounds is not None and rl.q_network_loss == "bce_with_logits":
             yield self.wrong("rl.value_bounds", "absent with bce_with_logits", "Its targets are the rewards themselves")
         if rl.value_bounds == "rewards" and (not self.training_data_path or self.simulated_share):
-            yield self.wrong("rl.value_bounds", "[low, high] or null where a simulation is trained on",
-                             "What an environment may pay is not known before it is played")  # fmt: skip
+            yield self.wrong(
+                "rl.value_bounds",
+                "[low, high] or null where a simulation is trained on",
+                "What an environment may pay is not known before it is played",
+            )
         if rainbow.bcq and not rl.maxq_learning:
-            yield self.wrong("rainbow.bcq", "false while rl.maxq_learning is false",
-                             "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip
+            yield self.wrong(
+                "rainbow.bcq",
+                "false while rl.maxq_learning is false",
+                "SARSA takes the logged next action: there is nothing to restrict",
+            )
 
     def _parallel_rules(self) -> Iterator[Problem]:
         """Yields keys that ask for several processes where one trains, and what cannot be divided over GPUs."""
@@ -189,14 +202,23 @@ class WorkflowConfig(Section):
         if self.parallel == "none":
             return
         if not self.use_gpu:
-            yield self.wrong("parallel", '"ddp" or "none" while use_gpu is false',
-                             "torch's DataParallel divides a minibatch over the GPUs of one machine")  # fmt: skip
+            yield self.wrong(
+                "parallel",
+                '"ddp" or "none" while use_gpu is false',
+                "torch's DataParallel divides a minibatch over the GPUs of one machine",
+            )
         if not self.use_all_avail_gpus:
-            yield self.wrong("use_all_avail_gpus", 'true with parallel "dp"',
-                             "Its one process uses all of them; CUDA_VISIBLE_DEVICES chooses some")  # fmt: skip
+            yield self.wrong(
+                "use_all_avail_gpus",
+                'true with parallel "dp"',
+                "Its one process uses all of them; CUDA_VISIBLE_DEVICES chooses some",
+            )
         if self.training.use_batch_norm:
-            yield self.wrong("training.use_batch_norm", 'false with parallel "dp"',
-                             "Statistics would be those of the first GPU's rows; ddp has them of all")  # fmt: skip
+            yield self.wrong(
+                "training.use_batch_norm",
+                'false with parallel "dp"',
+                "Statistics would be those of the first GPU's rows; ddp has them of all",
+            )
 
     def _stage_rules(self) -> Iterator[Problem]:
         """Yields contradictions of the stages before training with each other and with training."""
@@ -207,8 +229,11 @@ class WorkflowConfig(Section):
             return
         source = timeline.inputTableName
         if source and self.training_data_path not in (source, timeline.outputTableName):
-            yield self.wrong("timeline.inputTableName", "the events of training_data_path, or absent",
-                             "One of them says where the events are")  # fmt: skip
+            yield self.wrong(
+                "timeline.inputTableName",
+                "the events of training_data_path, or absent",
+                "One of them says where the events are",
+            )
         if not self.training_data_path:
             yield self.wrong("timeline", "absent without training_data_path", "There are no events")
         if timeline.evalTableName is not None and self.eval_data_path not in (None, timeline.evalTableName):
@@ -228,23 +253,36 @@ class WorkflowConfig(Section):
     def _simulation_rules(self, simulation: SimulationConfig) -> Iterator[Problem]:
         """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
         if simulation.mode != "both" and self.training_data_path:
-            yield self.wrong("training_data_path", f"absent with simulation.mode {simulation.mode}",
-                             "Logs in `protected` of simulation.dataset are learned from as well")  # fmt: skip
+            yield self.wrong(
+                "training_data_path",
+                f"absent with simulation.mode {simulation.mode}",
+                "Logs in `protected` of simulation.dataset are learned from as well",
+            )
         if self.collects and (self.num_nodes > 1 or self.use_all_avail_gpus or (self.num_processes_per_node or 1) > 1):
-            yield self.wrong("simulation.mode", "both or learn with several processes",
-                             "A collector is one process: start as many as you like")  # fmt: skip
+            yield self.wrong(
+                "simulation.mode",
+                "both or learn with several processes",
+                "A collector is one process: start as many as you like",
+            )
         yield from self._beside_data(simulation) if self.training_data_path else self._without_data(simulation)
         if simulation.backend == "cuda" and not self.use_gpu:
-            yield self.wrong("simulation.backend", "auto or cpu while use_gpu is false",
-                             "Environments run on the GPU that trains")  # fmt: skip
+            yield self.wrong(
+                "simulation.backend", "auto or cpu while use_gpu is false", "Environments run on the GPU that trains"
+            )
         if not self.simulated_share:
             return
         if self.rl.use_seq_num_diff_as_time_diff:
-            yield self.wrong("rl.use_seq_num_diff_as_time_diff", "false while a simulation is trained on",
-                             "A simulated transition is one step long")  # fmt: skip
+            yield self.wrong(
+                "rl.use_seq_num_diff_as_time_diff",
+                "false while a simulation is trained on",
+                "A simulated transition is one step long",
+            )
         if simulation.epsilon_end is None and simulation.epsilon_start < self.rl.epsilon:
-            yield self.wrong("simulation.epsilon_start", f"at least rl.epsilon ({self.rl.epsilon:g}), where it ends",
-                             "Or give simulation.epsilon_end")  # fmt: skip
+            yield self.wrong(
+                "simulation.epsilon_start",
+                f"at least rl.epsilon ({self.rl.epsilon:g}), where it ends",
+                "Or give simulation.epsilon_end",
+            )
         fewest = self.fewest_slots * simulation.num_envs
         if simulation.replay.capacity < fewest:
             yield self.wrong("simulation.replay.capacity", f"at least {fewest}, {self.fewest_slots} steps of num_envs")
@@ -252,25 +290,44 @@ class WorkflowConfig(Section):
     def _beside_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
         lengths = ("total_steps", "num_evaluations")
         if simulation.share is None:
-            yield self.wrong("simulation.share", "a number from 0 to 1 beside training_data_path",
-                             "0 trains on the data and plays in simulation, 1 trains on the simulation")  # fmt: skip
-        yield from self.changes("simulation", lengths, "absent beside training_data_path",
-                                "epochs says how long a run on data is; each ends with an evaluation")  # fmt: skip
-        yield from self.changes("simulation", ["auto_scale"], "false beside training_data_path",
-                                "It measures a run that only simulates")  # fmt: skip
+            yield self.wrong(
+                "simulation.share",
+                "a number from 0 to 1 beside training_data_path",
+                "0 trains on the data and plays in simulation, 1 trains on the simulation",
+            )
+        yield from self.changes(
+            "simulation",
+            lengths,
+            "absent beside training_data_path",
+            "epochs says how long a run on data is; each ends with an evaluation",
+        )
+        yield from self.changes(
+            "simulation", ["auto_scale"], "false beside training_data_path", "It measures a run that only simulates"
+        )
         if simulation.share == 0:
             learning = [key for key in simulation.learning_only if key not in (*lengths, "auto_scale")]
-            yield from self.changes("simulation", learning, "its default while share is 0",
-                                    "Nothing is learned in the simulation, so it would have no effect")  # fmt: skip
+            yield from self.changes(
+                "simulation",
+                learning,
+                "its default while share is 0",
+                "Nothing is learned in the simulation, so it would have no effect",
+            )
 
     def _without_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
         todo = "It is about logged rows, and there are none"
-        yield from self.changes("", ["epochs"], "absent without training_data_path",
-                                "simulation.total_steps says how long a simulated run is")  # fmt: skip
+        yield from self.changes(
+            "",
+            ["epochs"],
+            "absent without training_data_path",
+            "simulation.total_steps says how long a simulated run is",
+        )
         yield from self.changes("", ["eval_data_path"], "absent without training_data_path", todo)
         if simulation.auto_scale and self.data.global_minibatch_size is not None:
-            yield self.wrong("data.global_minibatch_size", "absent while simulation.auto_scale is true",
-                             "Give training.minibatch_size, at which the search begins")  # fmt: skip
+            yield self.wrong(
+                "data.global_minibatch_size",
+                "absent while simulation.auto_scale is true",
+                "Give training.minibatch_size, at which the search begins",
+            )
         if simulation.share not in (None, 1.0):
             yield self.wrong("simulation.share", "absent or 1 without training_data_path")
         used = {
@@ -313,8 +370,11 @@ class DqnConfig(WorkflowConfig):
             if name not in self.actions and (self.actions or self.simulation is None):
                 yield Problem(f"rl.reward_boost.{name}", f"one of {list(self.actions)}", repr(name))
         if self.action_norm_data_path is not None:
-            yield self.wrong("action_norm_data_path", "absent",
-                             "Named actions have no features; use workflows.parametric_dqn for candidates")  # fmt: skip
+            yield self.wrong(
+                "action_norm_data_path",
+                "absent",
+                "Named actions have no features; use workflows.parametric_dqn for candidates",
+            )
         yield from self._unfitted("state_features", "state_norm_data_path")
         yield from super().rules()
 
@@ -327,11 +387,13 @@ class ParametricDqnConfig(WorkflowConfig):
     def rules(self) -> Iterator[Problem]:
         """Adds the rules of candidate actions."""
         if self.actions:
-            yield self.wrong("actions", "absent",
-                             "Candidates come with each row; use workflows.dqn for named actions")  # fmt: skip
+            yield self.wrong("actions", "absent", "Candidates come with each row; use workflows.dqn for named actions")
         if self.rl.reward_boost:
-            yield self.wrong("rl.reward_boost", "absent",
-                             "Candidates have no names to boost; add the boost to the reward in the data")  # fmt: skip
+            yield self.wrong(
+                "rl.reward_boost",
+                "absent",
+                "Candidates have no names to boost; add the boost to the reward in the data",
+            )
         yield from self._unfitted("state_features", "state_norm_data_path")
         yield from self._unfitted("action", "action_norm_data_path")
         yield from super().rules()

@@ -45,10 +45,15 @@ def stamped(table: pa.Table, origin: Mapping[str, Any]) -> pa.Table:
 def misfits(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Problem]:
     """Returns a problem for each key whose value is not the wanted one, or that is missing."""
     return [
-        Problem(f"{where}, {key}", _text(value), _text(found.get(key)),
-                "Use the same environment, network and release of reagent-lite, or another folder")
-        for key, value in wanted.items() if found.get(key) != value
-    ]  # fmt: skip
+        Problem(
+            f"{where}, {key}",
+            _text(value),
+            _text(found.get(key)),
+            "Use the same environment, network and release of reagent-lite, or another folder",
+        )
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
 
 
 def _text(value: Any) -> str:

@@ -190,8 +190,11 @@ def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
         if path is not None:
             spec = read_normalization(path)
             check_covers(spec, ids, where=path)
-            yield ok(key, f"{path}: {counted(len(spec.feature_ids), 'feature')} in {counted(spec.width, 'column')}; "
-                          f"covers {rows.file}")  # fmt: skip
+            yield ok(
+                key,
+                f"{path}: {counted(len(spec.feature_ids), 'feature')} in {counted(spec.width, 'column')}; "
+                f"covers {rows.file}",
+            )
 
 
 def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:

@@ -180,16 +180,23 @@ def _shown(
 ) -> list[Row]:
     name = f"share: {what}"
     rows = [
-        (warning if writer else failed)(name, f"node {writer} cannot write in {folder}: {why}",
-                                        "Only node 0 must" if writer else "Mount it writable there")
+        (warning if writer else failed)(
+            name,
+            f"node {writer} cannot write in {folder}: {why}",
+            "Only node 0 must" if writer else "Mount it writable there",
+        )
         for writer, why in refused.items()
-    ]  # fmt: skip
+    ]
     seen = [(delay, reader, writer) for reader, table in enumerate(tables) for writer, delay in table]
     rows += [
-        failed(name, f"node {reader} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
-               f"Mount the same share at {folder} on every machine; or its caches are long: raise --wait to find out")
-        for delay, reader, writer in seen if delay is None
-    ]  # fmt: skip
+        failed(
+            name,
+            f"node {reader} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
+            f"Mount the same share at {folder} on every machine; or its caches are long: raise --wait to find out",
+        )
+        for delay, reader, writer in seen
+        if delay is None
+    ]
     delays = [(delay, reader, writer) for delay, reader, writer in seen if delay is not None and reader != writer]
     if not delays:
         return rows

@@ -113,8 +113,11 @@ def _mount(folder: Path) -> Iterator[Row]:
     if mount.is_network:
         yield ok("share: mount", str(mount))
     else:
-        yield warning("share: mount", f"this folder is on a local disk: {mount}",
-                      "Do the machines really share it? Run the doctor on all of them at once to find out")  # fmt: skip
+        yield warning(
+            "share: mount",
+            f"this folder is on a local disk: {mount}",
+            "Do the machines really share it? Run the doctor on all of them at once to find out",
+        )
     yield from (warning("share: mount", found, todo) for found, todo in mount.warnings())
 
 
@@ -178,8 +181,11 @@ def _record(file: MeetingFile) -> Row:
     reached = reach(found)
     if reached is not None:
         reached[0].close()
-        return warning(name, f"{file.path} is used by a live {found}",
-                       "Give each job a file of its own, or end that run with --force")  # fmt: skip
+        return warning(
+            name,
+            f"{file.path} is used by a live {found}",
+            "Give each job a file of its own, or end that run with --force",
+        )
     return ok(name, f"{file.path} is left from {found}, which does not answer; node 0 replaces it")
 
 

@@ -123,10 +123,16 @@ def _length(place: int) -> str:
 
 def _by_propensity(bins: Tensor, rows: float) -> list[dict[str, float]]:
     return [
-        {"low": place / _BINS, "high": (place + 1) / _BINS, "rows": count / rows, "propensity": propensity / count,
-         "policy": probability / count}
-        for place, (count, propensity, probability) in enumerate(bins.t().tolist()) if count
-    ]  # fmt: skip
+        {
+            "low": place / _BINS,
+            "high": (place + 1) / _BINS,
+            "rows": count / rows,
+            "propensity": propensity / count,
+            "policy": probability / count,
+        }
+        for place, (count, propensity, probability) in enumerate(bins.t().tolist())
+        if count
+    ]
 
 
 def _figures(mean: Tensor, stddev: Tensor) -> list[dict[str, float | None]]:

@@ -159,8 +159,13 @@ class _Candidates:
             numbers = numbers[held_out(hashes[numbers], share)]
         wanted = np.zeros(count, np.bool_)
         wanted[numbers] = sides.shards.several
-        return cls(numbers=numbers, hashes=hashes[numbers], digest=episode_digests(copy, wanted)[numbers],
-                   unknown=unknown[numbers], summed=summed[numbers])  # fmt: skip
+        return cls(
+            numbers=numbers,
+            hashes=hashes[numbers],
+            digest=episode_digests(copy, wanted)[numbers],
+            unknown=unknown[numbers],
+            summed=summed[numbers],
+        )
 
 
 @dataclass(frozen=True, slots=True)

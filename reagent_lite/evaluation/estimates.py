@@ -152,9 +152,13 @@ def _choices(model: ExportedModel, page: EvaluationPage, log: Log) -> dict[str, 
         scored = log.split.scored.numbers
         order = scored[np.argsort(log.copy.episode[scored], kind="stable")]  # as the page orders its rows
         found["candidates"] = candidate_choices(
-            page, log.copy, order, model.bundle.action_feature_ids, ALONE,
+            page,
+            log.copy,
+            order,
+            model.bundle.action_feature_ids,
+            ALONE,
             propensities_known=not log.counts["rows_without_propensity"],
-        )  # fmt: skip
+        )
     return found
 
 
@@ -241,11 +245,15 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
             where = f"{model.key} {model.path}"
             raise DataError(Problem(where, f"a log with some of the {side} features {_listed(reads)}", _listed(have)))
         if unknown:
-            warnings.append(f"{model.key} does not know {counted(len(unknown), f'{side} feature')} of the log, "
-                            f"left out: {_listed(unknown)}")  # fmt: skip
+            warnings.append(
+                f"{model.key} does not know {counted(len(unknown), f'{side} feature')} of the log, "
+                f"left out: {_listed(unknown)}"
+            )
         if missing:
-            warnings.append(f"{len(missing)} of {len(reads)} {side} features that {model.key} reads are missing in "
-                            f"every row of the log: {_listed(missing)}")  # fmt: skip
+            warnings.append(
+                f"{len(missing)} of {len(reads)} {side} features that {model.key} reads are missing in "
+                f"every row of the log: {_listed(missing)}"
+            )
     return warnings
 
 
@@ -266,6 +274,8 @@ def _never_logged(model: ExportedModel, page: EvaluationPage, log: Log) -> list[
         for number in taken[:_NAMED]
     ]
     if more := taken[_NAMED:]:
-        sentences.append(f"{model.key} takes {counted(len(more), 'more action')} that no row of the log has, "
-                         f"together in {share[more].sum():.1%} of the scored rows")  # fmt: skip
+        sentences.append(
+            f"{model.key} takes {counted(len(more), 'more action')} that no row of the log has, "
+            f"together in {share[more].sum():.1%} of the scored rows"
+        )
     return sentences

@@ -280,10 +280,18 @@ def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
         expected = f"{kind_of(parametric=True)}, for {spec.name} has candidates that differ from step to step"
         problems.append(Problem(where, expected, kind_of(parametric=False), advice))
     elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
-        problems.append(Problem(where, f"actions {', '.join(spec.action_names)} of {spec.name}",
-                                ", ".join(bundle.action_names), "Train with the environment's names"))  # fmt: skip
-    sizes = {"state": (bundle.state_feature_ids, spec.observation_size),
-             "action": (bundle.action_feature_ids, spec.action_feature_size)}  # fmt: skip
+        problems.append(
+            Problem(
+                where,
+                f"actions {', '.join(spec.action_names)} of {spec.name}",
+                ", ".join(bundle.action_names),
+                "Train with the environment's names",
+            )
+        )
+    sizes = {
+        "state": (bundle.state_feature_ids, spec.observation_size),
+        "action": (bundle.action_feature_ids, spec.action_feature_size),
+    }
     for name, (ids, size) in sizes.items():
         unknown = [str(one) for one in ids if not 0 <= one < size]
         if unknown:

@@ -45,18 +45,25 @@ class Arena:
     ) -> None:
         device = torch.device("cuda", 0) if settings.backend == "cuda" else torch.device("cpu")
         backend = open_backend(
-            settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters,
+            settings.env,
+            backend=settings.backend,
+            device=device,
+            parameters=settings.env_parameters,
             math=settings.math,
-        )  # fmt: skip
+        )
         problems = several_types(backend.spec, "simulation.env")
         problems += [p for one in models for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
         if problems:
             raise BundleError(problems)
         self._config, self._models = config, models
         self._env = open_envs(
-            backend, num_envs=settings.evaluation_episodes, seed=config.seed, stream=_STREAM,
-            time_limit=settings.time_limit, parametric=models[0].bundle.parametric,
-        )  # fmt: skip
+            backend,
+            num_envs=settings.evaluation_episodes,
+            seed=config.seed,
+            stream=_STREAM,
+            time_limit=settings.time_limit,
+            parametric=models[0].bundle.parametric,
+        )
 
     def play(self, gamma: float) -> Played:
         """Plays every model, and uniformly random actions.
@@ -68,8 +75,14 @@ class Arena:
         env, settings = self._env, self._config.evaluation
         tables = {one.key: self._table(one.key, _Drawn(one, self._config, env.spec), gamma) for one in self._models}
         tables[RANDOM] = self._table(RANDOM, None, gamma)
-        return Played.of(env.spec, env.time_limit, tables, level=settings.confidence_level,
-                         resamples=settings.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
+        return Played.of(
+            env.spec,
+            env.time_limit,
+            tables,
+            level=settings.confidence_level,
+            resamples=settings.bootstrap_resamples,
+            seed=self._config.seed,
+        )
 
     def _table(self, key: str, policy: "_Drawn | None", gamma: float) -> Tensor:
         count = self._env.num_envs

@@ -191,9 +191,10 @@ def _together(found: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
         next_step=worst.next_step,
         findings=tuple(
             replace(finding, reason=f"{kind}: {finding.reason}")
-            for kind, one in decisions.items() for finding in one.findings
+            for kind, one in decisions.items()
+            for finding in one.findings
         ),
-    )  # fmt: skip
+    )
     return Report(
         title="Evaluation",
         decision=decision,
@@ -203,9 +204,10 @@ def _together(found: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
         ),
         sections=tuple(
             replace(section, title=f"{section.title}: {kind}")
-            for kind, one in found.items() for section in one.sections
+            for kind, one in found.items()
+            for section in one.sections
         ),
-    )  # fmt: skip
+    )
 
 
 def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
@@ -242,11 +244,17 @@ def features_section(
         rows.append((name, column, one["feature_type"], share, one.get("mean"), one.get("stddev")))
     table = Table(
         title="Normalization of features; mean and deviation in the space of the type",
-        columns=(("Feature", "name"), ("Of", "name"), ("Type", "name"), ("Present", "share"), ("Mean", "number"),
-                 ("Standard deviation", "number")),
+        columns=(
+            ("Feature", "name"),
+            ("Of", "name"),
+            ("Type", "name"),
+            ("Present", "share"),
+            ("Mean", "number"),
+            ("Standard deviation", "number"),
+        ),
         rows=rows,
         note=left_out(len(found) - len(rows), "features", "normalization.json"),
-    )  # fmt: skip
+    )
     return Section(title="Features", notes=(note,), tables=(table,) if rows else ())
 
 
@@ -275,11 +283,18 @@ def drift_section(config: WorkflowConfig) -> Section:
     ]
     table = Table(
         title="Features against the reference data, most drifted first",
-        columns=(("Feature", "name"), ("Of", "name"), ("Drift", "mark"), ("PSI", "number"), ("KS", "number"),
-                 ("Present: reference → training", "number"), ("Mean: reference → training", "number")),
+        columns=(
+            ("Feature", "name"),
+            ("Of", "name"),
+            ("Drift", "mark"),
+            ("PSI", "number"),
+            ("KS", "number"),
+            ("Present: reference → training", "number"),
+            ("Mean: reference → training", "number"),
+        ),
         rows=rows,
         note=left_out(len(found) - len(rows), "features", "drift.json"),
-    )  # fmt: skip
+    )
     return Section(title="Drift", tables=(table,) if rows else ())
 
 

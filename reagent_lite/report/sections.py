@@ -129,10 +129,16 @@ def _estimates_table(one: Comparison) -> Table:
             rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, why))
     return Table(
         title=f"{one.title}, beside the {one.reference_name}",
-        columns=(("Estimator", "name"), ("Estimate (interval)", "number"), ("Difference", "number"),
-                 (f"Times the {one.reference_name}", "number"), ("Verdict", "mark"), ("Reason", "words")),
+        columns=(
+            ("Estimator", "name"),
+            ("Estimate (interval)", "number"),
+            ("Difference", "number"),
+            (f"Times the {one.reference_name}", "number"),
+            ("Verdict", "mark"),
+            ("Reason", "words"),
+        ),
         rows=rows,
-    )  # fmt: skip
+    )
 
 
 def simulated_section(played: Played | None, names: Mapping[str, str], level: float, note: str) -> Section:
@@ -240,24 +246,34 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     tables = (
         Table(
             title="Features of chosen candidates, largest difference first",
-            columns=(("Feature", "name"), ("Log: mean (standard deviation)", "number"),
-                     ("Policy: mean (standard deviation)", "number"), ("Difference", "number")),
+            columns=(
+                ("Feature", "name"),
+                ("Log: mean (standard deviation)", "number"),
+                ("Policy: mean (standard deviation)", "number"),
+                ("Difference", "number"),
+            ),
             rows=[(name, _moments(one["logged"]), _moments(one["policy"]), one["difference"]) for name, one in shown],
             note=left_out(len(features) - len(shown), "features", where),
         ),
         Table(
             title="Probability of the logged candidate, under the log and under the policy",
-            columns=(("Logged propensity", "name"), ("Share of rows", "share"), ("Mean propensity", "share"),
-                     ("The policy's mean probability", "share")),
-            rows=[(f"{one['low']:.0%} to {one['high']:.0%}", one["rows"], one["propensity"], one["policy"])
-                  for one in document["by_propensity"]],
+            columns=(
+                ("Logged propensity", "name"),
+                ("Share of rows", "share"),
+                ("Mean propensity", "share"),
+                ("The policy's mean probability", "share"),
+            ),
+            rows=[
+                (f"{one['low']:.0%} to {one['high']:.0%}", one["rows"], one["propensity"], one["policy"])
+                for one in document["by_propensity"]
+            ],
         ),
         Table(
             title="Candidates to choose from",
             columns=(("Number of candidates", "name"), ("Share of rows", "share")),
             rows=lengths,
         ),
-    )  # fmt: skip
+    )
     note = (
         "Candidates have no names: their features show how the policy's choices differ from the log's. A difference of "
         "1 is a standard deviation."

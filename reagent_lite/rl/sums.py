@@ -129,8 +129,9 @@ class Group:
                 columns[:, outcome, place] = values(table).sum(1)
             for place, values in enumerate(means):
                 torch.mul(weights, values(table), out=steps[:, outcome, place])
-        return cls(sums=columns, weights=weights, steps=steps, log_largest=log_largest,
-                   discount=tables[0].discount.sum(0))  # fmt: skip
+        return cls(
+            sums=columns, weights=weights, steps=steps, log_largest=log_largest, discount=tables[0].discount.sum(0)
+        )
 
     def scale(self, log_reference: Tensor) -> Tensor:
         """Returns the largest rho_t of these episodes over a reference, [H] for [H], at all steps of longer ones."""
@@ -168,8 +169,14 @@ class Log:
         steps = max(len(part.log_largest) for part in parts)
         log_largest = torch.stack([_held(part.log_largest, steps) for part in parts]).amax(0)
         weights = torch.stack([_held(part.weights.sum(0), steps) * part.scale(log_largest) for part in parts]).sum(0)
-        return cls(estimators=tuple(estimators), groups=parts, log_largest=log_largest, weights=weights,
-                   sums=tuple(sums), means=tuple(means))  # fmt: skip
+        return cls(
+            estimators=tuple(estimators),
+            groups=parts,
+            log_largest=log_largest,
+            weights=weights,
+            sums=tuple(sums),
+            means=tuple(means),
+        )
 
     @property
     def num_episodes(self) -> int:

@@ -94,26 +94,51 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     learning = [name for name in names if plays[name] == LEARN]
     problems = unknown_types(settings.policies, spec, _KEY)
     problems += [
-        Problem("simulation.env_parameters", f"those with which {spec.name} has an agent of each type", f"no {name}",
-                "AGENTS of the environment follows from them")
-        for number, name in enumerate(names) if not spec.agents_of(number)
-    ]  # fmt: skip
+        Problem(
+            "simulation.env_parameters",
+            f"those with which {spec.name} has an agent of each type",
+            f"no {name}",
+            "AGENTS of the environment follows from them",
+        )
+        for number, name in enumerate(names)
+        if not spec.agents_of(number)
+    ]
     if not learning:
-        problems.append(Problem(_KEY, f'"{LEARN}" for at least one of {", ".join(names)}', str(dict(settings.policies)),
-                                "Leave out the type that is to learn"))  # fmt: skip
+        problems.append(
+            Problem(
+                _KEY,
+                f'"{LEARN}" for at least one of {", ".join(names)}',
+                str(dict(settings.policies)),
+                "Leave out the type that is to learn",
+            )
+        )
     if config.training_data_path:
-        problems.append(Problem("simulation.env", "an environment whose agents are of one type beside "
-                                "training_data_path", f"{spec.name} with {' and '.join(names)}",
-                                "Rows of a log do not name a type of agents: remove training_data_path"))  # fmt: skip
+        problems.append(
+            Problem(
+                "simulation.env",
+                "an environment whose agents are of one type beside training_data_path",
+                f"{spec.name} with {' and '.join(names)}",
+                "Rows of a log do not name a type of agents: remove training_data_path",
+            )
+        )
     if settings.stop_at_return is not None and len(learning) > 1:
-        problems.append(Problem("simulation.stop_at_return", "absent where several types learn",
-                                f"{settings.stop_at_return:g} with {' and '.join(learning)}",
-                                "The return of one type depends on what the others have learned"))  # fmt: skip
+        problems.append(
+            Problem(
+                "simulation.stop_at_return",
+                "absent where several types learn",
+                f"{settings.stop_at_return:g} with {' and '.join(learning)}",
+                "The return of one type depends on what the others have learned",
+            )
+        )
     problems += [
-        Problem(f"type of agents of {spec.name}", "a name of letters, digits, - and _ other than "
-                f"{', '.join(_TAKEN)}: its model is a folder of that name", repr(name))
-        for name in learning if not _NAME.fullmatch(name) or name in _TAKEN
-    ]  # fmt: skip
+        Problem(
+            f"type of agents of {spec.name}",
+            f"a name of letters, digits, - and _ other than {', '.join(_TAKEN)}: its model is a folder of that name",
+            repr(name),
+        )
+        for name in learning
+        if not _NAME.fullmatch(name) or name in _TAKEN
+    ]
     if problems:
         raise ConfigError(problems)
     return tuple(
@@ -126,10 +151,15 @@ def unknown_types(policies: Mapping[str, str], spec: EnvSpec, key: str) -> list[
     """Returns a problem for each policy under a config key whose type of agents the environment does not have."""
     names = spec.agent_type_names
     return [
-        Problem(f"{key}.{name}", f"one of {', '.join(names)}, the types of agents of {spec.name}", repr(name),
-                nearest(name, names))
-        for name in policies if name not in names
-    ]  # fmt: skip
+        Problem(
+            f"{key}.{name}",
+            f"one of {', '.join(names)}, the types of agents of {spec.name}",
+            repr(name),
+            nearest(name, names),
+        )
+        for name in policies
+        if name not in names
+    ]
 
 
 def agent_type(

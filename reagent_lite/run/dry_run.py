@@ -142,10 +142,16 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
     free, free_of = _free(processes)
     return DryRun(
-        config=config, place=place, world=world, processes=processes, inputs=inputs, needs=tuple(needs),
+        config=config,
+        place=place,
+        world=world,
+        processes=processes,
+        inputs=inputs,
+        needs=tuple(needs),
         page=None if inputs.copy is None else _page_need(config, inputs.copy),
-        free=free, free_of=free_of,
-    )  # fmt: skip
+        free=free,
+        free_of=free_of,
+    )
 
 
 def processes_here(config: WorkflowConfig) -> Processes:
@@ -167,8 +173,11 @@ def _inputs(config: WorkflowConfig) -> Inputs:
     inputs, troubles = Inputs(), []
     if config.simulation is not None and not config.simulation.in_python:
         find_environment(config.simulation.env)
-    of_this_machine = ((_with_data, ReagentLiteError), (_with_environment, KernelBuildError),
-                       (_with_widths, ReagentLiteError))  # fmt: skip
+    of_this_machine = (
+        (_with_data, ReagentLiteError),
+        (_with_environment, KernelBuildError),
+        (_with_widths, ReagentLiteError),
+    )
     for find_out, error_here in of_this_machine:  # other machines may have other files and compilers
         try:
             inputs = find_out(config, inputs)
@@ -250,11 +259,17 @@ def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -
     states = _STATES.get(name, _ADAM_STATES)
     count = trained // 4
     return [
-        Need(name="networks", bytes=weights,
-             formula=f"{count:,} trained parameters and {(weights - trained) // 4:,} of the target, 4 bytes each"),
-        Need(name="gradients and optimizer", bytes=trained * (1 + states),
-             formula=f"{count:,} parameters x 4 bytes x (1 gradient + {states} of {name})"),
-    ]  # fmt: skip
+        Need(
+            name="networks",
+            bytes=weights,
+            formula=f"{count:,} trained parameters and {(weights - trained) // 4:,} of the target, 4 bytes each",
+        ),
+        Need(
+            name="gradients and optimizer",
+            bytes=trained * (1 + states),
+            formula=f"{count:,} parameters x 4 bytes x (1 gradient + {states} of {name})",
+        ),
+    ]
 
 
 def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[AgentType, ...], world: int) -> list[Need]:
@@ -270,14 +285,21 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
             agents = len(one.agents)
             ring = ring_settings(config, env.spec, own, agents)
             each = f"{share} x {counted(agents, 'agent')}" if env.spec.agents > 1 else share
-            needs.append(Need(name=f"replay ring{f' of {one.name}' if one.name else ''}",
-                              bytes=ring.slots * ring.num_envs * ring.row_bytes,
-                              formula=f"{ring.slots:,} steps x {each} x {ring.row_bytes:,} bytes"))  # fmt: skip
+            needs.append(
+                Need(
+                    name=f"replay ring{f' of {one.name}' if one.name else ''}",
+                    bytes=ring.slots * ring.num_envs * ring.row_bytes,
+                    formula=f"{ring.slots:,} steps x {each} x {ring.row_bytes:,} bytes",
+                )
+            )
     return [
         *needs,
-        Need(name="environments", bytes=own * env.bytes_per_env,
-             formula=f"{own:,} environments x {env.bytes_per_env:,} bytes"),
-    ]  # fmt: skip
+        Need(
+            name="environments",
+            bytes=own * env.bytes_per_env,
+            formula=f"{own:,} environments x {env.bytes_per_env:,} bytes",
+        ),
+    ]
 
 
 def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
@@ -297,8 +319,11 @@ def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
     length = copy.rows / copy.counts["episodes"]
     # columns of EvaluationPage; the mask has 1 byte each
     row = 8 * (5 + choices + 2 * outcomes + 2 * choices * outcomes) + choices
-    return Need(name="evaluation", bytes=round(2 * scored * length * row),
-                formula=f"2 x {scored:,} episodes x {length:g} rows x {row:,} bytes")  # fmt: skip
+    return Need(
+        name="evaluation",
+        bytes=round(2 * scored * length * row),
+        formula=f"2 x {scored:,} episodes x {length:g} rows x {row:,} bytes",
+    )
 
 
 def _free(processes: Processes) -> tuple[int | None, str]:
@@ -322,8 +347,10 @@ def lines_of(run: DryRun) -> Iterator[str]:
         yield "auto-scaling: the search for num_envs and minibatch_size starts from the values shown here"
     yield from _step_lines(run)
     if not run.config.collects:
-        yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} are kept; "
-               f"at most {counted(run.config.restarts, 'restart')} after a failure")  # fmt: skip
+        yield (
+            f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} are kept; "
+            f"at most {counted(run.config.restarts, 'restart')} after a failure"
+        )
     yield from (f"memory per process: {line}" for line in memory_lines(run))
 
 
@@ -361,8 +388,10 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
         node = config.node_index or 0
         first = node * here
         ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
-        yield (f"machines: {config.num_nodes} x {counted(here, 'process')}, if the others start as many as this "
-               f"one; this is node {node}, {ranks}; node 0 saves the model")  # fmt: skip
+        yield (
+            f"machines: {config.num_nodes} x {counted(here, 'process')}, if the others start as many as this "
+            f"one; this is node {node}, {ranks}; node 0 saves the model"
+        )
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
         yield (
@@ -376,8 +405,10 @@ def _batch_contract(run: DryRun) -> str:
     """Returns how processes and GPUs divide the rows of a minibatch and combine their gradients."""
     own = f"{run.minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
-        return (f"one process draws {own} and divides them among {counted(run.processes.gpus, 'GPU')}, "
-                f"{run.minibatch / run.processes.gpus:g} each; the losses are summed on the first")  # fmt: skip
+        return (
+            f"one process draws {own} and divides them among {counted(run.processes.gpus, 'GPU')}, "
+            f"{run.minibatch / run.processes.gpus:g} each; the losses are summed on the first"
+        )
     if run.config.parallel == "none":
         return f"one process draws {own} and computes the gradient alone"
     return f"each process draws {own}; gradients are averaged over all {run.minibatch} rows"
@@ -391,8 +422,10 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         steps = simulated_plan(config, minibatch)
         if config.follows or config.collects:
             mode, shared = config.environments.mode, config.environments.shared
-            yield (f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
-                   f"{most_frames_ahead(config):,} environment steps ahead of the learner")  # fmt: skip
+            yield (
+                f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
+                f"{most_frames_ahead(config):,} environment steps ahead of the learner"
+            )
         if config.collects:
             return
         yield (
@@ -409,8 +442,10 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     if inputs.events:
         yield "stages: transitions are made from the events first, unless an earlier run made them"
     if config.data.shards_path is not None:
-        yield (f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
-               "machine copies its part to its own disk")  # fmt: skip
+        yield (
+            f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
+            "machine copies its part to its own disk"
+        )
     if inputs.rows is None:
         yield "rows and steps: not known before the data is read"
         return

@@ -81,9 +81,14 @@ class Simulation:
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
         """Returns the environments with numbers `first` to `stop` - 1 over all ranks."""
         return open_envs(
-            self.backend, num_envs=stop - first, first_env=first, seed=self.seed, stream=stream,
-            time_limit=self.config.time_limit, parametric=self.parametric,
-        )  # fmt: skip
+            self.backend,
+            num_envs=stop - first,
+            first_env=first,
+            seed=self.seed,
+            stream=stream,
+            time_limit=self.config.time_limit,
+            parametric=self.parametric,
+        )
 
     def identity(self) -> str:
         """Returns the sha256 of sources, constants and exported models that play, which identifies the simulation."""
@@ -107,9 +112,12 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
     settings, parametric = config.environments, config.parametric
     if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
-            Problem("simulation.num_envs", f"at least one for each of {counted(group.world_size, 'process')}",
-                    str(settings.num_envs))
-        )  # fmt: skip
+            Problem(
+                "simulation.num_envs",
+                f"at least one for each of {counted(group.world_size, 'process')}",
+                str(settings.num_envs),
+            )
+        )
 
     backend = compiled(settings, group)
     if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
@@ -117,9 +125,13 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
     spec = backend.spec
     if spec.candidates and not parametric:
         raise ConfigError(
-            Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
-                    "step to step", "Use workflows.parametric_dqn")
-        )  # fmt: skip
+            Problem(
+                "simulation.env",
+                "an environment with fixed actions",
+                f"{spec.name}, whose candidates differ from step to step",
+                "Use workflows.parametric_dqn",
+            )
+        )
     logger.info(
         f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
         f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
@@ -142,9 +154,12 @@ def compiled(settings: SimulationConfig, group: Group) -> Backend:
 
     def opened() -> Backend:
         return open_backend(
-            settings.env, backend=settings.backend, device=group.device, parameters=settings.env_parameters,
+            settings.env,
+            backend=settings.backend,
+            device=group.device,
+            parameters=settings.env_parameters,
             math=settings.math,
-        )  # fmt: skip
+        )
 
     backend = opened() if group.is_first_on_node else None
     group.barrier()
@@ -167,14 +182,21 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
         return config.model_copy(update={"actions": names})
     if config.actions != names and set(config.actions) == set(names):
         raise ConfigError(
-            Problem("actions", f"{list(names)}, the order of {simulation.backend.spec.name}", str(list(config.actions)),
-                    "In another order a name would stand for another action")
-        )  # fmt: skip
+            Problem(
+                "actions",
+                f"{list(names)}, the order of {simulation.backend.spec.name}",
+                str(list(config.actions)),
+                "In another order a name would stand for another action",
+            )
+        )
     if len(config.actions) != len(names):
         raise ConfigError(
-            Problem("actions", f"{counted(len(names), 'name')}, for {', '.join(names)} of "
-                    f"{simulation.backend.spec.name}", str(list(config.actions)))
-        )  # fmt: skip
+            Problem(
+                "actions",
+                f"{counted(len(names), 'name')}, for {', '.join(names)} of {simulation.backend.spec.name}",
+                str(list(config.actions)),
+            )
+        )
     return config
 
 
@@ -206,9 +228,12 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
         others = sorted(set(columns.feature_ids) - set(range(size)))
         if others:
             raise ConfigError(
-                Problem("simulation.env", f"an environment with the {side} features of the data",
-                        f"{spec.name}, which has 0 to {size - 1} but not {others[:10]}")
-            )  # fmt: skip
+                Problem(
+                    "simulation.env",
+                    f"an environment with the {side} features of the data",
+                    f"{spec.name}, which has 0 to {size - 1} but not {others[:10]}",
+                )
+            )
 
 
 class Reader:

@@ -302,9 +302,11 @@ class LogEvaluator:
         give_back_memory()
         with _own_seed(config.seed + 1, group.device):
             heads = build_cpe_heads(
-                data.spec, network_settings(config, outputs=1, dueling=False), gamma=config.rl.gamma,
+                data.spec,
+                network_settings(config, outputs=1, dueling=False),
+                gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
-            ).to(group.device)  # fmt: skip
+            ).to(group.device)
         self._models = models = PolicyModels(heads, config.evaluation, group)
         if sum(divided.fit_counts):
             first = self._fit_batches(0, self._steps(divided.fit_counts, 1))
@@ -441,8 +443,14 @@ class SimulationEvaluator:
             limit: most steps of an episode.
         """
         spec, evaluation = self._simulation.backend.spec, self._config.evaluation
-        played = Played.of(spec, limit, tables, level=evaluation.confidence_level,
-                           resamples=evaluation.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
+        played = Played.of(
+            spec,
+            limit,
+            tables,
+            level=evaluation.confidence_level,
+            resamples=evaluation.bootstrap_resamples,
+            seed=self._config.seed,
+        )
         earned = played.policies[MODEL]
         self.latest = earned.total.value
         scores = {tag_of(kind, tag): value for tag, value in played.scores().items()}

@@ -178,9 +178,10 @@ class Learned:
         """TD loss, mean value, returns in simulation, and estimates on logs; None for a value that is not finite."""
         scores = {name: self.figures[name] for name in ("td_loss/mean", "value/model/mean") if name in self.figures}
         scores |= {
-            name: value for name, value in self.evaluation.scalars.items()
+            name: value
+            for name, value in self.evaluation.scalars.items()
             if name.startswith("simulation/") or (name.startswith("CPE/Reward/") and name.count("/") == 2)
-        }  # fmt: skip
+        }
         return {name: value if np.isfinite(value) else None for name, value in scores.items()}
 
 
@@ -220,14 +221,20 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         for file in source.draw(folder, learned.learner):
             logger.info(f"picture: {file}")
         figures = RunFigures(
-            config=config, policy=policy, found=found,
+            config=config,
+            policy=policy,
+            found=found,
             candidates=evaluation.document.get("cpe", {}).get("candidates"),
-            steps=learned.position.step, rows=learned.position.rows, normalization=source.normalization.json(),
+            steps=learned.position.step,
+            rows=learned.position.rows,
+            normalization=source.normalization.json(),
             present=facts.present,
             present_note=f"Present: in at most {PRESENCE_ROWS:,} rows spread over the training data."
-            if facts.present else "",
-            sources=facts.used, identity=source.hash,
-        )  # fmt: skip
+            if facts.present
+            else "",
+            sources=facts.used,
+            identity=source.hash,
+        )
         if failure := write_page(folder, figures):
             logger.warning(f"no {PAGE}: {failure}")  # the model is valid without the report
         else:
@@ -257,8 +264,12 @@ def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
     models = outcome.model if isinstance(outcome.model, dict) else {ONLY: outcome.model}
     files = [folder / name for name in ("config.json", PAGE, _NOT_PUBLISHED, *PICTURES)]
     files += [Path(model) for model in models.values() if model is not None]
-    return Conclusion(step=outcome.steps, decision=decision.choice.value, text=str(decision),
-                      files=tuple(file for file in files if file.exists()))  # fmt: skip
+    return Conclusion(
+        step=outcome.steps,
+        decision=decision.choice.value,
+        text=str(decision),
+        files=tuple(file for file in files if file.exists()),
+    )
 
 
 def model_folder(folder: Path, kind: str) -> Path:

@@ -52,13 +52,22 @@ def _present(
 
 def sources_of(config: WorkflowConfig, data: Data) -> tuple[Source, ...]:
     """Returns the training and eval data for the report."""
-    used = [("training data", config.training_data_path, data.found, data.train),
-            ("eval data", config.eval_data_path, data.held_out_found, data.held_out)]  # fmt: skip
+    used = [
+        ("training data", config.training_data_path, data.found, data.train),
+        ("eval data", config.eval_data_path, data.held_out_found, data.held_out),
+    ]
     return tuple(
-        Source(use=use, path=path or "by the timeline", rows=sum(found.rows), counts=named_counts(found.counts),
-               copy=copy, on_node=data.shards.several)
-        for use, path, found, copy in used if found is not None and copy is not None
-    )  # fmt: skip
+        Source(
+            use=use,
+            path=path or "by the timeline",
+            rows=sum(found.rows),
+            counts=named_counts(found.counts),
+            copy=copy,
+            on_node=data.shards.several,
+        )
+        for use, path, found, copy in used
+        if found is not None and copy is not None
+    )
 
 
 def logged_sample(data: Data, count: int) -> SampleRows:

@@ -135,16 +135,20 @@ def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: 
     def player(name: str, rows: Tensor | None) -> Player:
         agents = env.spec.agents if rows is None else len(rows) // env.num_envs
         return Player(
-            policy=reader.policy(learners[name], env.device), epsilon=torch.ones(1, device=env.device), rows=rows,
+            policy=reader.policy(learners[name], env.device),
+            epsilon=torch.ones(1, device=env.device),
+            rows=rows,
             temperature=temperature,
             ring=open_ring(ring_settings(config, env.spec, env.num_envs, agents), config, group),
-        )  # fmt: skip
+        )
 
     rollout = Rollout(
-        env, simulation.players(env, player), device=group.device,
+        env,
+        simulation.players(env, player),
+        device=group.device,
         capture=rollout_capture(config, env.device),
         unit_reward=config.rl.q_network_loss == "bce_with_logits",
-    )  # fmt: skip
+    )
     return as_source(rollout, reader, plan, group)
 
 
@@ -164,8 +168,14 @@ def as_source(
     first, stop = part_of(plan.minibatch, group.rank, world)
     rows = max(stop - first, 1)
     scale = rows * world / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
-    return kind(experience, exploration_of(config, plan.num_steps), update_schedule(config, plan.num_steps), rows=rows,
-                scale=scale, transform=reader.batch)  # fmt: skip
+    return kind(
+        experience,
+        exploration_of(config, plan.num_steps),
+        update_schedule(config, plan.num_steps),
+        rows=rows,
+        scale=scale,
+        transform=reader.batch,
+    )
 
 
 def tag_of(kind: str, tag: str) -> str:

@@ -322,8 +322,14 @@ class Simulated(Source):
 
     def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
         rollouts = open_rollouts(self.reader, learner, plan, self._group)
-        return SimulatedStream(source=rollouts, plan=plan, order=order, rollouts=rollouts,
-                               simulation=self.reader.simulation, group=self._group)  # fmt: skip
+        return SimulatedStream(
+            source=rollouts,
+            plan=plan,
+            order=order,
+            rollouts=rollouts,
+            simulation=self.reader.simulation,
+            group=self._group,
+        )
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes."""
@@ -354,9 +360,14 @@ class Followed(Simulated):
         files = FollowedEpisodes(reader, learner, group, self._signal)
         rollouts = as_source(files, reader, plan, group, FollowedSource)
         return FollowedStream(
-            source=rollouts, plan=plan, order=order, rollouts=rollouts, simulation=reader.simulation, group=group,
+            source=rollouts,
+            plan=plan,
+            order=order,
+            rollouts=rollouts,
+            simulation=reader.simulation,
+            group=group,
             files=files,
-        )  # fmt: skip
+        )
 
 
 class Mixed(Logged):
@@ -383,16 +394,20 @@ class Mixed(Logged):
         alone = simulated == minibatch
         logged = logged_plan(config, self.data, minibatch if alone else minibatch - simulated)
         plan = SimulatedPlan(
-            num_steps=logged.num_steps, steps_per_epoch=logged.steps_per_epoch, minibatch=simulated,
-            minibatches_per_step=logged.minibatches_per_step, logged=None if alone else logged,
-        )  # fmt: skip
+            num_steps=logged.num_steps,
+            steps_per_epoch=logged.steps_per_epoch,
+            minibatch=simulated,
+            minibatches_per_step=logged.minibatches_per_step,
+            logged=None if alone else logged,
+        )
         _log_plan(config, plan, group, simulated)
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
         rollouts, part = open_rollouts(self.reader, learner, plan, group), simulated / minibatch
         source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
         stream = SimulatedStream if alone else MixedStream
-        return stream(source=source, plan=plan, order=order, rollouts=rollouts, simulation=self.reader.simulation,
-                      group=group)  # fmt: skip
+        return stream(
+            source=source, plan=plan, order=order, rollouts=rollouts, simulation=self.reader.simulation, group=group
+        )
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""

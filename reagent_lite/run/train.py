@@ -153,10 +153,24 @@ def set_up(config: WorkflowConfig, group: Group, source: Source, history: Histor
     stream = source.stream(learner)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
     evaluators = source.evaluators(learner)
-    running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=evaluators,
-                      position=history.position(stream.order, stream.plan.num_steps))  # fmt: skip
-    return Setup(config=config, group=group, source=source, history=history, payable=payable, learner=learner,
-                 stream=stream, evaluators=evaluators, running=running)  # fmt: skip
+    running = Running(
+        learner=learner,
+        optimization=optimization,
+        source=stream.source,
+        evaluators=evaluators,
+        position=history.position(stream.order, stream.plan.num_steps),
+    )
+    return Setup(
+        config=config,
+        group=group,
+        source=source,
+        history=history,
+        payable=payable,
+        learner=learner,
+        stream=stream,
+        evaluators=evaluators,
+        running=running,
+    )
 
 
 def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Callback = _SILENT) -> Learned:
@@ -177,8 +191,14 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     ):
         schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
         hooks = _RunHooks(setup, schedule, writer, show, callback)
-        fit(running, stream.plan, group, hooks, every_steps=config.rl.tensorboard_logging_freq,
-            capture=update_capture(config, group))  # fmt: skip
+        fit(
+            running,
+            stream.plan,
+            group,
+            hooks,
+            every_steps=config.rl.tensorboard_logging_freq,
+            capture=update_capture(config, group),
+        )
         schedule.at_end()
         stream.at_end(position.step)
     rate = (position.rows - begin) / (time.monotonic() - start)
@@ -191,8 +211,14 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
         values = setup.payable.document(writer.figures["value/model/mean"])
         evaluation = replace(evaluation, document={**evaluation.document, **values})
     callback.on_evaluation(evaluation.document)
-    return Learned(learner=setup.learner, position=position, checkpoints=checkpoints, evaluation=evaluation,
-                   figures=writer.figures, rows_per_second=rate)  # fmt: skip
+    return Learned(
+        learner=setup.learner,
+        position=position,
+        checkpoints=checkpoints,
+        evaluation=evaluation,
+        figures=writer.figures,
+        rows_per_second=rate,
+    )
 
 
 class _RunHooks(Hooks):
@@ -238,8 +264,9 @@ class _RunHooks(Hooks):
         counts = self._counts(report.step, report.rows)
         scalars |= {
             f"rate/{name}_per_second": (count - self._counted[name]) / report.seconds
-            for name, count in counts.items() if name != "frames" or count
-        }  # fmt: skip
+            for name, count in counts.items()
+            if name != "frames" or count
+        }
         self._counted = counts
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(final=report.step == self._setup.stream.plan.num_steps)

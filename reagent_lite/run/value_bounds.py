@@ -80,9 +80,12 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
     low, high = -ends[0], ends[1]
     if config.rl.value_bounds == "rewards" and math.isinf(low) and math.isinf(high):
         raise ConfigError(
-            Problem("rl.value_bounds", "[low, high] or null, as rewards of both signs have no bound without a discount",
-                    '"rewards"')
-        )  # fmt: skip
+            Problem(
+                "rl.value_bounds",
+                "[low, high] or null, as rewards of both signs have no bound without a discount",
+                '"rewards"',
+            )
+        )
     return Payable(low=low, high=high)
 
 

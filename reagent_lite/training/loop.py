@@ -229,8 +229,11 @@ def fit(
             figures = at.meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
             epoch = -(-at.step // steps_per_epoch) if end_of_epoch else at.step // steps_per_epoch
             seconds = time.perf_counter() - since
-            hooks.report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures,
-                                seconds=seconds))  # fmt: skip
+            hooks.report(
+                Report(
+                    step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures, seconds=seconds
+                )
+            )
             since = time.perf_counter()
         hooks.after_step()
 

@@ -180,11 +180,15 @@ class History:
         """
         saved: Mapping[str, str] = identity if self.state is None else self.state["identity"]
         problems = [
-            Problem(IDENTITY[name], f"what the unfinished run of checkpoint {self.state['name']} has learned from "
-                    f"(sha256 {value[:12]})", f"sha256 {identity[name][:12]}",
-                    f"Restore it, {_BEGIN_ANEW[0].lower()}{_BEGIN_ANEW[1:]}")
-            for name, value in saved.items() if self.state is not None and value != identity[name]
-        ]  # fmt: skip
+            Problem(
+                IDENTITY[name],
+                f"what the unfinished run of checkpoint {self.state['name']} has learned from (sha256 {value[:12]})",
+                f"sha256 {identity[name][:12]}",
+                f"Restore it, {_BEGIN_ANEW[0].lower()}{_BEGIN_ANEW[1:]}",
+            )
+            for name, value in saved.items()
+            if self.state is not None and value != identity[name]
+        ]
         if problems:
             raise ConfigError(problems)
 
@@ -267,11 +271,12 @@ def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name
     free = [key for keys in MAY_CHANGE.values() for key in keys] + [LENGTH] * may_grow
     before, after = leaves(saved), leaves(now)
     problems = [
-        Problem(key, f"{_text(before, key)} as in the unfinished run of checkpoint {name}", _text(after, key),
-                _BEGIN_ANEW)
+        Problem(
+            key, f"{_text(before, key)} as in the unfinished run of checkpoint {name}", _text(after, key), _BEGIN_ANEW
+        )
         for key in {**after, **before}
         if before.get(key) != after.get(key) and not any(f"{key}.".startswith(f"{each}.") for each in free)
-    ]  # fmt: skip
+    ]
     if problems:
         raise ConfigError(problems)
 

@@ -97,10 +97,15 @@ class _Wandb:
     def __init__(self, config: WandbConfig, run: str, of: WorkflowConfig) -> None:
         self._wandb = importlib.import_module("wandb")
         self._run = self._wandb.init(
-            project=config.project, mode=config.mode, id=run, resume="allow", name=of.folder.name, config=resolved(of),
+            project=config.project,
+            mode=config.mode,
+            id=run,
+            resume="allow",
+            name=of.folder.name,
+            config=resolved(of),
             allow_val_change=True,  # of what a run may change when it is resumed
             settings=self._wandb.Settings(reinit="create_new", finish_timeout=_END_SECONDS),
-        )  # fmt: skip
+        )
 
     def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
         self._run.log(dict(scalars), step=step)

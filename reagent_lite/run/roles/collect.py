@@ -154,10 +154,14 @@ class Collector:
     def outcome(self, seconds: float) -> Collected:
         """Returns the result after `seconds` seconds."""
         return Collected(
-            dataset=str(self._folder.path), files=self._files, episodes=self._episodes, rows=self._rows,
-            mean_return=self._total / self._episodes if self._episodes else None, policy=self._version,
+            dataset=str(self._folder.path),
+            files=self._files,
+            episodes=self._episodes,
+            rows=self._rows,
+            mean_return=self._total / self._episodes if self._episodes else None,
+            policy=self._version,
             seconds=round(seconds, 3),
-        )  # fmt: skip
+        )
 
     @property
     def _version(self) -> int:

@@ -119,8 +119,10 @@ class FollowedEpisodes:
                 self._publish()
             if int(self._group.sum(torch.tensor([self._signal.wanted], dtype=torch.int64))):
                 raise self._signal.preempted()
-            waiting.sleep(f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
-                          f"{self._step:,} needs; collectors write them (simulation.mode collect)")  # fmt: skip
+            waiting.sleep(
+                f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
+                f"{self._step:,} needs; collectors write them (simulation.mode collect)"
+            )
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:

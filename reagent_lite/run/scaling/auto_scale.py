@@ -140,10 +140,14 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     found = Found.model_validate_json(group.broadcast_text(text))
     if found.choice is None:
         raise ConfigError(
-            Problem(_KEY, "a number of environments that runs here", "none:\n" + "\n".join(found.lines) + "\n",
-                    "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, from which the "
-                    "search starts")
-        )  # fmt: skip
+            Problem(
+                _KEY,
+                "a number of environments that runs here",
+                "none:\n" + "\n".join(found.lines) + "\n",
+                "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, from which the "
+                "search starts",
+            )
+        )
     choice, world = found.choice, group.world_size
     logger.info(
         f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
@@ -283,10 +287,14 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     tree = {name: value for name, value in resolved(config).items() if name in sections}
     world = [group.world_size, count, group.device.type, backend.device.type]
     software = [torch.__version__, version("reagent-lite")]
-    return make_key((
-        *parts, *software, json.dumps([type(config).__name__, world, tree]),
-        *built_from(find_environment(settings.env), settings.env_parameters),
-    ))  # fmt: skip
+    return make_key(
+        (
+            *parts,
+            *software,
+            json.dumps([type(config).__name__, world, tree]),
+            *built_from(find_environment(settings.env), settings.env_parameters),
+        )
+    )
 
 
 class Probes(Device):
@@ -311,10 +319,15 @@ class Probes(Device):
             task.write_text(json.dumps(self._task(scale, folder)))
             reports = Reports(folder, self._count)
             processes = [
-                subprocess.Popen([sys.executable, "-m", "reagent_lite.run.scaling.probe", str(task)], env=variables,
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                subprocess.Popen(
+                    [sys.executable, "-m", "reagent_lite.run.scaling.probe", str(task)],
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
                 for variables in self._variables(reports)
-            ]  # fmt: skip
+            ]
             try:
                 failure = _wait(processes, reports, seconds)
             finally:
@@ -328,10 +341,13 @@ class Probes(Device):
         settings = config.environments
         capacity = max(settings.replay.capacity * self._count // self.world, config.fewest_slots * settings.num_envs)
         config = config.with_environments(
-            auto_scale=False, pictures=False, warmup_steps=1, num_evaluations=1,
+            auto_scale=False,
+            pictures=False,
+            warmup_steps=1,
+            num_evaluations=1,
             replay=settings.replay.model_copy(update={"capacity": capacity}),
             total_steps=2**30 * settings.num_envs * settings.steps_per_rollout,  # longer than any probe
-        )  # fmt: skip
+        )
         alone = {"model_output_path": str(folder / "run"), "num_nodes": 1, "node_index": None, "init_method": None}
         return {"parametric": config.parametric, "config": resolved(config.model_copy(update=alone))}
 
@@ -342,8 +358,13 @@ class Probes(Device):
             port = free.getsockname()[1]
         ours = ("TORCHELASTIC_", "GROUP_", "ROLE_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        shared = {"WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count, "MASTER_ADDR": "127.0.0.1",
-                  "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+        shared = {
+            "WORLD_SIZE": self._count,
+            "LOCAL_WORLD_SIZE": self._count,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         for rank in range(self._count):
             own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
             yield {**kept, **reports.variables, **own}
