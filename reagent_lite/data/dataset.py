@@ -67,7 +67,7 @@ class EpisodeFile:
     Attributes:
         name: relative to the folder.
         number: its place in the order; 0 for protected files.
-        steps: of environments, by its name; 0 for protected files.
+        steps: steps of environments, from its name; 0 for protected files.
     """
 
     name: str
@@ -85,7 +85,7 @@ class EpisodeFolder:
     """A shared folder of episodes.
 
     Args:
-        path: of the folder; it need not exist.
+        path: the path of the folder; it need not exist.
 
     Attributes:
         path: as given.
@@ -149,7 +149,7 @@ class EpisodeFolder:
         """Yields the checked rows of a file, whole episodes one after the other.
 
         Args:
-            name: of the file.
+            name: the name of the file.
             actions: names of discrete actions; () for candidates with features.
 
         Raises:

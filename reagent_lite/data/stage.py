@@ -90,7 +90,7 @@ class StageManifest:
 
     Attributes:
         kind: name of the stage, such as "timeline".
-        rows: of all data files.
+        rows: number of rows of all data files.
         columns: {name: Arrow type} of the data files, in their order.
         state_ids, action_ids, metric_names: features of states and candidates and names of metrics, ascending.
         settings: what the content depends on, JSON.
@@ -306,7 +306,7 @@ def require_apart(source: str, files: Sequence[InputFile], outputs: Mapping[str,
 
     Args:
         source: path or URL of the input.
-        files: that it has.
+        files: the files that it has.
         outputs: paths by their config keys.
 
     Raises:

@@ -96,7 +96,7 @@ def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str,
     """Returns the columns of typed tables that hold the values of all seen so far.
 
     Args:
-        known: of the tables before.
+        known: what it returned for the tables before.
         table: the next, as `typed_table` gives it.
         where: names its first row in errors.
 

@@ -23,7 +23,7 @@ class SimulatedPlan:
     Attributes:
         num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.
         minibatch: simulated rows over all ranks.
-        types: of agents that learn, each from a minibatch of its own.
+        types: the types of agents that learn, each from a minibatch of its own.
         logged: the plan of the logged rows that each minibatch has as well, or None.
     """
 
@@ -59,9 +59,9 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
 
     Args:
         config: the run's config.
-        spec: of the environment.
+        spec: the spec of the environment.
         num_envs: environments of the process.
-        agents: of each environment that it keeps.
+        agents: how many of an environment's agents it keeps.
     """
     settings, parametric = config.environments, config.parametric
     fixed = spec.action_features if parametric and not spec.candidates else None
@@ -125,7 +125,7 @@ def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: 
     Args:
         reader: the environment, and its features to the network's.
         learner: acts; of several types, each for its own.
-        plan: of the run.
+        plan: the plan of the run.
         group: ranks share environments and rows.
     """
     config, simulation = reader.config, reader.simulation
@@ -160,9 +160,9 @@ def as_source(
     Args:
         experience: fills the rings.
         reader: features of the environment to the network's.
-        plan: of the run.
+        plan: the plan of the run.
         group: ranks share the rows of a minibatch.
-        kind: of source, which says what a checkpoint holds.
+        kind: the class of the source, which says what a checkpoint holds.
     """
     config, world = reader.config, group.world_size
     first, stop = part_of(plan.minibatch, group.rank, world)

@@ -117,7 +117,7 @@ class Setup:
     """Everything a run needs for its next optimizer step; nothing has been written to the run's folder yet.
 
     Attributes:
-        config, group, source, history: of the run.
+        config, group, source, history: the config, group, source and history of the run.
         payable: range of the values that the rewards of the training data allow, or None if it is not known.
         learner: warm-started if the config asks for it.
         stream: batches for the learner.

@@ -310,7 +310,7 @@ def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDAr
 
     Args:
         slots: [R] number of the row's mdp_id among all of `mdp_ids`, -1 without one.
-        mdp_ids: of each block.
+        mdp_ids: those of each block.
         sequence: [R], or None where the log has no sequence numbers.
     """
     ids = pa.chunked_array(mdp_ids, pa.string())

@@ -47,7 +47,7 @@ class Facts:
     Attributes:
         node: number of the machine.
         rows: transitions.
-        action_names: of discrete actions; empty for candidates.
+        action_names: names of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
         content: see `content_of`.
         normalization: sha256 of each given normalization, by column.
@@ -93,7 +93,7 @@ class Agreement:
     """The data of all machines together.
 
     Attributes:
-        rows: of each shard; one number where every machine has all rows.
+        rows: number of rows of each shard; one number where every machine has all rows.
         state_ids, action_ids, metric_names: seen by any machine, ascending.
         content: sha256 of the one shard's content, or over those of all shards in their order.
         counts: as in TrainingCopy, over all shards.
@@ -113,7 +113,7 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool =
     """Returns the data of several machines together; a pure function, so every process reaches the same result.
 
     Args:
-        facts: of every machine, in their order.
+        facts: the facts of every machine, in their order.
         path: the data's path, the same on all of them, for errors.
         replicas: whether each machine must have the same rows.
         disjoint: whether no two machines may have the same rows.

@@ -23,10 +23,10 @@ def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: 
     """Returns the summary of all rows of a column; `summarize_log` gives the same for their files.
 
     Args:
-        copy: of one machine; it may have no rows.
+        copy: the copy of one machine; it may have no rows.
         column: "state_features" or "action".
         settings: how large a sample, and how many distinct values.
-        seed: of the sample.
+        seed: the seed of the sample.
     """
     of_states = column == "state_features"
     most_distinct, threads = settings.max_unique_enum_values, num_threads()

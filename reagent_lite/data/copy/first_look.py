@@ -44,7 +44,7 @@ def standing_copy(
     """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
 
     Args:
-        path: of the data.
+        path: the path of the data.
         actions: names of discrete actions, None for parametric ones.
         directory: data.training_copy_dir.
         columns: data.columns.

@@ -45,7 +45,7 @@ def list_records(lists: Lists, offset: int) -> NDArray[np.int64]:
     """Returns [n, 4] of each list: the row of its first candidate, its length, and its two hashes.
 
     Args:
-        lists: of a block.
+        lists: the lists of a block.
         offset: row of the block's first candidate among all.
     """
     starts = np.cumsum(lists.lengths) - lists.lengths + offset

@@ -64,7 +64,7 @@ class Place:
     Attributes:
         parent: the folder.
         stem: what the names of the path's copies begin with.
-        settings: of the copy.
+        settings: the settings of the copy.
     """
 
     parent: Path
@@ -153,7 +153,7 @@ def parents_of(path: str | None, directory: str | None) -> list[Path]:
     """Returns the folders for files made from data: the user's choice, else beside local data, then the user's cache.
 
     Args:
-        path: of the data; None for files that do not belong beside it.
+        path: the path of the data; None for files that do not belong beside it.
         directory: data.training_copy_dir, or None.
     """
     if directory is not None:

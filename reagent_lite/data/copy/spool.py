@@ -19,12 +19,12 @@ class Spool(Generic[K]):
 
     Args:
         file: where the rows go; `remove` removes it.
-        dtype: of the values.
+        dtype: type of the values.
         keys: {key: column} of a matrix, shared by spools that have the same columns; None for a vector. What a row
             lacks is NaN, or 0 in integers.
 
     Attributes:
-        dtype: of the values.
+        dtype: type of the values.
         num_rows: appended so far.
     """
 

@@ -33,8 +33,8 @@ class FeatureDrift:
     """One feature in both data sets.
 
     Attributes:
-        feature_id: of states or candidates.
-        verdict: of the worst of the three figures.
+        feature_id: id of a feature of states or candidates.
+        verdict: that of the worst of the three figures.
         psi, psi_by_chance: population stability index, and the limit below which it stays by chance alone; None where
             one of the data sets has no value.
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.

@@ -34,7 +34,7 @@ class Values:
     """The values of a feature; figures of the distribution's shape are computed on first use.
 
     Attributes:
-        summary: of all rows.
+        summary: the summary of all rows.
         sample: [n] present values of the sampled rows, ascending.
     """
 

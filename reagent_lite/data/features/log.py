@@ -34,7 +34,7 @@ class LogSummary:
     """The features of a log.
 
     Attributes:
-        rows: of the data.
+        rows: number of rows of the data.
         parametric: whether actions are candidates with features.
         columns: of "state_features" and, with candidates, "action" those that the settings name.
         rows_by_position: rows without mdp_id or sequence_number, whose place in the sample depends on their position.
@@ -62,7 +62,7 @@ def summarize_log(
         files: events, transitions, or other rows with a column state_features.
         settings: which columns, how large a sample, and how many distinct values.
         parametric: whether actions are candidates; None decides by the action column.
-        seed: of the sample.
+        seed: the seed of the sample.
         progress: called with (bytes read, total bytes).
 
     Raises:

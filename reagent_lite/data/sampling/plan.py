@@ -26,7 +26,7 @@ class ReadPlan:
         shards: rows of each shard; one where every process has all rows.
         minibatch: rows of one minibatch over all ranks.
         epochs: passes over the rows.
-        seed: of the row order.
+        seed: the seed of the row order.
         reads: shard that each rank reads; its length is the world size.
         minibatches_per_step: gradient accumulation.
     """

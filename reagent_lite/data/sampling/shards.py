@@ -64,7 +64,7 @@ class Shards:
         """Returns the description of the data at `path` on all machines together; every rank calls it.
 
         Args:
-            facts: of this machine's data.
+            facts: the facts of this machine's data.
             path: the same on all machines.
             disjoint: whether shards must differ.
 

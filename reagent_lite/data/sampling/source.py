@@ -189,7 +189,7 @@ def build_rows(
         usable: [n] row numbers that may be learned from, see spans.learnable_rows.
         state: columns over copy.state; the small columns go where these are.
         candidate_features: columns over copy.candidates for parametric rows.
-        metric_names: of the columns of metrics, 0 where the copy has none of that name; None for the copy's own.
+        metric_names: names of the columns of metrics, 0 where the copy has none of that name; None for the copy's own.
     """
     names = copy.metric_names if metric_names is None else metric_names
     metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
@@ -240,7 +240,7 @@ class LoggedSource:
     """Batches of a rank, step by step; the position is the number of the next optimizer step.
 
     Args:
-        rows: of the shard that the plan gives the rank.
+        rows: the rows of the shard that the plan gives the rank.
         plan: which rows when.
         rank: whose part.
         device: where batches go.

@@ -34,7 +34,7 @@ class Sharded:
     Attributes:
         shards: where they lie.
         generation: name of their folder there.
-        rows: of each shard.
+        rows: number of rows of each shard.
         made: whether this run made them.
         local: the fetched shard; None where none was asked for.
         fetched: number of its files that this run fetched.

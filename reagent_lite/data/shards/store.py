@@ -201,8 +201,8 @@ def publish(store: Store, built: Path, manifests: Sequence[StageManifest], setti
     Args:
         store: where to.
         built: a folder with one folder per shard, on the disk.
-        manifests: of the shards.
-        settings: of all of them.
+        manifests: the manifests of the shards.
+        settings: the settings of all of them.
     """
     before = read_pointer(store)
     folders = [folder_name(number) for number in range(len(manifests))]

@@ -27,7 +27,7 @@ class LogSchema:
     Attributes:
         transitions: next state, next action and its choices in each row; else events, with the next state and its
             choices only in the last row of an episode that was cut.
-        action_names: of fixed actions that are written as names; empty for parametric logs.
+        action_names: names of fixed actions that are written as names; empty for parametric logs.
         action_features: [K, F] of fixed actions that are written as feature maps; None where candidates differ from row
             to row, and for names.
         ds: date partition of events; None for no such column.

@@ -34,7 +34,7 @@ class Format:
     """How rows become the bytes of a file.
 
     Attributes:
-        encode: of a table, called in threads.
+        encode: encodes a table; called in threads.
         opened: given the stream and the first encoded table, returns an object whose `write` takes all in order.
     """
 

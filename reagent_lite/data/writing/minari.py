@@ -54,7 +54,7 @@ class MinariForm:
 
     Attributes:
         dataset_id: (namespace/)name(-vN).
-        env_id: of a Gymnasium environment, which must be installed then; None for none.
+        env_id: id of a Gymnasium environment, which must be installed then; None for none.
         state_ids: features of observations, ascending.
         actions: names in the order of the Discrete space; None where actions are maps.
         action_ids: features of actions, ascending; empty where they are names.

@@ -29,11 +29,11 @@ class PartFiles:
 
     Args of the constructor:
         folder: where they go.
-        names: of the columns in the files.
-        columns: of the rows; those beyond the names are not written.
+        names: the names of the columns in the files.
+        columns: the columns of the rows; those beyond the names are not written.
 
     Attributes:
-        rows: of each file that has some, by its number.
+        rows: number of rows of each file that has some, by the file's number.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], columns: pa.Schema) -> None:

@@ -51,8 +51,8 @@ class Collected:
 
     Attributes:
         dataset: the shared folder.
-        files, episodes, rows: of this process; each agent's part of an episode is one of its own.
-        mean_return: of its episodes, None without one.
+        files, episodes, rows: what this process wrote; each agent's part of an episode is one of its own.
+        mean_return: mean over its episodes, None without one.
         policy: version of the last policy, 0 where there was none.
         seconds: total wall-clock time.
     """
@@ -89,8 +89,8 @@ class Collector:
     """Plays the newest policy and writes its episodes.
 
     Args:
-        config: of the learner, with simulation.mode collect.
-        group: of this process alone.
+        config: the config of the learner, with simulation.mode collect.
+        group: the group of this process alone.
         signal: asks it to end.
     """
 
