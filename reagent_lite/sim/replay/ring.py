@@ -403,10 +403,9 @@ class ReplayRing:
             rarity = rarity * (windows.ended != _TRUNCATED)
         if s.absences:
             rarity = rarity * (self._flat["marks"][row, 1] < _ABSENT)
-        if not (s.needs_next_action or s.absences or s.prioritized):
-            return rarity / len(row)
-        largest = rarity.amax()
-        return importance_weights(rarity, self._over_ranks(largest) if s.prioritized else largest, beta)
+        if s.prioritized:
+            return importance_weights(rarity, self._over_ranks(rarity.amax()), beta)
+        return rarity / rarity.sum().clamp(min=1)  # 0 or 1 each
 
     def _next_action(self, windows: _Windows) -> Tensor:
         if not self._settings.needs_next_action:
