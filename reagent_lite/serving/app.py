@@ -79,8 +79,7 @@ class Service:
         return await self._decided(body.rows)
 
     async def _decided(self, rows: Rows) -> Response:
-        answer = await self._decider.decide(rows)
-        return Response(answer.model_dump_json(), media_type="application/json")  # not checked a second time
+        return Response(await self._decider.decide(rows), media_type="application/json")
 
     async def rank(self, body: CandidateLists) -> Rankings:
         """Orders candidates without a decision."""

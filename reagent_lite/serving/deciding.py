@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from reagent_lite.errors import Problem
 from reagent_lite.export import Bundle
-from reagent_lite.serving.bodies import CandidateRow, Decision, Decisions, NamedRow
+from reagent_lite.serving.bodies import CandidateRow, NamedRow
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.served_model import ServedModel
@@ -49,7 +50,7 @@ class _Request:
     states: NDArray[np.float32]
     choices: Choices
     possible: Sequence[Sequence[Any]]
-    answer: asyncio.Future[Decisions]
+    answer: asyncio.Future[bytes]
     index: list[int] = field(default_factory=list)
     propensities: list[float] = field(default_factory=list)
 
@@ -98,8 +99,8 @@ class Decider:
         self._model, self._log, self._figures, self._rng = model, log, figures, rng
         self._batch: _Batch | None = None
 
-    async def decide(self, rows: Rows) -> Decisions:
-        """Returns a decision for each row; all are in the log, or none.
+    async def decide(self, rows: Rows) -> bytes:
+        """Returns the JSON of `bodies.Decisions`, a decision for each row; all are in the log, or none.
 
         Raises:
             BundleError: features that the model does not know.
@@ -147,8 +148,8 @@ class Decider:
         ))  # fmt: skip
         for one, actions in decided:
             found = zip(actions, one.index, one.propensities, strict=True)
-            decisions = [Decision(decision_id=next(ids), action=a, index=k, propensity=p) for a, k, p in found]
-            one.answer.set_result(Decisions(decisions=decisions, model=batch.version))
+            decisions = [{"decision_id": next(ids), "action": a, "index": k, "propensity": p} for a, k, p in found]
+            one.answer.set_result(to_json({"decisions": decisions, "model": batch.version}))
         if decided:
             self._figures.decided([action for _, actions in decided for action in actions], batch.bundle)
             self._figures.missing(np.isnan(np.concatenate([one.states for one, _ in decided])), batch.bundle)
