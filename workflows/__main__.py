@@ -13,8 +13,10 @@ def main() -> int:
     """Runs `python -m workflows.NAME` in this process, with the arguments behind the name."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(f"usage: reagent-lite COMMAND [arguments]\n\ncommands: {', '.join(_COMMANDS)}\n\n"
-              "reagent-lite COMMAND --help explains one; it is the same as python -m workflows.COMMAND.")  # fmt: skip
+        print(
+            f"usage: reagent-lite COMMAND [arguments]\n\ncommands: {', '.join(_COMMANDS)}\n\n"
+            "reagent-lite COMMAND --help explains one; it is the same as python -m workflows.COMMAND."
+        )
         return 0
     if name not in _COMMANDS:
         print(f"reagent-lite: expected one of {', '.join(_COMMANDS)}, got {name}", file=sys.stderr)

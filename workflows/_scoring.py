@@ -87,7 +87,7 @@ class _Part:
         keys: columns of _KEYS.
         state_ids: features that the block has.
         candidates: None if actions are fixed.
-        prediction: of the model.
+        prediction: the prediction of the model.
     """
 
     keys: list[pa.Array]
@@ -147,10 +147,14 @@ def _predicted(bundle: Bundle, block: Block) -> list[_Part]:
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
         faults.require_none()
         return [
-            _Part(keys=[key[part] for key in keys], state_ids=state.ids, candidates=None,
-                  prediction=bundle.predict(values[part], mask=mask[part]))
+            _Part(
+                keys=[key[part] for key in keys],
+                state_ids=state.ids,
+                candidates=None,
+                prediction=bundle.predict(values[part], mask=mask[part]),
+            )
             for part in _parts(np.full(len(values), mask.shape[1]))
-        ]  # fmt: skip
+        ]
     lists = candidate_lists(column("possible_actions"), faults)
     faults.require_none()
     ends = np.cumsum(lists.lengths)

@@ -109,12 +109,17 @@ def measure_training(
                 "rainbow": {"dueling_architecture": False},
                 "training": {"layers": [-1, 128, 64, -1], "minibatch_size": min(num_envs, 65536)},
                 "simulation": {
-                    "env": env, "num_envs": num_envs, "warmup_steps": 4 * num_envs, "total_steps": 404 * num_envs,
-                    "num_evaluations": 2, "evaluation_episodes": 2, "cuda_graph": cuda_graph,
+                    "env": env,
+                    "num_envs": num_envs,
+                    "warmup_steps": 4 * num_envs,
+                    "total_steps": 404 * num_envs,
+                    "num_evaluations": 2,
+                    "evaluation_episodes": 2,
+                    "cuda_graph": cuda_graph,
                     "replay": {"capacity": 64 * num_envs},
                 },
             },
-        )  # fmt: skip
+        )
         device = torch.device("cuda", 0) if use_gpu and torch.cuda.is_available() else torch.device("cpu")
         outcome = train(config, Group(Place(), device))
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
@@ -168,12 +173,24 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--only", nargs="+", choices=("simulation", "training"), default=("simulation", "training"),
-                        help="what to measure; absent: everything")  # fmt: skip
-    parser.add_argument("--env", default="cartpole_v1",
-                        help=f"a .cuh file, gymnasium:name, or one of {', '.join(known_environments())}")  # fmt: skip
-    parser.add_argument("--num_envs", type=int, nargs="+", default=None, metavar="N",
-                        help="numbers of environments; absent: 1 to 4 194 304; training 16 384; Python 64")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=("simulation", "training"),
+        default=("simulation", "training"),
+        help="what to measure; absent: everything",
+    )
+    parser.add_argument(
+        "--env", default="cartpole_v1", help=f"a .cuh file, gymnasium:name, or one of {', '.join(known_environments())}"
+    )
+    parser.add_argument(
+        "--num_envs",
+        type=int,
+        nargs="+",
+        default=None,
+        metavar="N",
+        help="numbers of environments; absent: 1 to 4 194 304; training 16 384; Python 64",
+    )
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU if there is one"
     )

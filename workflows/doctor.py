@@ -136,8 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workflow", choices=list(_WORKFLOWS), help="whose config it is; absent: found from the config"
     )
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS",
-                        help="for the other machines to come, and for a file of theirs to show")  # fmt: skip
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="for the other machines to come, and for a file of theirs to show",
+    )
     parser.add_argument("--alone", action="store_true", help="check this machine only")
     return parser
 

@@ -147,8 +147,9 @@ def _models(config: EvaluateConfig) -> tuple[ExportedModel, ...]:
     names, others = model.bundle.action_names, against.bundle.action_names
     if set(names) != set(others):
         shown = [", ".join(one) or "candidates" for one in (names, others)]
-        raise BundleError(Problem(f"against {against.path}", f"a model that decides as {model.path}: {shown[0]}",
-                                  shown[1]))  # fmt: skip
+        raise BundleError(
+            Problem(f"against {against.path}", f"a model that decides as {model.path}: {shown[0]}", shown[1])
+        )
     return model, against
 
 

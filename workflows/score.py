@@ -27,9 +27,9 @@ class Scored:
 
     Attributes:
         scores: path of the file.
-        rows: in it, in the order of the input.
-        undecided_rows: without an action, as the row allows none or the model has no value for it.
-        rows_per_second: of the whole run.
+        rows: number of its rows, in the order of the input.
+        undecided_rows: rows without an action, as the row allows none or the model has no value for it.
+        rows_per_second: speed of the whole run.
         seconds: total wall-clock time of the run.
     """
 

@@ -99,9 +99,12 @@ def simulate(config: SimulateConfig) -> Simulated:
         raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
     with _own_keys():
         backend = open_backend(
-            config.env, backend=config.backend, device=_device(config), parameters=config.env_parameters,
+            config.env,
+            backend=config.backend,
+            device=_device(config),
+            parameters=config.env_parameters,
             math=config.math,
-        )  # fmt: skip
+        )
     spec = backend.spec
     schema = _schema(config, spec)
     others = _others(config, spec)
@@ -157,9 +160,12 @@ class _Written:
 
 
 def _write(
-    config: SimulateConfig, backend: Backend, cast: Callable[[VectorEnv], tuple[Player, ...]], schema: "LogSchema",
+    config: SimulateConfig,
+    backend: Backend,
+    cast: Callable[[VectorEnv], tuple[Player, ...]],
+    schema: "LogSchema",
     writer: "TableWriter",
-) -> _Written:  # fmt: skip
+) -> _Written:
     """Plays and writes the log; `cast` says who plays in an environment."""
     from reagent_lite.data.writing.episodes import episode_rows
     from reagent_lite.run.roles.collect import named_block
@@ -167,9 +173,11 @@ def _write(
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
-    logger.info(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
-         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
-         f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}")  # fmt: skip
+    logger.info(
+        f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
+        f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
+        f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}"
+    )
     returns, rows, prefix = [], 0, _prefix(config)
     come_from = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
@@ -204,9 +212,13 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
     if not config.parametric:
         if spec.candidates:
             raise ConfigError(
-                Problem("parametric", f"true with {spec.name}, whose candidates differ from step to step", "false",
-                        "They have features but no names")
-            )  # fmt: skip
+                Problem(
+                    "parametric",
+                    f"true with {spec.name}, whose candidates differ from step to step",
+                    "false",
+                    "They have features but no names",
+                )
+            )
         return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
     features = None if spec.candidates else np.array(spec.action_features, np.float32)
     return LogSchema(transitions=transitions, action_features=features, ds=config.ds)
@@ -275,8 +287,14 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
     problems = unknown_types(config.policies, spec, "policies")
     shared = [name for name in spec.agent_type_names if name not in config.policies]
     if config.policy.model is not None and len(shared) > 1:
-        problems.append(Problem("policy.model", f"a model that plays one type of agents of {spec.name}",
-                                f"one for {' and '.join(shared)}", "Name a model of each in `policies`"))  # fmt: skip
+        problems.append(
+            Problem(
+                "policy.model",
+                f"a model that plays one type of agents of {spec.name}",
+                f"one for {' and '.join(shared)}",
+                "Name a model of each in `policies`",
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return {
@@ -338,11 +356,19 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         (results,) = play(
             env, (_player(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
         )
-    played = Played.of(backend.spec, env.time_limit, {MODEL: results.table}, level=wanted.confidence_level,
-                       resamples=RESAMPLES, seed=config.seed)  # fmt: skip
+    played = Played.of(
+        backend.spec,
+        env.time_limit,
+        {MODEL: results.table},
+        level=wanted.confidence_level,
+        resamples=RESAMPLES,
+        seed=config.seed,
+    )
     earned = played.policies[MODEL]
-    logger.info(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
-                f"return {earned.total}, discounted by {wanted.gamma:g} {earned.discounted}")  # fmt: skip
+    logger.info(
+        f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
+        f"return {earned.total}, discounted by {wanted.gamma:g} {earned.discounted}"
+    )
     both = {"return": earned.total, "discounted_return": earned.discounted}
     return {
         "env": config.env,

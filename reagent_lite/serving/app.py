@@ -59,8 +59,8 @@ class Service:
     Args:
         config: limits, and the seed.
         worker: number of the worker.
-        model: that decides.
-        log: of this worker.
+        model: the model that decides.
+        log: the log of this worker.
         join: takes a reward to the log of its decision; raises OSError where that is not possible.
     """
 
@@ -141,13 +141,16 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     for kind in (RefusedError, BundleError, RequestValidationError, OSError):
         app.add_exception_handler(kind, _refused)
     if model.bundle.parametric:
-        app.post("/decide", response_model=Decisions, responses=_ERRORS,
-                 summary="Choose a candidate in each row, and log it")(service.decide_listed)  # fmt: skip
-        app.post("/rank", responses=_ERRORS,
-                 summary="Order the candidates of each row by their value; not logged")(service.rank)  # fmt: skip
+        app.post(
+            "/decide", response_model=Decisions, responses=_ERRORS, summary="Choose a candidate in each row, and log it"
+        )(service.decide_listed)
+        app.post("/rank", responses=_ERRORS, summary="Order the candidates of each row by their value; not logged")(
+            service.rank
+        )
     else:
-        app.post("/decide", response_model=Decisions, responses=_ERRORS,
-                 summary="Choose an action in each row, and log it")(service.decide_named)  # fmt: skip
+        app.post(
+            "/decide", response_model=Decisions, responses=_ERRORS, summary="Choose an action in each row, and log it"
+        )(service.decide_named)
     app.post("/reward", responses=_ERRORS | _OF_REWARD, status_code=204)(service.reward)
     app.get("/healthz", responses={503: _ERRORS[503]})(service.healthz)
     app.get("/metrics", response_class=Response, include_in_schema=False)(service.metrics)

@@ -43,7 +43,7 @@ class _Request:
         choices: mask [n, K] of named actions, or of each row its candidates [K, F'].
         possible: names or candidates of each row, as the log has them.
         answer: what the request waits for.
-        index, propensities: of each row, once drawn; index -1 where nothing may be taken.
+        index, propensities: those of each row, once drawn; index -1 where nothing may be taken.
     """
 
     rows: Rows
@@ -89,10 +89,10 @@ class Decider:
     """Makes the decisions of a worker and logs them.
 
     Args:
-        model: that decides.
-        log: of the worker.
+        model: the model that decides.
+        log: the log of the worker.
         figures: count actions and missing features.
-        rng: of the draws.
+        rng: draws the actions.
     """
 
     def __init__(self, model: ServedModel, log: DecisionLog, figures: Figures, rng: np.random.Generator) -> None:
@@ -139,13 +139,23 @@ class Decider:
                 continue
             options = one.possible if batch.bundle.parametric else repeat(batch.bundle.action_names)
             decided.append((one, [each[place] for each, place in zip(options, one.index, strict=False)]))
-        ids = iter(self._log.append(
-            {"model": batch.version, "mdp_id": row.mdp_id, "sequence_number": row.sequence_number,
-             "state_features": present(row.state_features), "action": action, "possible_actions": possible,
-             "action_probability": propensity}
-            for one, actions in decided
-            for row, possible, action, propensity in zip(one.rows, one.possible, actions, one.propensities, strict=True)
-        ))  # fmt: skip
+        ids = iter(
+            self._log.append(
+                {
+                    "model": batch.version,
+                    "mdp_id": row.mdp_id,
+                    "sequence_number": row.sequence_number,
+                    "state_features": present(row.state_features),
+                    "action": action,
+                    "possible_actions": possible,
+                    "action_probability": propensity,
+                }
+                for one, actions in decided
+                for row, possible, action, propensity in zip(
+                    one.rows, one.possible, actions, one.propensities, strict=True
+                )
+            )
+        )
         for one, actions in decided:
             found = zip(actions, one.index, one.propensities, strict=True)
             decisions = [{"decision_id": next(ids), "action": a, "index": k, "propensity": p} for a, k, p in found]

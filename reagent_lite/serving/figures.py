@@ -20,7 +20,7 @@ class Figures:
 
     Attributes:
         requests: by path and status.
-        seconds: of a request, by path.
+        seconds: seconds that requests took, by path.
         rewards: by result.
     """
 

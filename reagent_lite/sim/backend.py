@@ -43,7 +43,7 @@ def open_backend(
     Args:
         env: name of one of ours, path of a `.cuh` file, or `gymnasium:` and a name.
         backend: `auto` takes CUDA if the device is a GPU and `cuda_problem` finds nothing missing.
-        device: of the learner; the CUDA build runs on it.
+        device: the device of the learner; the CUDA build runs on it.
         parameters: constants of the dynamics to replace, or arguments of gymnasium.make.
         math: `exact` gives the same bits on every machine.
 

@@ -55,7 +55,7 @@ def cached(key: str, suffix: str, build: Callable[[Path], None], folder: Path | 
 
     Args:
         key: from `make_key`.
-        suffix: of the file, such as `.so`.
+        suffix: the suffix of the file, such as `.so`.
         build: writes the compiled file to the path it is given.
         folder: place of compiled files; None means `cache_folder()`.
 

@@ -55,7 +55,7 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
         path: file of the environment.
         parameters: constants of its dynamics to replace.
         math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
-        arch: of the GPU, such as `sm_90`.
+        arch: architecture of the GPU, such as `sm_90`.
 
     Raises:
         KernelBuildError: nvcc refuses the source or the architecture, or there is no nvcc and nothing in the cache.

@@ -23,7 +23,7 @@ class VectorEnv:
 
     Attributes:
         spec: what is simulated.
-        device: of all buffers.
+        device: the device of all buffers.
         num_envs: N.
         num_rows: R.
         first_env: global id of the first; an environment's random numbers depend on its global id only.
@@ -68,7 +68,7 @@ class VectorEnv:
             backend: runs the kernels.
             num_envs: N.
             first_env: global id of the first, for environments split over processes.
-            seed: of all random numbers.
+            seed: the seed of all random numbers.
             stream: apart for each use of one seed, such as training and evaluation.
             time_limit: steps until truncation; None takes the environment's.
             parametric: whether to keep the features of choices.

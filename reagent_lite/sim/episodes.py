@@ -331,7 +331,7 @@ class _EpisodeList:
         """Ends episodes and starts the next ones.
 
         Args:
-            first_round: of the chunk.
+            first_round: the first round of the chunk.
             ends: what `_Chunk` recorded of ends.
         """
         rounds, envs = np.nonzero(ends["ended"])
@@ -353,8 +353,10 @@ class _EpisodeList:
         self._size = np.concatenate((self._size, np.zeros(count, np.int64)))
         played = np.flatnonzero(self._stop < 0)  # in this chunk
         self._stop[ended] = first_round + rounds + 1
-        begin, stop = (np.where(at < 0, len(playing) - 1, np.maximum(at - first_round, 0))
-                       for at in (self.start[played], self._stop[played]))  # fmt: skip
+        begin, stop = (
+            np.where(at < 0, len(playing) - 1, np.maximum(at - first_round, 0))
+            for at in (self.start[played], self._stop[played])
+        )
         self._size[played] += playing[stop, self._env[played]] - playing[begin, self._env[played]]
         for name, values in ends.items():
             grown = np.zeros((len(self._env), *values.shape[2:]), values.dtype)

@@ -60,8 +60,9 @@ class GymnasiumBackend:
                 one.step(self.first_action + int(allowed.argmax()))
         if allowed.shape != (count,):
             raise SimulationError(Problem(f"{MASK} of {self.name}", f"{count} values", f"shape {list(allowed.shape)}"))
-        self._drawing = CpuBackend(KERNELS / "core" / "choices.cuh", {"number_of_actions": count}, "exact", threads=1,
-                                   **compilation)  # fmt: skip
+        self._drawing = CpuBackend(
+            KERNELS / "core" / "choices.cuh", {"number_of_actions": count}, "exact", threads=1, **compilation
+        )
         self.device = self._drawing.device
         self.spec = replace(
             self._drawing.spec,

@@ -26,8 +26,15 @@ def open_envs(
 ) -> VectorEnv:
     """Returns the environments of a backend; see VectorEnv for arguments and errors."""
     kind = GymnasiumEnv if isinstance(backend, GymnasiumBackend) else VectorEnv
-    return kind(backend, num_envs=num_envs, first_env=first_env, seed=seed, stream=stream, time_limit=time_limit,
-                parametric=parametric)  # fmt: skip
+    return kind(
+        backend,
+        num_envs=num_envs,
+        first_env=first_env,
+        seed=seed,
+        stream=stream,
+        time_limit=time_limit,
+        parametric=parametric,
+    )
 
 
 class GymnasiumEnv(VectorEnv):

@@ -104,9 +104,9 @@ class Experience(Protocol):
     """Where a RolloutSource's rows come from: environments of this process, or files that others write.
 
     Attributes:
-        players: of each type of agents, by its name.
-        rings: of the types that learn, by name.
-        device: of the rings.
+        players: the players of each type of agents, by its name.
+        rings: the rings of the types that learn, by name.
+        device: the device of the rings.
     """
 
     device: torch.device
@@ -146,14 +146,14 @@ class Rollout:
 
     Args:
         env: this rank's environments; started here.
-        players: of each type of agents, by its name.
-        device: of the rings; environments may run elsewhere.
+        players: the players of each type of agents, by its name.
+        device: the device of the rings; environments may run elsewhere.
         capture: turns a step on fixed buffers into one that is replayed on the device.
         unit_reward: refuse rewards outside [0, 1], of which a cross-entropy makes no sense.
 
     Attributes:
         env, players, device: as given.
-        rings: of the types that learn, by name.
+        rings: the rings of the types that learn, by name.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Rollout:
         """Takes steps in every environment.
 
         Args:
-            steps: of each.
+            steps: how many of each.
             informed: act by the policies; false draws uniformly where a type learns.
         """
         for _ in range(steps):
@@ -283,7 +283,7 @@ class UpdateSchedule:
     Attributes:
         num_envs: over all ranks.
         warmup: steps of every environment by uniform draws before learning.
-        steps: of every environment in a rollout.
+        steps: the steps of every environment in a rollout.
         updates: optimizer steps after each rollout.
         num_updates: optimizer steps of the run.
         beta: exponent of importance weights at the start; 1 at the end.
@@ -308,7 +308,7 @@ class RolloutSource:
         rollout: collects them.
         exploration: share of uniform draws over time.
         schedule: when to collect.
-        rows: of a minibatch of this rank.
+        rows: number of rows of this rank's minibatch.
         scale: what a ring's weights, importance over rows, are multiplied by to be shares of an optimizer step's loss.
         transform: raw features to what the network reads.
     """
@@ -384,7 +384,7 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
     """Returns the state of a RolloutSource for another range of a run's environments.
 
     Args:
-        states: of all ranks that saved, whose environments follow each other by global number.
+        states: the states of all ranks that saved, whose environments follow each other by global number.
         rank: for whom; it goes on with the draws of the rank of that number, if there was one.
         first: global number of the first environment it has now.
         stop: the number after its last one.
@@ -406,8 +406,9 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
         every = [state[key] for state in states]
         rings[key] = {  # what has one dimension is the same on all ranks, but for those below
             name: part([each[name] for each in every], 1) if value.dim() > 1 else value
-            for name, value in every[0].items() if name != "generator"
-        }  # fmt: skip
+            for name, value in every[0].items()
+            if name != "generator"
+        }
         slots, columns = every[0]["shape"].tolist()
         rings[key]["shape"] = torch.tensor([slots, (stop - first) * columns // int(envs[0]["identity"][0])])
         if "largest_priority" in every[0]:

@@ -143,8 +143,8 @@ def origin(config: EnvironmentConfig, spec: EnvSpec, actions: tuple[str, ...]) -
     """Returns what a file of episodes says about where they come from, as JSON.
 
     Args:
-        config: of the environment.
-        spec: of the environment.
+        config: the config of the environment.
+        spec: the spec of the environment.
         actions: names of the actions; () for candidates with features.
     """
     return {

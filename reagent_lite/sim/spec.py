@@ -34,7 +34,7 @@ class EnvSpec:
     """Shapes and names of an environment.
 
     Attributes:
-        name: of the environment, the stem of its file.
+        name: the name of the environment, the stem of its file.
         num_actions: K, or the most candidates a step offers.
         observation_size: S.
         time_limit: steps until truncation where the config gives no other; 0 where it has to.
@@ -44,8 +44,8 @@ class EnvSpec:
         candidates: whether choices and their features differ from step to step.
         masked: whether fixed actions may be forbidden in some states.
         action_bytes: width of an action id, 1 or 4.
-        action_names: of fixed actions, in order.
-        agent_type_names: of the types of agents, in order of their numbers.
+        action_names: names of fixed actions, in order.
+        agent_type_names: names of the types of agents, in order of their numbers.
         agent_types: [A] number of each agent's type.
         parameters: constants of the dynamics in force; of Gymnasium, the given arguments.
         parameter_lists: sizes of the lists among them, by name.

@@ -56,7 +56,7 @@ class ReplaySettings:
         absences: whether some rows are of agents that have left; they have no weight.
         needs_next_action: SARSA; rows whose next action is not known have no weight. Else next_action is 0.
         boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
-        seed: of the ring's own generator; None draws from the device's default one, which a CUDA graph captures
+        seed: seed of the ring's own generator; None draws from the device's default one, which a CUDA graph captures
             by itself, while the ring's own must be registered with the graph.
     """
 
@@ -161,7 +161,7 @@ class ReplayRing:
 
     Attributes:
         capacity: T * N.
-        generator: of the draws; part of the state.
+        generator: the generator of the draws; part of the state.
 
     Raises:
         SimulationError: the rows do not fit into free memory, or are too few for one window.
@@ -179,8 +179,9 @@ class ReplayRing:
         self.capacity = T * N
         self._columns = {
             name: torch.zeros(slots, N, *shape, dtype=kind, device=device)
-            for slots, columns in ((s.shown_slots, s.shown), (T, s.done)) for name, (shape, kind) in columns.items()
-        }  # fmt: skip
+            for slots, columns in ((s.shown_slots, s.shown), (T, s.done))
+            for name, (shape, kind) in columns.items()
+        }
         self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
         self._over_ranks = over_ranks
         self._priorities = Priorities(self.capacity, device) if s.prioritized else None
@@ -329,7 +330,7 @@ class ReplayRing:
         """Sets the largest priority for the slots that became complete, and none for those just written.
 
         Args:
-            priorities: of all rows.
+            priorities: the priorities of all rows.
             slots: [R] just written.
             filled: [R] slots that were written when each of them was.
         """
