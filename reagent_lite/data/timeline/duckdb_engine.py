@@ -32,8 +32,6 @@ class DuckDBEngine:
         memory_bytes: what it may take; more goes to the disk.
     """
 
-    unit = "rows"
-
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         import duckdb  # 0.1 s that other engines need not pay
 

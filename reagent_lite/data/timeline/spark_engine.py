@@ -30,7 +30,7 @@ from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import no_rows
 from reagent_lite.data.timeline.events import HASHES, ORDER, Checked, check_events
 from reagent_lite.data.timeline.pairing import Counts, Pairing
-from reagent_lite.data.timeline.spark_session import SparkPlace, opened, problems_of_spark
+from reagent_lite.data.timeline.spark_session import opened, problems_of_spark
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any
 
@@ -50,27 +50,18 @@ class SparkEngine:
         ConfigError: no pyspark, no Java, no server at the address.
     """
 
-    unit = "tasks"
-
     def __init__(self, master: str, folder: Path) -> None:
         self._folder = folder
-        self._place: SparkPlace = opened(master, folder)
-        self._session = self._place.session
+        self._session, self._own = opened(master, folder)
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
         """Makes relation `events` of the files, each read by one task; see Engine."""
-        total, furthest = sum(file.size for file in files), 0
+        total = sum(file.size for file in files)
         show(0, total)
-
-        def show_tasks(done: int, known: int) -> None:
-            nonlocal furthest
-            furthest = max(furthest, total * done // (known + 1))  # there may be one more
-            show(furthest, total)
-
         spool = self._folder / "events"
         spool.mkdir()
         task = partial(_check_files, config, tuple(files), spool)
-        with problems_of_spark(), self._place.watched(show_tasks):
+        with problems_of_spark():
             numbers = self._session.range(0, len(files), 1, len(files))
             answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
         reports = [json.loads(answers[number]) for number in range(len(files))]
@@ -97,24 +88,17 @@ class SparkEngine:
             return [tuple(row) for row in self._session.sql(query).collect()]
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
-        """Writes the files of one part in one task; see Engine."""
-        tasks = pairing.files  # at least
-        show(0, tasks)
-
-        def show_tasks(done: int, known: int) -> None:
-            nonlocal tasks
-            tasks = max(tasks, known)
-            if done < tasks:  # those that are known are not yet all
-                show(done, tasks)
-
+        """Writes each file in one task; see Engine."""
+        files, total = pairing.files, pairing.found.taken
+        show(0, total)
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (
-            f"SELECT /*+ REPARTITION({tasks}, part) */ * FROM (SELECT *, FLOOR(_place * {tasks} / {HASHES}) AS part "
+            f"SELECT /*+ REPARTITION({files}, part) */ * FROM (SELECT *, FLOOR(_place * {files} / {HASHES}) AS part "
             f"FROM events WHERE mdp_id IS NOT NULL) events SORT BY {ORDER}"
         )
         together = folders[0] / "spark.tmp"  # on the same disk as the files will be
         together.mkdir()
-        with problems_of_spark(), self._place.watched(show_tasks):
+        with problems_of_spark():
             task = partial(_write_files, pairing, together, len(folders))
             answers = self._session.sql(ordered).mapInArrow(task, "written STRING").collect()
         written, counts = [dict[int, int]() for _ in folders], Counts()
@@ -127,12 +111,13 @@ class SparkEngine:
                 written[at][number] = rows
                 shutil.move(file, folders[at] / part_name(number))
         shutil.rmtree(together)
-        show(tasks, tasks)
+        show(total, total)
         return written, counts
 
     def close(self) -> None:
         """Leaves a session that was there before, and stops one of ours."""
-        self._place.close()
+        if self._own:
+            self._session.stop()
 
 
 def _check_files(

@@ -1,4 +1,4 @@
-"""The session that Spark's engine works in: found or made, its progress, and its errors in our words."""
+"""The session that Spark's engine works in, found or made, and its errors in our words."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import os
 import re
 import socket
 import sys
-import uuid
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from reagent_lite.data.formats.blocks import Show
 from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError, first_line, install
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
 
 _SETTINGS = {  # results do not depend on the user's
@@ -35,27 +29,10 @@ _SETTINGS = {  # results do not depend on the user's
 }
 _CONNECT_PORT = 15_002
 _CONNECT_SECONDS = 10.0
-_POLL_SECONDS = 1.0
-_GROUP = "spark.jobGroup.id"
 
 
-@dataclass(frozen=True, slots=True)
-class SparkPlace:
-    """A session, and what differs between classic Spark and Spark Connect.
-
-    Attributes:
-        session: to run SQL in.
-        watched: shows inside its block (tasks done, tasks known so far); Spark plans a query as it goes, so both grow.
-        close: leaves or stops the session.
-    """
-
-    session: SparkSession
-    watched: Callable[[Show], AbstractContextManager[None]]
-    close: Callable[[], None]
-
-
-def opened(master: str, folder: Path) -> SparkPlace:
-    """Opens a session.
+def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
+    """Returns a session, and whether it is ours to stop.
 
     Args:
         master: as the config has it.
@@ -69,10 +46,10 @@ def opened(master: str, folder: Path) -> SparkPlace:
             import pyspark.sql  # noqa: F401 # seconds that other engines need not pay
         except ImportError as error:
             raise _lacks("the package pyspark", str(error)) from error
-        place = _connected(master) if master.startswith("sc://") else _classic(master, folder)
+        session, own = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
         for key, value in _SETTINGS.items():
-            place.session.conf.set(key, value)
-        return place
+            session.conf.set(key, value)
+        return session, own
 
 
 @contextmanager
@@ -88,7 +65,7 @@ def _lacks(expected: str, got: str) -> ConfigError:
     return ConfigError(Problem("engine", f"{expected}, as it is spark", got, todo))
 
 
-def _connected(master: str) -> SparkPlace:
+def _connected(master: str) -> SparkSession:
     try:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:  # grpcio and what belongs to it
@@ -96,7 +73,7 @@ def _connected(master: str) -> SparkPlace:
     _require_server(master)
     with _problems_of_master(master):
         session: Any = ConnectSession.builder.remote(master).create()
-    return SparkPlace(session, partial(_connect_tasks, session), session.stop)
+    return session  # type: ignore[no-any-return] # has the methods of classic Spark's
 
 
 def _require_server(master: str) -> None:
@@ -116,7 +93,7 @@ def _require_server(master: str) -> None:
         raise ConfigError(Problem("master", f"a Spark Connect server at {host}:{port}", str(error), todo)) from error
 
 
-def _classic(master: str, folder: Path) -> SparkPlace:
+def _classic(master: str, folder: Path) -> tuple[SparkSession, bool]:
     from pyspark.sql import SparkSession
 
     there = SparkSession.getActiveSession()
@@ -125,20 +102,20 @@ def _classic(master: str, folder: Path) -> SparkPlace:
     context = session.sparkContext
     if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # as this Python has what the tasks import
-    return SparkPlace(session, partial(_classic_tasks, context), session.stop if there is None else lambda: None)
+    return session, there is None
 
 
 def _started(master: str, folder: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName("reagent-lite").config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master(master).appName("reagent-lite")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL")
     builder = builder.config("spark.sql.catalogImplementation", "in-memory")
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     if master.startswith("local"):
         # no other machine has to reach this process
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-        builder = builder.config("spark.local.dir", str(folder))
+        builder = builder.config("spark.local.dir", str(folder)).config("spark.ui.enabled", "false")
     return builder.getOrCreate()
 
 
@@ -190,71 +167,3 @@ def _problem(error: Exception) -> Problem:
 def _cause(text: str) -> str:
     causes = re.findall(r"^(?:Caused by: (.*)|(\w+Error: .*))", text, re.MULTILINE)
     return str("".join(causes[-1]) if causes else text.strip().split("\n")[0])[:300]
-
-
-@contextmanager
-def _classic_tasks(context: SparkContext, show: Show) -> Iterator[None]:
-    """Counts the tasks of jobs that this thread starts inside the block; afterwards its own group of jobs is set again.
-
-    Args:
-        context: the session's context.
-        show: called from a thread of its own.
-    """
-    group, before = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP)
-    tracker, ended = context.statusTracker(), Event()
-
-    def poll() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            with suppress(Exception):  # of a Spark that is gone; the block's own call raises it
-                done, known = _tasks(tracker, group)
-                if known:
-                    show(done, known)
-
-    thread = Thread(target=poll, daemon=True)
-    context.setLocalProperty(_GROUP, group)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type] # None takes it away
-
-
-def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
-    """Returns tasks done and known; stages that an ended job has skipped have none."""
-    done = known = 0
-    for number in tracker.getJobIdsForGroup(group):
-        job = tracker.getJobInfo(number)
-        stages = [] if job is None else [tracker.getStageInfo(stage) for stage in job.stageIds]
-        for stage in stages:
-            if stage is not None:
-                done += stage.numCompletedTasks
-                known += stage.numTasks if job is not None and job.status == "RUNNING" else stage.numCompletedTasks
-    return done, known
-
-
-@contextmanager
-def _connect_tasks(session: Any, show: Show) -> Iterator[None]:
-    """Shows the tasks of a Connect session inside the block, as often as its server reports them.
-
-    Args:
-        session: a session of Spark Connect.
-        show: called from the thread that waits for an operation.
-    """
-    ended = running = 0
-
-    def handle(*, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
-        nonlocal ended, running
-        if done:
-            ended, running = ended + running, 0
-            return
-        stages = list(stages or ())
-        running = sum(stage.num_completed_tasks for stage in stages)
-        show(ended + running, ended + sum(stage.num_tasks for stage in stages))
-
-    session.registerProgressHandler(handle)
-    try:
-        yield
-    finally:
-        session.removeProgressHandler(handle)

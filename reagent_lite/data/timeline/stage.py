@@ -60,11 +60,6 @@ _LENGTHS = (
 class Engine(Protocol):
     """Checks and sorts events, here or on other machines."""
 
-    @property
-    def unit(self) -> str:
-        """What the progress of `write` counts, in the plural."""
-        ...
-
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
         """Makes relation `events` of the files, with the columns of events.event_columns.
 
@@ -188,7 +183,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
-        with progress("pairing and writing transitions", engine.unit) as show:
+        with progress("pairing and writing transitions", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
         if not counts.figures["rows"]:
             got = f"none of {counted(found.rows, 'row')}"

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from oracles.event_files import write_events
 from oracles.ranks import free_port
 
 from reagent_lite.data.stage import data_files
-from reagent_lite.data.timeline import spark_session, stage
+from reagent_lite.data.timeline import stage
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError
 
@@ -134,32 +133,6 @@ def test_spark_makes_the_files_that_duckdb_makes(
     assert spark.catalog.listTables() == []
 
 
-def test_spark_shows_how_many_of_its_tasks_are_done(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Polled often, as a query of few rows is done within a second."""
-    monkeypatch.setattr(spark_session, "_POLL_SECONDS", 0.01)
-    shown_by: dict[str, list[tuple[int, int]]] = {}
-
-    @contextmanager
-    def recorded(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-        yield lambda done, total: shown_by.setdefault(unit, []).append((done, total))
-
-    monkeypatch.setattr(stage, "progress", recorded)
-    spark.sparkContext.setLocalProperty("spark.jobGroup.id", "the user's")
-    events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl", 5)
-    events_oracle.make(tmp_path, events, {"engine": "spark", "master": "local[2]"}, numOutputShards=4)
-    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "the user's"
-    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-    assert set(shown_by) == {"bytes", "tasks"}
-    assert {total for _, total in shown_by["bytes"]} == {sum(file.stat().st_size for file in events.iterdir())}
-    assert max(total for _, total in shown_by["tasks"]) > 4  # the 4 files, after the tasks that pair the events
-    for unit, shown in shown_by.items():
-        assert (shown[0][0], shown[-1][0]) == (0, shown[-1][1])
-        assert shown == sorted(shown, key=lambda one: one[0])
-        assert any(0 < done < total for done, total in shown), unit
-
-
 def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = write_events(events_oracle.broken_events(), tmp_path / "events", "jsonl", 2)
     query: Row = {"actions": ["l", "r"]}
@@ -265,7 +238,6 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
         "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
-        "spark.connect.progress.reportInterval": "50ms",
     }.items():  # fmt: skip
         command += ["--conf", f"{key}={value}"]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
@@ -305,6 +277,5 @@ def test_spark_connect_makes_the_same_files(connect_server: str, tmp_path: Path)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         assert "bytes" in done.stderr
-    assert "tasks" in done.stderr
     for file in (tmp_path / "ours").glob("part-*"):
         assert (tmp_path / "theirs" / file.name).read_bytes() == file.read_bytes()
