@@ -30,7 +30,7 @@ from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource
 from reagent_lite.run.samples import Presence, logged_sample, present_shares, simulated_sample, sources_of
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
-from reagent_lite.sim.rollout import ONLY, RolloutSource, regrouped
+from reagent_lite.sim.rollout import ONLY, RolloutSource, dealt_count, regrouped
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan
 from reagent_lite.training.resume import ReadOrder
@@ -144,7 +144,8 @@ class FollowedStream(SimulatedStream):
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Returns how far the files are read; each rank fills its replay from its share of them."""
-        return states[0]
+        rollout = states[0]["rollout"] | {"finished": dealt_count(states, rank, "finished")}
+        return {**states[0], "rollout": rollout}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,8 @@ class GymnasiumBackend:
         import gymnasium
 
         def one() -> Env[Any, Any]:
-            env = gymnasium.make(self.name, max_episode_steps=time_limit, disable_env_checker=True, **self._parameters)
+            settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
+            env = gymnasium.make(self.name, **settings)
             return gymnasium.wrappers.FlattenObservation(env)
 
         with self.named("environments"):

@@ -415,11 +415,15 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
             rings[key]["largest_priority"] = torch.stack([each["largest_priority"] for each in every]).amax(0)
         if rank < len(every):
             rings[key]["generator"] = every[rank]["generator"]
-    totals = {name: sum(rollout[name] for rollout in rollouts) for name in ("finished", "strange_rewards")}
-    if rank:  # they are summed over ranks
-        totals = {name: torch.zeros_like(total) for name, total in totals.items()}
-    rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **totals}
+    counts = {name: dealt_count(states, rank, name) for name in ("finished", "strange_rewards")}
+    rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **counts}
     return {"step": states[0]["step"], "warm": states[0]["warm"], **rings, "rollout": rollout}
+
+
+def dealt_count(states: Sequence[dict[str, Any]], rank: int, name: str) -> Tensor:
+    """Returns a rank's part of a count that ranks sum up: that of all rollouts for rank 0, zeros for the others."""
+    total = torch.stack([state["rollout"][name] for state in states]).sum(0)
+    return torch.zeros_like(total) if rank else total
 
 
 def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:

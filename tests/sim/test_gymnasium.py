@@ -148,6 +148,16 @@ def test_transitions_are_those_of_a_loop(
     env.check()
 
 
+@pytest.mark.parametrize(("limit", "steps"), [(None, 9), (4, 4)])
+def test_a_time_limit_outranks_max_episode_steps_of_env_parameters(limit: int | None, steps: int) -> None:
+    env = environments("CartPole-v1", 1, limit=limit, max_episode_steps=9)
+    for _ in range(steps):
+        env.act(lean(env.observation, None, None), epsilon=torch.zeros(1))
+        env.step()
+    assert env.truncated.tolist() == [True]
+    assert env.last_length.tolist() == [steps]
+
+
 def lean(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
     return torch.stack((-observation[:, 2], observation[:, 2]), 1)
 

@@ -26,6 +26,7 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data import dataset
 from reagent_lite.data.dataset import EpisodeFolder
+from reagent_lite.data.formats import arrow
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.doctor.machine import dataset_folder
@@ -293,7 +294,11 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
     rows, files_read = stream.frames, progress_of(tmp_path)["through"]
     state = {"step": 1, "warm": True, "rollout": stream.files.state_dict()}
     more = followed(tree)
-    more.rollouts.load_state_dict(more.deal([state, {}], 0, 1))
+    unreported = state["rollout"]["finished"] + 2
+    states = [state, {"rollout": {"finished": torch.full((3,), 2.0, dtype=torch.float64)}}]
+    dealt = [more.deal(states, rank, 1)["rollout"]["finished"].tolist() for rank in range(3)]
+    assert dealt == [unreported.tolist(), [0, 0, 0], [0, 0, 0]]  # ranks sum them up
+    more.rollouts.load_state_dict(more.deal(states, 0, 1))
     assert more.frames == rows
     assert more.files.rings[""].rows == stream.files.rings[""].rows == rows
     more.before_step(1)
@@ -305,6 +310,18 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
     empty.rollouts.load_state_dict(state)
     with pytest.raises(IdleError):  # there is nothing to learn from, whatever was read once
         empty.before_step(1)
+
+
+def test_a_file_read_in_parts_gives_the_same_rows_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected(role(tmp_path, "collect", warmup_steps=64, num_envs=4))
+    tree = role(tmp_path, "learn", warmup_steps=64, num_envs=4)
+    whole, parts = followed(tree), followed(tree)
+    whole.before_step(0)
+    monkeypatch.setattr(arrow, "BLOCK_VALUES", 700)  # a few rows at once
+    parts.before_step(0)
+    expected, found = (stream.files.rings[""].state_dict() for stream in (whole, parts))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert parts.figures() == whole.figures()
 
 
 def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(

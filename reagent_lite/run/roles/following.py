@@ -181,6 +181,8 @@ class FollowedEpisodes:
                 self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
         except DataError as error:
             logger.warning(f"a file of the dataset is left out: {error}")
+        for ring in self.rings.values():
+            ring.end_episodes()
 
     def _write(self, steps: EnvStep, agent: Tensor) -> None:
         if self._unit_reward:
@@ -255,12 +257,10 @@ def agents_of(rows: Rows, spec: EnvSpec, where: str) -> Tensor:
 
 
 def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
-    """Returns the rows of whole episodes as steps of one environment; what does not end at the last row is cut there.
+    """Returns rows, one after the other, as steps of one environment.
 
     Candidates are the first of K places, in the order of their lists.
     """
-    truncated = rows.truncated.astype(bool)
-    truncated[-1] |= rows.bootstrap[-1] != 0
     mask, next_mask, features = rows.mask.astype(bool), rows.next_mask.astype(bool), dict[str, NDArray[np.float32]]()
     if rows.lists is not None and rows.next_lists is not None:
         features["features"], mask = _places(rows.lists, spec)
@@ -271,7 +271,7 @@ def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
         "action": rows.action,
         "reward": rows.reward,
         "terminated": rows.bootstrap == 0,
-        "truncated": truncated,
+        "truncated": rows.truncated.astype(bool),
         "next_observation": rows.next_state.aligned(ids),
         "propensity": rows.propensity,
         "mask": mask,
