@@ -1,8 +1,12 @@
-"""Folders that are replaced while others read them, and while their writer is killed."""
+"""Folders that are replaced while others read them and while their writer is killed, and folders that are locked."""
 
+import fcntl
+import json
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import Any
 import pytest
 
 from reagent_lite import files
-from reagent_lite.files import appearing_folder
+from reagent_lite.files import alone_in, appearing_folder
 
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 
@@ -124,3 +128,39 @@ def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
     assert words(tmp_path / "model") == ["new", "new"]
     assert (tmp_path / "model").is_symlink()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("machine", [{"host": "elsewhere"}, {"host": socket.gethostname(), "boot": "of before"}])
+def test_a_machine_that_may_be_dead_is_waited_for(
+    tmp_path: Path, machine: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is given back by the server, here by the other process, a moment after the holder was named.
+
+    The machine that takes its place may have the same name.
+    """
+    record = {**machine, "pid": 7, "since": "2026-11-22T00:00:00+00:00"}
+    (tmp_path / ".lock").write_text(json.dumps(record))
+    other = (tmp_path / ".lock").open("r+")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda seconds: other.close())
+    with alone_in(tmp_path, "model_output_path"):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    (text,) = caplog.messages
+    assert (
+        f"{tmp_path} is in use by the run of host {machine['host']}, pid 7, since 2026-11-22T00:00:00+00:00; waiting"
+        in text
+    )
+
+
+def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder of the lock's name is what root, too, cannot open for writing."""
+    (tmp_path / ".lock").mkdir()
+    with alone_in(tmp_path, "model_output_path"):
+        (text,) = caplog.messages
+    assert text.startswith(f"{tmp_path / '.lock'} cannot be locked (Is a directory): nothing keeps a second run")
+
+
+def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), alone_in(tmp_path, "model_output_path"):
+            _ = 1 // 0  # refused, the second time would be a ConfigError

@@ -1,11 +1,7 @@
 """Two runs with one model_output_path: the second is refused, by name, until the first has ended, however it ends."""
 
-import fcntl
-import json
-import os
 import re
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -56,39 +52,3 @@ def test_a_dry_run_does_not_ask_for_the_folder(run: Runner, small: Tree, tmp_pat
     (tmp_path / "out").mkdir()
     with alone_in(tmp_path / "out", "model_output_path"):
         assert run("dqn", small, "--dry_run").code == 0
-
-
-@pytest.mark.parametrize("machine", [{"host": "elsewhere"}, {"host": socket.gethostname(), "boot": "of before"}])
-def test_a_machine_that_may_be_dead_is_waited_for(
-    tmp_path: Path, machine: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its lock is given back by the server, here by the other process, a moment after the holder was named.
-
-    The machine that takes its place may have the same name.
-    """
-    record = {**machine, "pid": 7, "since": "2026-11-22T00:00:00+00:00"}
-    (tmp_path / ".lock").write_text(json.dumps(record))
-    other = (tmp_path / ".lock").open("r+")
-    fcntl.flock(other, fcntl.LOCK_EX)
-    monkeypatch.setattr(time, "sleep", lambda seconds: other.close())
-    with alone_in(tmp_path, "model_output_path"):
-        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
-    (text,) = caplog.messages
-    assert (
-        f"{tmp_path} is in use by the run of host {machine['host']}, pid 7, since 2026-11-22T00:00:00+00:00; waiting"
-        in text
-    )
-
-
-def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A folder of the lock's name is what root, too, cannot open for writing."""
-    (tmp_path / ".lock").mkdir()
-    with alone_in(tmp_path, "model_output_path"):
-        (text,) = caplog.messages
-    assert text.startswith(f"{tmp_path / '.lock'} cannot be locked (Is a directory): nothing keeps a second run")
-
-
-def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError), alone_in(tmp_path, "model_output_path"):
-            _ = 1 // 0  # refused, the second time would be a ConfigError
