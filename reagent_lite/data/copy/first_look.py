@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.data.copy.place import CopyManifest, places_of
+from reagent_lite.data.copy.place import KIND, CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
@@ -16,7 +16,7 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.rows.table import event_table
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage import data_files, untouched
 from reagent_lite.errors import DataError, NoRowsError
 
 
@@ -50,8 +50,12 @@ def standing_copy(
         columns: data.columns.
     """
     files = data_files(path, columns)
-    found = (place.untouched(files) for place in places_of(path, actions, directory, columns))
-    return next((one for one in found if one is not None), None)
+    for place in places_of(path, actions, directory, columns):
+        for folder in place.copies():
+            manifest = CopyManifest.whole(folder, KIND, place.settings)
+            if manifest is not None and untouched(manifest.inputs, files):
+                return folder, manifest
+    return None
 
 
 def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.stage import StageManifest, untouched
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
@@ -78,14 +78,6 @@ class Place:
     def standing(self, files: Sequence[InputFile]) -> Path | None:
         """Returns the copy of these files, by names, sizes and times, else by sha256."""
         return next((one for one in self.copies() if CopyManifest.standing(one, KIND, self.settings, files)), None)
-
-    def untouched(self, files: Sequence[InputFile]) -> tuple[Path, CopyManifest] | None:
-        """Returns the copy of these files by names, sizes and times alone."""
-        for folder in self.copies():
-            manifest = CopyManifest.whole(folder, KIND, self.settings)
-            if manifest is not None and untouched(manifest.inputs, files):
-                return folder, manifest
-        return None
 
     @contextmanager
     def building(self) -> Iterator[Path]:
