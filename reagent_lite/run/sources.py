@@ -178,15 +178,18 @@ class Source(Protocol):
         spec: numbers of features and choices that the network is built for.
         normalization: normalization of states and candidates.
         identity: sha256 of data and environment, which a resumed run must share; see History.require_same.
-        hash: sha256 of the source, stored in the exported model.
         types: names of the types of agents that learn; ("",) if all agents are of one type.
     """
 
     spec: SourceSpec
     normalization: Normalization
     identity: dict[str, str]
-    hash: str
     types: tuple[str, ...] = (ONLY,)
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the data, or without data of the environment; stored in the exported model."""
+        return self.identity["data"] or self.identity["env"]
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches for the learner; a simulation acts by the learner's present policy."""
@@ -258,7 +261,7 @@ class Logged(Source):
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self._config, self._group = config, group
         self.data = data = prepare(config, group)
-        self.spec, self.normalization, self.hash = data.spec, data.normalization, data.found.content
+        self.spec, self.normalization = data.spec, data.normalization
         self.identity = {"data": data.found.content, "env": ""}
 
     def stream(self, learner: Learner) -> Stream:
@@ -309,8 +312,7 @@ class Simulated(Source):
         self.normalization = given_or_unchanged(config, simulation)
         self.spec = self.normalization.spec(config.actions)
         self.reader = Reader(config, simulation, self.normalization, group.device)
-        self.hash = simulation.identity()
-        self.identity = {"data": "", "env": self.hash}
+        self.identity = {"data": "", "env": simulation.identity()}
         self.types = simulation.learning
 
     def stream(self, learner: Learner) -> Stream:
