@@ -14,7 +14,7 @@ from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, install, lacking, needing
+from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -42,11 +42,11 @@ from reagent_lite.run.roles.policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
-from reagent_lite.run.value_bounds import Payable, ValueWatch
+from reagent_lite.run.value_bounds import Payable
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import CheckpointSchedule
 from reagent_lite.training.loop import Hooks, Report, Running, fit
-from reagent_lite.training.metrics import JsonLines, MetricsWriter, TensorBoard
+from reagent_lite.training.metrics import MetricsWriter, file_sinks
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.tracking import require_trackers, trackers
@@ -99,11 +99,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
                 take_folder(config)
                 source.write_fitted()
                 step = setup.running.position.step
-                writer.add([JsonLines(folder, lines=history.lines)])
-                if missing := lacking("report"):
-                    logger.info(f"tensorboard/ is not written: no {missing}. To have it, run: {install('report')}")
-                else:
-                    writer.add([TensorBoard(folder, history.run, parameters(config), step=step)])
+                writer.add(file_sinks(folder, history.run, parameters(config), lines=history.lines, step=step))
             logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
             learned = learn(setup, writer, signal, callback)
             outcome = publish(config, group, source, learned, time.monotonic() - start)
@@ -230,7 +226,7 @@ class _RunHooks(Hooks):
         self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
         self._callback = callback
         self._fault = fault_here(setup.group.place)
-        self._watch = ValueWatch(setup.payable if setup.group.is_first else None)
+        self._excess = 0.0  # of the last warning of `Payable`
         self._note = ""
         position = setup.running.position
         self._counted = self._counts(position.step, position.rows)
@@ -271,8 +267,9 @@ class _RunHooks(Hooks):
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(final=report.step == self._setup.stream.plan.num_steps)
             scalars |= self._writer.figures
-            if "value/model/mean" in scalars:
-                self._watch(scalars["value/model/mean"])
+            payable, mean = self._setup.payable, scalars.get("value/model/mean")
+            if payable is not None and mean is not None and self._setup.group.is_first:
+                self._excess = payable.warned(mean, self._excess)
             for kind in self._setup.source.types:
                 if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
                     self._note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"

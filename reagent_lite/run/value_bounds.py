@@ -50,6 +50,14 @@ class Payable:
             "rl.target_update_rate"
         )
 
+    def warned(self, mean: float, before: float = 0.0) -> float:
+        """Logs the warning for a mean value more than twice as far outside as before; returns the distance logged."""
+        excess = self.excess(mean)
+        if excess <= 2 * before:
+            return before
+        logger.warning(self.warning(mean))
+        return excess
+
     def document(self, mean: float) -> dict[str, Any]:
         """Returns the entries of evaluation.json for a mean value: the range, null where unbounded, and the warning."""
         low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
@@ -87,18 +95,3 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
             )
         )
     return Payable(low=low, high=high)
-
-
-class ValueWatch:
-    """Warns when the mean value leaves the range of `Payable`, and again whenever it is twice as far outside."""
-
-    def __init__(self, payable: Payable | None) -> None:
-        self._payable = payable
-        self._logged = 0.0
-
-    def __call__(self, mean: float) -> None:
-        """Checks the mean value of the policy's choices and logs the warning if it is due."""
-        excess = 0.0 if self._payable is None else self._payable.excess(mean)
-        if self._payable is not None and excess > 2 * self._logged:
-            self._logged = excess
-            logger.warning(self._payable.warning(mean))

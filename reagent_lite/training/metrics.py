@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.loader import Scalar
+from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group
+from reagent_lite.errors import install, lacking
 from reagent_lite.files import write_whole
 
 
@@ -214,6 +216,17 @@ class TensorBoard(_FileSink):
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._records.write(Event(wall_time=time.time(), **content).SerializeToString())
+
+
+def file_sinks(
+    folder: Path, run: str, parameters: Mapping[str, Scalar], *, lines: int = 0, step: int = 0
+) -> Iterator[Sink]:
+    """Yields the files of figures in a run's folder; TensorBoard's only with the extra `report`, else a log line."""
+    yield JsonLines(folder, lines=lines)
+    if missing := lacking("report"):
+        logger.info(f"tensorboard/ is not written: no {missing}. To have it, run: {install('report')}")
+    else:
+        yield TensorBoard(folder, run, parameters, step=step)
 
 
 class MetricsWriter:

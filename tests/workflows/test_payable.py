@@ -14,7 +14,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.export.model_card import plain
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.value_bounds import Payable, ValueWatch, payable_values
+from reagent_lite.run.value_bounds import Payable, payable_values
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_how_far_outside(bounds: tuple[float, float], mean: float, excess: float
 
 
 def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureFixture) -> None:
-    watch = ValueWatch(Payable(low=0.0, high=100.0))
+    before = 0.0
     for mean in range(90, 150):
-        watch(float(mean))
+        before = Payable(low=0.0, high=100.0).warned(float(mean), before)
     said = [line.split("mean value of ")[1].split(",")[0] for line in caplog.messages]
     assert said == ["102", "105", "111", "123", "147"]
 
