@@ -1,9 +1,10 @@
 """Decisions of an exported model for rows of any format, as Arrow tables: steps 2 and 3 of `workflows.score`."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.data.rows.table import by_name, list_array, map_array, typed_column
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import Problem, nearest, raise_any
-from reagent_lite.export.bundle import Bundle, Prediction, load_bundle
+from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.feature_ids import id_of
 
 _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
@@ -57,8 +58,8 @@ def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generato
         progress("scoring", "bytes") as show,
         closing(read_blocks(files, partial(_predicted, bundle), positions, show, readers)) as blocks,
     ):
-        for parts in blocks:
-            for part in parts:
+        for block in blocks:
+            for part in block:
                 seen[0].update(part.state_ids)
                 seen[1].update(part.candidates.features.ids if part.candidates else ())
                 yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
@@ -153,27 +154,18 @@ def _predicted(bundle: Bundle, block: Block) -> list[_Part]:
                 candidates=None,
                 prediction=bundle.predict(values[part], mask=mask[part]),
             )
-            for part in _parts(np.full(len(values), mask.shape[1]))
+            for part in parts(repeat(mask.shape[1], len(values)), BLOCK_VALUES)
         ]
     lists = candidate_lists(column("possible_actions"), faults)
     faults.require_none()
     ends = np.cumsum(lists.lengths)
     choices = np.split(lists.features.aligned(bundle.action_feature_ids), ends[:-1])
-    parts = []
-    for part in _parts(lists.lengths * len(bundle.action_feature_ids)):
+    found = []
+    for part in parts((lists.lengths * len(bundle.action_feature_ids)).tolist(), BLOCK_VALUES):
         span = slice(ends[part.start] - lists.lengths[part.start], ends[part.stop - 1])
         own = Lists(lists.lengths[part], FeatureMatrix(lists.features.ids, lists.features.values[span]))
-        found = bundle.predict(values[part], candidates=choices[part])
-        parts.append(_Part(keys=[key[part] for key in keys], state_ids=state.ids, candidates=own, prediction=found))
-    return parts
-
-
-def _parts(widths: NDArray[np.int64]) -> Iterator[slice]:
-    """Yields parts of a block whose rows, each as wide as the widest of them, have not many values together."""
-    start = widest = 0
-    for row, width in enumerate(widths.tolist()):
-        if start < row and max(widest, width) * (row + 1 - start) > BLOCK_VALUES:
-            yield slice(start, row)
-            start, widest = row, 0
-        widest = max(widest, width)
-    yield slice(start, len(widths))
+        prediction = bundle.predict(values[part], candidates=choices[part])
+        found.append(
+            _Part(keys=[key[part] for key in keys], state_ids=state.ids, candidates=own, prediction=prediction)
+        )
+    return found

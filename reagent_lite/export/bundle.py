@@ -8,7 +8,7 @@ bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -227,6 +227,20 @@ class Bundle:
             values[row, : len(array)] = array
             exists[row, : len(array)] = True
         return values, exists
+
+
+def parts(widths: Iterable[int], most: int) -> Iterator[slice]:
+    """Yields slices of consecutive rows that together, each as wide as the widest of them, have at most `most` values.
+
+    A row that is wider than that is a part of its own.
+    """
+    start = stop = widest = 0
+    for stop, width in enumerate(widths):
+        if start < stop and max(widest, width) * (stop + 1 - start) > most:
+            yield slice(start, stop)
+            start, widest = stop, 0
+        widest = max(widest, width)
+    yield slice(start, stop + 1)
 
 
 def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:

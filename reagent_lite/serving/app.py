@@ -20,6 +20,7 @@ from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
+from reagent_lite.export.bundle import parts
 from reagent_lite.serving.bodies import (
     CandidateLists,
     CandidateRows,
@@ -32,7 +33,7 @@ from reagent_lite.serving.bodies import (
     Reward,
     exact,
 )
-from reagent_lite.serving.deciding import Decider, RefusedError, Rows
+from reagent_lite.serving.deciding import MOST_CHOICES, Decider, RefusedError, Rows
 from reagent_lite.serving.decision_log import DecisionLog, Joined
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
@@ -85,11 +86,13 @@ class Service:
         """Orders candidates without a decision."""
         bundle = self._model.bundle
         candidates = bundle.candidates([row.possible_actions for row in body.rows])
-        found = bundle.predict(bundle.states([row.state_features for row in body.rows]), candidates=candidates)
+        states = bundle.states([row.state_features for row in body.rows])
         rankings = []
-        for q, mask in zip(found.q, found.mask, strict=True):
-            order = np.argsort(-q, kind="stable")
-            rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
+        for part in parts(map(len, candidates), MOST_CHOICES):
+            found = bundle.predict(states[part], candidates=candidates[part])
+            for q, mask in zip(found.q, found.mask, strict=True):
+                order = np.argsort(-q, kind="stable")
+                rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
         return Rankings(rankings=rankings, model=self._model.version)
 
     async def reward(self, body: Reward) -> None:

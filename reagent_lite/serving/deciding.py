@@ -1,4 +1,4 @@
-"""Decisions: the requests that wait at the same time are one prediction, one draw and one write of the log.
+"""Decisions: the requests that wait at the same time are predicted together and are one write of the log.
 
 request ─► states, choices ─┐
 request ─► states, choices ─┴─► the loop's next turn: predict ─► draw ─► log ─► an answer each
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from reagent_lite.errors import Problem
-from reagent_lite.export import Bundle
+from reagent_lite.export.bundle import Bundle, parts
 from reagent_lite.serving.bodies import CandidateRow, NamedRow
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.served_model import ServedModel
 
-_MOST_CHOICES = 1 << 16  # of a batch, whose rows are all as wide as the widest
+MOST_CHOICES = 1 << 16
+"""Of a prediction, whose rows are all as wide as the widest."""
 Rows = Sequence[NamedRow] | Sequence[CandidateRow]
 Choices = Sequence[NDArray[Any]] | NDArray[np.bool_]
 
@@ -61,23 +62,16 @@ class _Batch:
     def __init__(self, model: ServedModel) -> None:
         self.bundle, self.version = model.bundle, model.version
         self.requests: list[_Request] = []
-        self._rows = self._widest = 0
-
-    def takes(self, request: _Request, bundle: Bundle) -> bool:
-        """Adds a request, unless it is for another model or the batch is full."""
-        rows, widest = self._rows + len(request.rows), max(self._widest, *map(len, request.choices))
-        if bundle is not self.bundle or (self.requests and rows * widest > _MOST_CHOICES):
-            return False
-        self.requests.append(request)
-        self._rows, self._widest = rows, widest
-        return True
 
     def draw(self, rng: np.random.Generator) -> None:
         """Draws for all rows of the requests."""
         states = np.concatenate([one.states for one in self.requests])
         choices: Any = [choice for one in self.requests for choice in one.choices]
-        given = {"candidates": choices} if self.bundle.parametric else {"mask": choices}
-        index, propensities = (found.tolist() for found in self.bundle.act(states, **given, rng=rng))
+        name, index, propensities = "candidates" if self.bundle.parametric else "mask", [], []
+        for part in parts(map(len, choices), MOST_CHOICES):
+            drawn = self.bundle.act(states[part], **{name: choices[part]}, rng=rng)
+            index += drawn[0].tolist()
+            propensities += drawn[1].tolist()
         start = 0
         for one in self.requests:
             own = slice(start, start + len(one.rows))
@@ -111,10 +105,10 @@ class Decider:
         states = bundle.states([row.state_features for row in rows])
         choices, possible = _choices(bundle, rows)
         request = _Request(rows=rows, states=states, choices=choices, possible=possible, answer=loop.create_future())
-        if self._batch is None or not self._batch.takes(request, bundle):
+        if self._batch is None or self._batch.bundle is not bundle:
             self._batch = _Batch(self._model)
-            self._batch.takes(request, bundle)
             loop.call_soon(self._finish, self._batch)
+        self._batch.requests.append(request)
         return await request.answer
 
     def _finish(self, batch: _Batch) -> None:

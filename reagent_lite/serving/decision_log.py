@@ -150,17 +150,22 @@ class DecisionLog:
                     self._waiting[one].closed = True
                 decisions = [self._waiting[one] for one in ready]
                 others = [line for one in self._waiting.values() if not one.closed for line in (one.line, one.reward)]
-                await asyncio.to_thread(self._write_out, stem, decisions, others)
+                if decisions:
+                    await asyncio.to_thread(self._write_out, stem, decisions)
             except (OSError, DataError) as error:
                 for one in ready:
                     self._waiting[one].closed = False
                 self._fail(error)
                 return
-            self.failure = ""
             self.written += len(ready)
             for one in ready:
                 self._closed[one] = self._waiting.pop(one).at + self._config.reward_seconds
             self._forget()
+            try:  # apart: where it fails, the decisions are in the Parquet file nevertheless
+                await asyncio.to_thread(self._keep, others)
+                self.failure = ""
+            except OSError as error:
+                self._fail(error)
 
     def _ready(self) -> list[str]:
         """Returns the ids of complete decisions before which none of their episode still waits."""
@@ -184,11 +189,13 @@ class DecisionLog:
             self._file(self._stem).unlink(missing_ok=True)
         self._stem, self._descriptor, self._size, self._unsynced = stem, descriptor, 0, False
 
-    def _write_out(self, stem: str, decisions: list[_Decision], others: list[bytes]) -> None:
-        if decisions:
-            target = self._folder.parent / f"{stem}-{self._worker}.parquet"
-            write_decisions(target, [one.row() for one in decisions])
-            machine_logger.info(f"{target}: {counted(len(decisions), 'decision')}")
+    def _write_out(self, stem: str, decisions: list[_Decision]) -> None:
+        target = self._folder.parent / f"{stem}-{self._worker}.parquet"
+        write_decisions(target, [one.row() for one in decisions])
+        machine_logger.info(f"{target}: {counted(len(decisions), 'decision')}")
+
+    def _keep(self, others: list[bytes]) -> None:
+        """Writes lines that are still needed into one file in the place of the journals before the current one."""
         kept = self._folder / f"{self._stem}.kept.jsonl"
         with appearing_file(kept) as stream:
             stream.writelines(others)

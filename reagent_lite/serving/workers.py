@@ -37,6 +37,7 @@ from reagent_lite.serving.served_model import ServedModel
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests that are under way
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(config: ServeConfig) -> int:
@@ -94,7 +95,7 @@ class _Worker:
 
 def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> int:
     stopping = threading.Event()
-    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in _SIGNALS}
     workers: list[_Worker] = []
     restarts = 0
     try:
@@ -126,17 +127,20 @@ def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> i
 
 def _work(config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any) -> None:
     """Serves in a process of its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn stops by it, and raises it again afterwards
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stopping = threading.Event()
+    for one in _SIGNALS:
+        signal.signal(one, lambda *_: stopping.set())
 
     def body() -> int:
-        asyncio.run(_answering(config, number, listening, shared, ready))
+        asyncio.run(_answering(config, number, listening, shared, ready, stopping))
         return 0
 
     sys.exit(exit_code(body))
 
 
-async def _answering(config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any) -> None:
+async def _answering(
+    config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any, stopping: threading.Event
+) -> None:
     model = ServedModel(config.model)
     with open_log(config, number, parametric=model.bundle.parametric) as log:
         async with _rewards(config, number, shared, log) as join:
@@ -146,15 +150,23 @@ async def _answering(config: ServeConfig, number: int, listening: socket.socket,
             )
             server = uvicorn.Server(settings)
             loop = asyncio.get_running_loop()
+
+            def stop(*_: object) -> None:
+                server.should_exit = True
+
+            for one in _SIGNALS:
+                signal.signal(one, stop)
+            if stopping.is_set():
+                stop()
             parent = multiprocessing.parent_process()
             if parent is not None:  # a worker ends with its parent
                 sentinel = parent.sentinel
 
-                def stop() -> None:
-                    server.should_exit = True
+                def orphaned() -> None:
+                    stop()
                     loop.remove_reader(sentinel)
 
-                loop.add_reader(sentinel, stop)
+                loop.add_reader(sentinel, orphaned)
             ready.set()
             await server.serve(sockets=[listening])
             await log.close()

@@ -1,6 +1,7 @@
 """The log: rows by hand, the order of an episode, what a killed server leaves, full disks, new models, and training."""
 
 import asyncio
+import errno
 import shutil
 import time
 from pathlib import Path
@@ -80,6 +81,25 @@ def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> N
     asyncio.run(worker.log.poll())
     assert [row["decision_id"] for row in rows_of(worker.folder)] == ids[:3]
     assert worker.client.post("/reward", json={"decision_id": ids[2], "reward": 1.0}).status_code == 409
+
+
+def test_a_disk_that_takes_the_parquet_file_and_no_journal_repeats_no_decision(
+    named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    worker = opened(named)
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(3)]
+    worker.post("/reward", decision_id=ids[0], reward=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("reagent_lite.serving.decision_log.appearing_file", full)
+        assert [row["decision_id"] for row in rotated(worker)] == ids[:1]
+    assert worker.client.get("/healthz").status_code == 503
+    worker.post("/reward", decision_id=ids[1], reward=1.0)
+    assert [row["decision_id"] for row in rotated(worker)] == ids[:2]
+    assert worker.client.get("/healthz").status_code == 200
+    assert worker.log.waiting == 1
 
 
 def test_the_next_server_has_what_was_answered(named: Path, opened: Open, tmp_path: Path) -> None:

@@ -161,20 +161,19 @@ def test_requests_that_wait_together_are_decided_together_and_answered_apart(
         return predict(values, *given)
 
     monkeypatch.setattr(worker.model.bundle, "predict", counting)
-    monkeypatch.setattr("reagent_lite.serving.deciding._MOST_CHOICES", 300)
+    monkeypatch.setattr("reagent_lite.serving.deciding.MOST_CHOICES", 300)
 
     first, *answers = together(worker, [unknown, *bodies])
     assert first.status_code == 422
-    assert predicted == [7, 200]  # the last would have made one of 207 rows and 3 choices each
-    rng = np.random.default_rng([5, 0])
-    for part in (bodies[:4], bodies[4:]):
-        rows = [row for body in part for row in body["rows"]]
-        states = bundle.states([row["state_features"] for row in rows])
-        choices = bundle.candidates([row["possible_actions"] for row in rows]) if kind == "candidates" else None
+    assert predicted == [100, 100, 7]  # of 3 choices each
+    rng, rows = np.random.default_rng([5, 0]), [row for body in bodies for row in body["rows"]]
+    decisions = [one for answer in answers for one in answer.json()["decisions"]]
+    for part in (slice(0, 100), slice(100, 200), slice(200, 207)):
+        states = bundle.states([row["state_features"] for row in rows[part]])
+        choices = bundle.candidates([row["possible_actions"] for row in rows[part]]) if kind == "candidates" else None
         index, propensities = bundle.act(states, candidates=choices, rng=rng)
-        decisions = [one for body in part for one in answers[bodies.index(body)].json()["decisions"]]
-        assert [one["index"] for one in decisions] == index.tolist()
-        assert [one["propensity"] for one in decisions] == propensities.tolist()
+        assert [one["index"] for one in decisions[part]] == index.tolist()
+        assert [one["propensity"] for one in decisions[part]] == propensities.tolist()
     assert [len(one.json()["decisions"]) for one in answers] == sizes
     logged = [one.row() for one in worker.log._waiting.values()]
     assert [row["mdp_id"] for row in logged] == [f"{n}" for n in range(207)]

@@ -1,10 +1,12 @@
 """The command: its processes, kill -9, full disks, new models under load, one server a folder, and how it ends."""
 
+import asyncio
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +27,9 @@ from oracles.disks import small_disk
 from oracles.runs import ROOT
 from serving.conftest import IDS, NAMES
 
+from reagent_lite.config.serve import ServeConfig
 from reagent_lite.files import appearing_folder
+from reagent_lite.serving.workers import _answering
 
 ROW = {"state_features": {"3": 1.0}}
 
@@ -128,6 +132,19 @@ def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, 
         assert server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code == 204
         assert server.stop()["restarts"] == 1
     assert ids_of(tmp_path / "log") == [one]
+
+
+def test_a_worker_that_is_stopped_while_it_starts_ends(named: Path, tmp_path: Path) -> None:
+    config, stopping = ServeConfig(model=str(named), log=str(tmp_path / "log")), threading.Event()
+    stopping.set()  # as its handlers do until it serves
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            answering = _answering(config, 0, listening, tmp_path, threading.Event(), stopping)
+            asyncio.run(asyncio.wait_for(answering, 30))
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, tmp_path: Path) -> None:
