@@ -88,10 +88,21 @@ class GymnasiumBackend:
         """
         import gymnasium
 
+        class Shown(gymnasium.wrappers.FlattenObservation[Any, Any, Any]):
+            """Flat observations, and of the info the mask alone: arrays of changing shapes cannot be stacked."""
+
+            def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
+                observation, info = super().reset(**settings)
+                return observation, _only_mask(info)
+
+            def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+                *seen, info = super().step(action)
+                return (*seen, _only_mask(info))
+
         def one() -> Env[Any, Any]:
             settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
             env = gymnasium.make(self.name, **settings)
-            return gymnasium.wrappers.FlattenObservation(env)
+            return Shown(env)
 
         with self.named("environments"):
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
@@ -138,6 +149,10 @@ class GymnasiumBackend:
         assert isinstance(actions, Discrete)
         self.first_action = int(actions.start)
         return int(actions.n), flatdim(observations)
+
+
+def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
+    return {MASK: info[MASK]} if MASK in info else {}
 
 
 def _last_line(error: Exception) -> str:

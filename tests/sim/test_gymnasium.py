@@ -49,6 +49,7 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
     def shown(self) -> tuple[Any, Any]:
         mask = np.arange(self.size) != self.count % 3
         info = {} if self.count == self.forgets_at else {"action_mask": mask}
+        info["shape"] = np.zeros(self.np_random.integers(1, 9))  # another one in each environment
         return {"count": self.count, "lot": self.np_random.normal(size=(2, 2))}, info
 
 
