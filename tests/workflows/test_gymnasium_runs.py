@@ -11,7 +11,6 @@ from oracles.resuming import Laboratory, Tree, bits, simulated
 from oracles.runs import ALONE, merged, trained
 from oracles.simulated import made
 
-from reagent_lite.config import DqnConfig
 from reagent_lite.errors import SimulationError
 
 
@@ -50,7 +49,7 @@ def test_a_log_of_a_policy_is_the_same_for_the_same_seed(tmp_path: Path) -> None
 
 
 def test_two_runs_are_equal_and_a_resumed_one_goes_on_with_new_episodes(tmp_path: Path) -> None:
-    laboratory = Laboratory(DqnConfig, online(tmp_path, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
+    laboratory = Laboratory(online(tmp_path, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
     whole, same = laboratory.run("whole", every_steps=1, keep=1000), laboratory.run("same", every_steps=1)
     ends = []
     for _ in range(2):
