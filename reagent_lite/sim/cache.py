@@ -3,7 +3,7 @@
 A file's name is `<key>-<digest of its bytes><suffix>`: one rename puts file and digest in place together, concurrent
 builders cannot mix them, and a file cut short by a full disk is noticed and built anew.
 
-Compiled code is executed, so only what this user or root wrote is used, from a folder that nobody else can write to.
+Compiled code is executed, so only what this user or root wrote is used, from a folder that no other user can write to.
 """
 
 import functools

@@ -23,7 +23,7 @@ _FLAGS = (
     "-std=c++17",
     "-march=native",
     "-fno-math-errno",  # square roots in line; the value is the same
-    "-fno-trapping-math",  # nobody reads exception flags: both sides of a choice may be computed; values are the same
+    "-fno-trapping-math",  # exception flags are not read: both sides of a choice may be computed, with the same values
     "-fopenmp-simd",  # `omp simd` without libgomp: torch has its own OpenMP, and two in a process fight for the cores
     "-fno-exceptions",
     "-fno-rtti",

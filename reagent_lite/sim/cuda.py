@@ -96,7 +96,7 @@ def _shared_stream(device: torch.device) -> torch.cuda.Stream | None:
 class CudaBackend:
     """An environment compiled for a GPU; one thread per environment or agent, and no launch waits for the device.
 
-    With REAGENT_LITE_CUDA_SYNC=1 in the environment every launch is waited for, so that an error names its kernel.
+    REAGENT_LITE_CUDA_SYNC=1, a variable of the process, waits for every launch, so that an error names its kernel.
 
     Attributes:
         spec: what it simulates.

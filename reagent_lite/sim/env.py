@@ -69,7 +69,7 @@ class VectorEnv:
             num_envs: N.
             first_env: global id of the first, for environments split over processes.
             seed: the seed of all random numbers.
-            stream: apart for each use of one seed, such as training and evaluation.
+            stream: number of the stream of random numbers, another for each use of a seed, such as evaluation.
             time_limit: steps until truncation; None takes the environment's.
             parametric: whether to keep the features of choices.
 

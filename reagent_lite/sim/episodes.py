@@ -2,11 +2,11 @@
 
  environments ─► rounds on the device ─► rounds held on the host ─► episodes that are over, in order ─► blocks
 
-Environments play on and on. Episodes are ordered by (round in which they start, number of their environment), and the
-first so many in this order are taken: a number of episodes, or as few as cover a number of rows. Taking those that end
-first would favour short ones. What an episode will be does not depend on what was played before it starts, so the first
-n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses it, which
-is likelier a long one: means are off by the order of one episode in all.
+Environments play one episode after the other. Episodes are ordered by (round in which they start, number of their
+environment), and the first ones in this order are taken: a number of episodes, or as few as cover a number of rows.
+Taking those that end first would favour short ones. An episode does not depend on what was played before it starts, so
+the first n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses
+it, which is likelier a long one: means are off by the order of one episode in all.
 
 Of several agents in an environment each has an episode of its own, one after the other; it ends where the agent leaves.
 """
@@ -46,7 +46,7 @@ class Episodes:
         state: [R, S].
         action: [R] index of the choice taken.
         reward, propensity: [R].
-        mask: [R, K] the choices that were there; None where all always are.
+        mask: [R, K] the allowed choices; None where all are always allowed.
         features: [R, K, F] of candidates that differ from step to step; else None.
         last_state: [E, S] where the last row led.
         last_mask, last_features: [E, K] and [E, K, F], the choices there.
@@ -111,7 +111,7 @@ def whole_episodes(env: VectorEnv, players: Sequence[Player], amount: Amount) ->
 
     Args:
         env: reset here.
-        players: who plays; one, or all types of agents.
+        players: one, or those of all types of agents.
         amount: how many.
 
     Raises:

@@ -48,7 +48,7 @@ class GymnasiumBackend:
             compilation: how the kernel that draws is compiled, see CpuBackend.
 
         Raises:
-            SimulationError: no such environment, one of other spaces, or one that raises.
+            SimulationError: the environment does not exist, has other spaces, or raises.
             KernelBuildError: there is no compiler.
         """
         self.name, self._parameters = env.removeprefix(GYMNASIUM), parameters
@@ -76,7 +76,7 @@ class GymnasiumBackend:
         )
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
-        """Draws actions, the one thing that a kernel does here."""
+        """Draws actions; the only kernel that these environments need."""
         assert kernel == "env_act"
         self._drawing.launch(kernel, call)
 
@@ -132,7 +132,7 @@ class GymnasiumBackend:
         """Returns the numbers of actions and of features.
 
         Raises:
-            SimulationError: they are no numbers that a network here reads or chooses from.
+            SimulationError: a space is not supported.
         """
         from gymnasium.spaces import Discrete, flatdim
 

@@ -1,4 +1,4 @@
-"""Many environments behind the buffers of a VectorEnv, whoever steps them: kernels, or Gymnasium in Python."""
+"""Opens environments with the buffers of a VectorEnv, stepped by kernels or by Gymnasium in Python."""
 
 import weakref
 from typing import Any
@@ -58,7 +58,7 @@ class GymnasiumEnv(VectorEnv):
         weakref.finalize(self, self._envs.close)
 
     def step(self, *, stay: bool = False) -> None:
-        """Takes `action`; where an episode ends, the next one starts in the same step, as there is no state to see.
+        """Takes `action`; where an episode ends, the next one starts in the same step, with `stay` as well.
 
         Raises:
             SimulationError: an environment raises, or shows no mask although it did when it was first reset.

@@ -3,8 +3,8 @@
  policy ─► act ─► step ─► replay ring ─► sample ─► TransitionBatch
    ▲ observation   └► episodes' returns
 
-Every rank has its own environments, numbered through over all ranks, and its own ring. Where agents are of several
-types, each type has a policy, and each that learns a ring of its rows.
+Every rank has its own ring and its own environments, whose numbers continue from rank to rank. Where there are several
+types of agents, each type has a policy, and each type that learns has a ring of its rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ def act(env: VectorEnv, players: Iterable[Player], *, informed: bool = True, env
         env: takes the actions at its next step.
         players: one, or all types of agents.
         informed: false draws uniformly where a type learns.
-        envs: [n] the environments whose actions count, or None for all; policies are not asked for the others.
+        envs: [n] the environments whose actions count, or None for all; policies are not evaluated in the others.
     """
     drawn = []
     for player in players:
@@ -129,7 +129,7 @@ class Experience(Protocol):
         ...
 
     def finished(self) -> Tensor:
-        """Returns [2 + players] float64 and starts anew; see Rollout."""
+        """Returns and resets [2 + players] float64; see Rollout."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Rollout:
         players: the players of each type of agents, by its name.
         device: the device of the rings; environments may run elsewhere.
         capture: turns a step on fixed buffers into one that is replayed on the device.
-        unit_reward: refuse rewards outside [0, 1], of which a cross-entropy makes no sense.
+        unit_reward: refuse rewards outside [0, 1], for which cross-entropy is not defined.
 
     Attributes:
         env, players, device: as given.
@@ -195,7 +195,7 @@ class Rollout:
                 self._step(informed=False)
 
     def finished(self) -> Tensor:
-        """Returns [2 + players] float64 and starts anew: episodes ended, their steps, and returns of an agent by type.
+        """Returns and resets [2 + players] float64: episodes that ended, their steps, returns of an agent by type.
 
         Raises:
             SimulationError: see `check`.
@@ -266,7 +266,7 @@ class Rollout:
 
 
 def require_no_strange_rewards(count: int, environment: str) -> None:
-    """Refuses rewards outside [0, 1], of which a cross-entropy makes no sense.
+    """Refuses rewards outside [0, 1], for which cross-entropy is not defined.
 
     Raises:
         SimulationError: there are some.
@@ -385,16 +385,16 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
 
     Args:
         states: the states of all ranks that saved, whose environments follow each other by global number.
-        rank: for whom; it goes on with the draws of the rank of that number, if there was one.
-        first: global number of the first environment it has now.
-        stop: the number after its last one.
+        rank: number of the rank; it continues the draws of the saved rank with that number, if there was one.
+        first: global number of its first environment.
+        stop: the number after that of its last environment.
     """
     rollouts = [state["rollout"] for state in states]
     envs = [rollout["env"] for rollout in rollouts]
     saved = sum(int(env["identity"][0]) for env in envs)
 
     def part(tensors: Sequence[Tensor], axis: int) -> Tensor:
-        """Returns the environments' part of what has one or more rows of each along an axis."""
+        """Returns the rows of the environments along an axis that has one or more rows of each."""
         rows = sum(tensor.shape[axis] for tensor in tensors) // saved
         return _slice(tensors, axis, first * rows, stop * rows)
 

@@ -100,7 +100,7 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
         parameters: constants of the dynamics that replace the file's own.
 
     Raises:
-        SimulationError: a parameter is no finite float32.
+        SimulationError: a parameter is not a finite float32.
     """
     lines = []
     named = sorted((name, value) for name, value in parameters.items() if _PARAMETER.fullmatch(name))
@@ -124,9 +124,9 @@ def built_from(environment: Path, parameters: dict[str, float]) -> tuple[str, ..
 
 
 def identity(config: EnvironmentConfig, *more: str) -> str:
-    """Returns the sha256 of an environment's sources, constants, time limit and more, by which two are the same.
+    """Returns the sha256 that identifies an environment: of its sources, constants, time limit and the like.
 
-    Of one of Gymnasium the sources are not read: its name and the release of Gymnasium stand for them.
+    For Gymnasium it has the name and the release of Gymnasium instead of sources.
 
     Raises:
         SimulationError: see `find_environment` and `built_from`.

@@ -37,9 +37,9 @@ class EnvSpec:
         name: the name of the environment, the stem of its file.
         num_actions: K, or the most candidates a step offers.
         observation_size: S.
-        time_limit: steps until truncation where the config gives no other; 0 where it has to.
+        time_limit: steps until truncation unless the config sets another; 0 where the config has to set one.
         action_feature_size: F, features of a choice for parametric learning.
-        agents: A, that act at once in an environment.
+        agents: A, the agents of an environment, which act at the same time.
         threads_per_env: threads of a GPU that share an environment; above 1, with many agents, they are a block.
         candidates: whether choices and their features differ from step to step.
         masked: whether fixed actions may be forbidden in some states.
@@ -47,7 +47,7 @@ class EnvSpec:
         action_names: names of fixed actions, in order.
         agent_type_names: names of the types of agents, in order of their numbers.
         agent_types: [A] number of each agent's type.
-        parameters: constants of the dynamics in force; of Gymnasium, the given arguments.
+        parameters: constants of the dynamics in use; for Gymnasium, the arguments of gymnasium.make.
         parameter_lists: sizes of the lists among them, by name.
         fields: the state's variables in memory order.
         action_features: [K][F] of fixed actions; empty with candidates.

@@ -51,7 +51,7 @@ class Collected:
 
     Attributes:
         dataset: the shared folder.
-        files, episodes, rows: what this process wrote; each agent's part of an episode is one of its own.
+        files, episodes, rows: what this process wrote; each agent's part of an episode counts as an episode.
         mean_return: mean over its episodes, None without one.
         policy: version of the last policy, 0 where there was none.
         seconds: total wall-clock time.

@@ -207,7 +207,7 @@ class FollowedEpisodes:
         require_no_strange_rewards(self._strange_rewards, self._spec.name)
 
     def finished(self) -> Tensor:
-        """Returns [2 + players] float64 and starts anew: episodes read, their steps, returns of an agent by type."""
+        """Returns and resets [2 + players] float64: episodes read, their steps, returns of an agent by type."""
         self.check()
         totals, self._finished = self._finished, torch.zeros_like(self._finished)
         return totals

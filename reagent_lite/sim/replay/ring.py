@@ -44,7 +44,7 @@ class ReplaySettings:
         num_actions: K.
         slots: T, writes kept; T * N rows.
         time_limit: L, slots from one truncated row of an environment to the next at least, where a row that does not
-            end leads to what the next slot shows. 1 promises nothing: what follows is kept for every row.
+            end leads to what the next slot shows. With 1, what follows is kept for every row.
         gamma: discount per step inside a window.
         n_step: rows of an episode that a drawn row spans at most.
         masked: whether some choices are forbidden in some rows.
@@ -80,7 +80,7 @@ class ReplaySettings:
 
     @property
     def waiting(self) -> int:
-        """Newest slots that are not drawn yet, as what follows them is not there."""
+        """Number of the newest slots that are not drawn yet, as what follows them is not written."""
         return self.n_step - 1 + self.needs_next_action
 
     @property
@@ -127,10 +127,11 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Attributes.
+    """Drawn rows.
 
-    batch: rows as observed, not normalized; weights are importance weights over the number of rows.
-    index: [B] int64, row numbers, for `update_priorities`.
+    Attributes:
+        batch: rows as observed, not normalized; weights are importance weights over the number of rows.
+        index: [B] int64, row numbers, for `update_priorities`.
     """
 
     batch: TransitionBatch
@@ -157,7 +158,7 @@ class ReplayRing:
     Args:
         settings: see ReplaySettings.
         device: where rows are kept, allocated once.
-        over_ranks: the largest of a number [] over all ranks with a ring, every one of which draws when the others do.
+        over_ranks: returns the largest value of a number [] over all ranks, which draw together.
 
     Attributes:
         capacity: T * N.
@@ -319,7 +320,7 @@ class ReplayRing:
             self._priorities.refresh()
         self._written.copy_(state["written"])
         self._follows.copy_(state["follows"])
-        # one of another device type (a run that moved to a GPU) is of no use here
+        # the state of a generator on another type of device (a run that moved to a GPU) does not fit
         if "generator" in state and len(state["generator"]) == len(self.generator.get_state()):
             self.generator.set_state(state["generator"].cpu())
 
