@@ -37,12 +37,14 @@ def path_of(log: Log) -> str:
     """
     if isinstance(log, str | os.PathLike):
         return os.fspath(log)
+    expected = "a path, or a frame of pandas, polars or Arrow"
+    if type(log).__name__ == "LazyFrame":
+        raise DataError(Problem("data", expected, "a LazyFrame of polars", "Give what its method collect() returns"))
     with needing("data", "data"):
         import pyarrow as pa
     try:
         table = pa.table(log)
     except (TypeError, pa.ArrowException) as error:
-        expected = "a path, or a frame of pandas, polars or Arrow"
         raise DataError(Problem("data", expected, first_line(error))) from error
     cache = user_cache() / "frames"
     cache.mkdir(parents=True, exist_ok=True)

@@ -154,6 +154,8 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
     assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
     with pytest.raises(DataError, match="data: expected a path, or a frame of pandas, polars or Arrow, got"):
         copy_of(3, tmp_path, COLUMNS)
+    with pytest.raises(DataError, match=r"got a LazyFrame of polars\. Give what its method collect\(\) returns"):
+        copy_of(polars.LazyFrame({"mdp_id": ["1"]}), tmp_path, COLUMNS)
 
 
 LEFT, RIGHT = {"7": 1.0, "size": 2.0}, {"7": 0.5, "size": None}
