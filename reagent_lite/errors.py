@@ -124,7 +124,13 @@ def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataE
 
 def lacking(extra: str) -> str:
     """Returns which packages of an extra are not installed, as text; "" where all are."""
-    return ", ".join(name for name in EXTRAS[extra] if find_spec(name) is None)
+    return ", ".join(name for name in EXTRAS[extra] if not installed(name))
+
+
+def installed(package: str) -> bool:
+    """Returns whether a package can be imported; a mere folder of its name, such as ./wandb of W&B's runs, cannot."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
 
 
 def install(extra: str) -> str:

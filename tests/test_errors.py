@@ -1,8 +1,10 @@
-"""How messages count."""
+"""How messages count, and which packages are installed."""
+
+from pathlib import Path
 
 import pytest
 
-from reagent_lite.errors import counted, named_counts
+from reagent_lite.errors import counted, installed, named_counts
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,9 @@ def test_counts_have_singular_and_plural(number: int, forms: tuple[str, ...], te
 def test_counts_are_named_by_their_keys() -> None:
     counts = {"rows": 3470, "episodes": 1, "terminal_rows": 1, "rows_without_mdp_id": 1, "duplicate_rows": 0}
     assert named_counts(counts) == "3,470 rows, 1 episode, 1 terminal row, 1 row without mdp id"
+
+
+def test_a_folder_of_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_folder_of_runs").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [installed(name) for name in ("a_folder_of_runs", "no_such_package", "numpy")] == [False, False, True]

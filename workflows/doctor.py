@@ -14,6 +14,7 @@ from pathlib import Path
 
 from reagent_lite.cli import add_config, add_node_index, exit_code
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions, load_config
+from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
@@ -112,6 +113,8 @@ def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator
     if config.training_data_path:
         yield from checked("training copy", lambda: machine.copy_folder(config, config.training_data_path))
     yield from checked("environment", lambda: machine.simulation(config, processes))
+    if node.index == 0 and config.tracking != TrackingConfig():
+        yield from checked("tracking", lambda: machine.tracking(config))
     try:
         run = dry_run(config, processes)
     except ReagentLiteError:

@@ -27,6 +27,7 @@ from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnings_of
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.training.tracking import require_trackers
 from reagent_lite.types import SourceSpec
 
 if TYPE_CHECKING:
@@ -226,6 +227,12 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
     types = agent_types(config, spec)
     if len(types) > 1:
         yield ok("policies", ", ".join(map(str, types)))
+
+
+def tracking(config: WorkflowConfig) -> Row:
+    """Reports whether the packages of the run's trackers are installed."""
+    require_trackers(config)
+    return ok("tracking", "the packages are installed; their servers are asked when the run starts")
 
 
 def memory(run: DryRun) -> Row:

@@ -18,7 +18,7 @@ from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.launcher import Processes, choose_processes
-from reagent_lite.errors import KernelBuildError, ReagentLiteError, counted, needing
+from reagent_lite.errors import ConfigError, KernelBuildError, ReagentLiteError, counted, needing
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
@@ -30,6 +30,7 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.sources import find_environment
+from reagent_lite.training.tracking import require_trackers
 from reagent_lite.types import SourceSpec
 
 # numbers that torch's optimizers keep for each parameter with our settings; variants of Adam keep two
@@ -177,6 +178,7 @@ def _inputs(config: WorkflowConfig) -> Inputs:
         (_with_data, ReagentLiteError),
         (_with_environment, KernelBuildError),
         (_with_widths, ReagentLiteError),
+        (_with_trackers, ConfigError),
     )
     for find_out, error_here in of_this_machine:  # other machines may have other files and compilers
         try:
@@ -230,6 +232,12 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     if state is None or action is None:
         return inputs
     return replace(inputs, spec=SourceSpec(num_state_features=state, num_action_features=action, action_names=names))
+
+
+def _with_trackers(config: WorkflowConfig, inputs: Inputs) -> Inputs:
+    if not config.node_index:  # rank 0 alone has trackers
+        require_trackers(config)
+    return inputs
 
 
 def _environment(config: WorkflowConfig) -> VectorEnv:

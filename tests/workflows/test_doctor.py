@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,15 @@ def test_what_cannot_be_learned_from_or_written(
     code, found = examine({key: value.replace("FOLDER", str(tmp_path)) for key, value in changes.items()})
     assert (code, failures(found)) == (2, [name])
     assert any(words in row["found"] + row["todo"] for row in found[name])
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_packages_of_trackers(missing: bool, examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    code, found = examine({"tracking": {"wandb": {}}})
+    assert (code, failures(found)) == ((2, ["tracking"]) if missing else (0, []))
+    assert ("reagent-lite[tracking]" in found["tracking"][0]["todo"]) == missing
 
 
 def test_a_shard_without_rows_is_worth_a_warning_among_others(examine: Examine, tmp_path: Path) -> None:

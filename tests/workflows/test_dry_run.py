@@ -1,6 +1,7 @@
 """--dry_run: the plan for the declared world on standard error, by hand arithmetic; nothing is touched."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,14 @@ def test_a_ring_that_does_not_fit(plan: Plan) -> None:
 def test_what_cannot_be_found_out_is_a_warning(plan: Plan, tmp_path: Path) -> None:
     lines = plan({"training_data_path": str(tmp_path / "later.jsonl")})
     assert "later.jsonl: expected a data file or a folder of shards" in only(lines, "warning:")
+
+
+def test_packages_of_trackers(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (line,) = [one for one in plan({"tracking": {"wandb": {}, "mlflow": {}}}) if one.startswith("warning")]
+    assert line.startswith(
+        "warning: tracking.wandb: expected the packages of the extra tracking, got no wandb. Run: pip"
+    )
 
 
 @pytest.mark.parametrize(
