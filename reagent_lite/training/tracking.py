@@ -10,8 +10,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -21,7 +21,7 @@ from reagent_lite.config import WorkflowConfig, parameters, resolved
 from reagent_lite.config.section import Section
 from reagent_lite.config.tracking import MlflowConfig, WandbConfig
 from reagent_lite.console import logger
-from reagent_lite.errors import ConfigError, Preempted, Problem, install
+from reagent_lite.errors import ConfigError, Preempted, Problem, install, installed
 from reagent_lite.training.metrics import Conclusion, Sink
 
 _RUN_TAG = "reagent_lite.run"
@@ -29,6 +29,8 @@ _FINISHED, _STOPPED, _FAILED = "FINISHED", "KILLED", "FAILED"
 """How a run ended, in MLflow's words."""
 _METRICS, _PARAMETERS = 1000, 100
 """Most of them that MLflow takes in one request."""
+_START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END_SECONDS, _STOP_SECONDS = 300.0, 10.0
 """How long a run that has ended, or was stopped, waits for a tracker to take what it was given."""
 
@@ -182,7 +184,7 @@ def require_trackers(config: WorkflowConfig) -> None:
         ConfigError: says how to install them.
     """
     for name in _sections(config):
-        if find_spec(name) is None:  # of the extra that one alone is enough
+        if not installed(name):  # of the extra that one alone is enough
             todo = f"Run: {install('tracking')}, or leave the key out"
             raise ConfigError(Problem(f"tracking.{name}", "the packages of the extra tracking", f"no {name}", todo))
 
@@ -200,12 +202,25 @@ def trackers(config: WorkflowConfig, run: str) -> Iterator[Tracker]:
     for name, section in _sections(config).items():
         logger.info(f"tracking.{name}: starting")
         try:
-            client = _CLIENTS[name](section, run, config)
+            with _environment(_START):
+                client = _CLIENTS[name](section, run, config)
         except Exception as error:
             todo = f"Correct that, or leave the key out; {install('tracking')} brings what databases need"
             # without the error itself: its traceback may show an address with a password
             raise ConfigError(Problem(f"tracking.{name}", "a run to write to", _reason(error), todo)) from None
         yield Tracker(name, client)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables inside the block, unless the environment has them already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _sections(config: WorkflowConfig) -> dict[str, Section]:

@@ -1,6 +1,7 @@
 """MLflow and W&B have what TensorBoard has: read back from MLflow's database and from W&B's own files."""
 
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -164,6 +165,7 @@ def test_of_several_processes_rank_0_alone_has_trackers(run: Runner, tracked: Tr
         ({"mlflow": {}}, "mlflow", "tracking.mlflow", r"pip install 'reagent-lite\[tracking\]'"),
         ({"wandb": {}}, "wandb", "tracking.wandb", r"pip install 'reagent-lite\[tracking\]'"),
         ({"mlflow": {"uri": "sftp://host"}}, "", "tracking.mlflow", "got Unsupported.*sftp"),
+        ({"mlflow": {"uri": "http://127.0.0.1:9"}}, "", "tracking.mlflow", "Connection refused"),
         ({"wandb": {"project": "a/b"}}, "", "tracking.wandb", "a/b"),
     ],
 )  # fmt: skip
@@ -173,11 +175,13 @@ def test_what_cannot_start_is_refused_and_changes_nothing(
 ) -> None:  # fmt: skip
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setitem(tracking._START, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=message) as caught:
         train(checked({**tracked, "tracking": section}), ALONE)
     assert [problem.where for problem in caught.value.problems] == [where]
     assert "hidden" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+    assert not tracking._START.keys() & os.environ.keys()
 
 
 class Server(BaseHTTPRequestHandler):
