@@ -183,10 +183,10 @@ def tag_of(kind: str, tag: str) -> str:
     return tag.replace("simulation/", f"simulation/{kind}/", 1) if kind else tag
 
 
-def training_scalars(source: RolloutSource, env_steps: int, group: Group) -> dict[str, float]:
+def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
     """Returns the number of environment steps so far, and figures of the episodes that ended since the last call."""
     episodes, lengths, *returns = group.sum(source.rollout.finished().cpu()).tolist()
-    figures = {"simulation/env_steps": float(env_steps), "simulation/episodes": episodes}
+    figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
     if episodes:
         figures["simulation/training_length/mean"] = lengths / episodes
         for kind, earned in zip(source.rollout.players, returns, strict=True):

@@ -21,7 +21,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.report.run import Source as LoggedFacts
-from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged, part_of
+from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
@@ -30,7 +30,7 @@ from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource
 from reagent_lite.run.samples import Presence, logged_sample, present_shares, simulated_sample, sources_of
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
-from reagent_lite.sim.rollout import ONLY, RolloutSource, dealt_count, regrouped
+from reagent_lite.sim.rollout import ONLY, RolloutSource
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan
 from reagent_lite.training.resume import ReadOrder
@@ -43,37 +43,45 @@ _SHARING = ("epochs", "reads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Batches of logged rows for the training loop.
+    """Batches for the training loop; every rank has one and calls its methods.
 
     Attributes:
         source: yields this rank's batches.
         plan: number of steps, and of rows in each.
         order: order in which rows are read; a checkpoint's step number refers to it.
+        group: the ranks.
+        rollouts: `source` or its simulated part; None for logged rows alone.
     """
 
     source: BatchSource
     plan: StepPlan
     order: ReadOrder
+    group: Group
+    rollouts: RolloutSource | None = None
 
     @property
     def rows(self) -> int:
         """Number of rows that all ranks read in the whole run."""
         return self.order.rows * self.plan.num_steps // self.plan.steps_per_epoch
 
-    def before_step(self, step: int) -> None:
-        """Called before each optimizer step; streams of simulated rows collect experience here."""
-
     @property
     def frames(self) -> int:
-        """Environment steps of all ranks so far, or 0 without environments."""
-        return 0
+        """Environment steps of all ranks so far, warm-up included; 0 without environments."""
+        return 0 if self.rollouts is None else self.rollouts.env_steps
+
+    def before_step(self, step: int) -> None:
+        """Collects experience where the schedule says so."""
+        if self.rollouts is not None:
+            self.rollouts.collect(step)
 
     def at_end(self, step: int) -> None:
         """Called after the last optimizer step; tells collectors that the run has ended."""
+        if self.rollouts is not None:
+            self.rollouts.at_end(step)
 
     def figures(self) -> dict[str, float]:
-        """Returns figures of the episodes that ended since the last call; every rank calls it."""
-        return {}
+        """Returns figures of the episodes that ended since the last call."""
+        return {} if self.rollouts is None else training_scalars(self.rollouts, self.group)
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Returns the state of a rank's source after the number of ranks has changed.
@@ -83,79 +91,12 @@ class Stream:
             rank: present rank.
             step: optimizer steps done.
         """
-        return {"step": step}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStream(Stream):
-    """Batches of simulated rows.
-
-    Attributes:
-        rollouts: environments and replay of this rank.
-        simulation: the environment.
-        group: ranks that divide the environments.
-    """
-
-    rollouts: RolloutSource
-    simulation: Simulation
-    group: Group
-
-    def before_step(self, step: int) -> None:
-        """Steps the environments where the schedule says so."""
-        self.rollouts.collect(step)
-
-    @property
-    def frames(self) -> int:
-        """Environment steps of all ranks so far, warm-up included."""
-        return self.rollouts.env_steps
-
-    def figures(self) -> dict[str, float]:
-        """Returns the number of environment steps and of episodes, and the episodes' mean return."""
-        return training_scalars(self.rollouts, self.frames, self.group)
-
-    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Returns the state of the environments that the rank has now, by their numbers over all ranks."""
-        return regrouped(states, rank, *part_of(self.simulation.config.num_envs, rank, self.group.world_size))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowedStream(SimulatedStream):
-    """Batches of rows that collectors have written.
-
-    Attributes:
-        files: reads the collectors' files and publishes policies.
-    """
-
-    files: FollowedEpisodes
-
-    def before_step(self, step: int) -> None:
-        """Publishes the policy if it is time to, and reads rows where the schedule says so."""
-        self.files.publish(step)
-        self.rollouts.collect(step)
-
-    def at_end(self, step: int) -> None:
-        """Publishes the last policy, marked as final, after which collectors stop."""
-        self.files.publish(step, finished=True)
-
-    @property
-    def frames(self) -> int:
-        """Number of environment steps in the rows read from all collectors so far."""
-        return self.files.frames
-
-    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Returns how far the files are read; each rank fills its replay from its share of them."""
-        rollout = states[0]["rollout"] | {"finished": dealt_count(states, rank, "finished")}
-        return {**states[0], "rollout": rollout}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedStream(SimulatedStream):
-    """Batches that join logged and simulated rows."""
-
-    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Returns the states of both parts: the step in the logged rows, and the rank's environments."""
-        # without super(): a dataclass with slots is another class than the one its body closes over
-        return {"0": {"step": step}, "1": SimulatedStream.deal(self, [state["1"] for state in states], rank, step)}
+        if self.rollouts is None:
+            return {"step": step}
+        if self.source is self.rollouts:
+            return self.rollouts.deal(states, rank, self.group.world_size)
+        simulated = [state["1"] for state in states]  # the parts of a MixedSource
+        return {"0": {"step": step}, "1": self.rollouts.deal(simulated, rank, self.group.world_size)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +209,8 @@ class Logged(Source):
         """Returns batches in the order of a read plan over all machines."""
         plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
         _log_plan(self._config, plan, self._group)
-        return Stream(source=self._source(plan), plan=plan, order=_order(plan, plan, simulated=0, alone=False))
+        order = _order(plan, plan, simulated=0, alone=False)
+        return Stream(source=self._source(plan), plan=plan, order=order, group=self._group)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.train_rows, plan, self._group.rank, self._group.device)
@@ -321,18 +263,12 @@ class Simulated(Source):
         plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
         steps = plan.steps_per_epoch
-        return self._open(learner, plan, ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0)))
+        order = ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0))
+        rollouts = self._open(learner, plan)
+        return Stream(source=rollouts, plan=plan, order=order, group=group, rollouts=rollouts)
 
-    def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
-        rollouts = open_rollouts(self.reader, learner, plan, self._group)
-        return SimulatedStream(
-            source=rollouts,
-            plan=plan,
-            order=order,
-            rollouts=rollouts,
-            simulation=self.reader.simulation,
-            group=self._group,
-        )
+    def _open(self, learner: Learner, plan: SimulatedPlan) -> RolloutSource:
+        return open_rollouts(self.reader, learner, plan, self._group)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes."""
@@ -358,19 +294,9 @@ class Followed(Simulated):
         super().__init__(config, group, simulation)
         self._signal = signal
 
-    def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
-        group, reader = self._group, self.reader
-        files = FollowedEpisodes(reader, learner, group, self._signal)
-        rollouts = as_source(files, reader, plan, group, FollowedSource)
-        return FollowedStream(
-            source=rollouts,
-            plan=plan,
-            order=order,
-            rollouts=rollouts,
-            simulation=reader.simulation,
-            group=group,
-            files=files,
-        )
+    def _open(self, learner: Learner, plan: SimulatedPlan) -> RolloutSource:
+        files = FollowedEpisodes(self.reader, learner, self._group, self._signal)
+        return as_source(files, self.reader, plan, self._group, FollowedSource)
 
 
 class Mixed(Logged):
@@ -407,10 +333,7 @@ class Mixed(Logged):
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
         rollouts, part = open_rollouts(self.reader, learner, plan, group), simulated / minibatch
         source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
-        stream = SimulatedStream if alone else MixedStream
-        return stream(
-            source=source, plan=plan, order=order, rollouts=rollouts, simulation=self.reader.simulation, group=group
-        )
+        return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""

@@ -356,6 +356,20 @@ class RolloutSource:
         for name, ring in self.rollout.rings.items():
             ring.update_priorities(self._index[name], errors[name])
 
+    def at_end(self, step: int) -> None:
+        """Called after the last optimizer step."""
+
+    def deal(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+        """Returns the state of a rank's environments, by their numbers over all ranks.
+
+        Args:
+            states: states of all ranks that saved.
+            rank: present rank.
+            world: present number of ranks.
+        """
+        envs = sum(int(state["rollout"]["env"]["identity"][0]) for state in states)
+        return regrouped(states, rank, envs * rank // world, envs * (rank + 1) // world)
+
     @property
     def env_steps(self) -> int:
         """Environment steps of all ranks so far, warm-up included."""

@@ -35,9 +35,9 @@ from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles.collect import Collector, named_block
-from reagent_lite.run.roles.following import env_steps
+from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
-from reagent_lite.run.sources import FollowedStream, Stream, open_source
+from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.sim.rollout import Player
 from reagent_lite.training.stop import StopSignal
@@ -91,11 +91,10 @@ def opened(tree: Tree, workflow: str = "dqn") -> Stream:
     return source.stream(build_learners(config, source.spec, source.types, ALONE.device))
 
 
-def followed(tree: Tree, workflow: str = "dqn") -> FollowedStream:
-    """The stream of a learner that has not taken rows yet."""
-    stream = opened(tree, workflow)
-    assert isinstance(stream, FollowedStream)
-    return stream
+def read_by(stream: Stream) -> FollowedEpisodes:
+    """What a learner's stream reads collectors' files with."""
+    assert isinstance(stream.source, FollowedSource)
+    return stream.source.rollout
 
 
 def fifo(folder: Path) -> list[Path]:
@@ -170,7 +169,7 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
     first = collected(collect, "no learner is there yet")
     written = EpisodeFolder(tmp_path / "data").unread(0)
     assert written - int(fifo(tmp_path)[-1].name.split("-")[1]) < 800 <= written  # two spans of 50 steps of 8
-    stream = followed(learn)
+    stream = opened(learn)
     with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 environment steps that step 0 needs"):
         stream.before_step(0)
     assert progress_of(tmp_path) == {"step": 0, "frames": written, "through": len(fifo(tmp_path)), "ahead": 800,
@@ -193,7 +192,7 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
     assert asked == [4000 + 8 * (step + 1) for step in range(120)]
     assert all(wanted <= rows < wanted + largest for wanted, rows in zip(asked, taken, strict=True))
     assert 100 in [one["step"] for one in progresses_of(tmp_path)]
-    batch = next(stream.rollouts)
+    batch = next(stream.source)
     for one in batch.values() if environment else [batch]:
         assert (one.weight > 0).all()
     figures = stream.figures()
@@ -213,11 +212,11 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     assert outcome.episodes == sum(len(table["mdp_id"].unique()) for table in tables)
     rewards = sum(sum(table["reward"].to_pylist()) for table in tables)
     assert outcome.mean_return == pytest.approx(rewards / outcome.episodes)
-    stream = followed(role(tmp_path, "learn", **tree))
+    stream = opened(role(tmp_path, "learn", **tree))
     stream.before_step(0)
     states: dict[str, list[list[float]]] = {"leader": [], "follower": []}
     earned, steps = {"leader": 0.0, "follower": 0.0}, dict[str, int]()
-    for file in fifo(tmp_path)[: stream.files.state_dict()["through"]]:
+    for file in fifo(tmp_path)[: read_by(stream).state_dict()["through"]]:
         longest = dict[str, int]()
         for row in pq.read_table(file).to_pylist():
             game, agent = row["mdp_id"].rsplit("-", 1)
@@ -230,9 +229,9 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     assert len(states["follower"]) != 2 * len(states["leader"])
     assert stream.frames == sum(steps.values()) >= 808
     learning = ["leader", "follower"][: 1 + (plays == "learn")]
-    assert list(stream.files.rings) == learning
+    assert list(read_by(stream).rings) == learning
     for kind in learning:
-        assert stream.files.rings[kind].state_dict()["observation"].flatten(0, 1).tolist() == states[kind]
+        assert read_by(stream).rings[kind].state_dict()["observation"].flatten(0, 1).tolist() == states[kind]
     figures = stream.figures()
     assert figures["simulation/episodes"] == len(steps)
     assert figures["simulation/training_length/mean"] == stream.frames / len(steps)
@@ -242,10 +241,10 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
 
 def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_others(tmp_path: Path) -> None:
     learn, collect = (role(tmp_path, mode, warmup_steps=64, **TAG) for mode in ("learn", "collect"))
-    one, stream = collected(collect), followed(learn)
+    one, stream = collected(collect), opened(learn)
     stream.before_step(0)
     with pytest.raises(IdleError):
-        stream.files.run(10_000)
+        read_by(stream).run(10_000)
     with pytest.raises(IdleError):
         one.run()
     files = [file for file in fifo(tmp_path) if pq.read_schema(file).metadata[b"reagent_lite"].count(b'"policy": 2')]
@@ -261,16 +260,16 @@ def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_oth
 @pytest.mark.parametrize("env", ["cartpole_v1", "recommend", "gymnasium:CartPole-v1"])
 def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     learn, collect = (role(tmp_path, mode, env=env, warmup_steps=64) for mode in ("learn", "collect"))
-    stream = followed(learn, "parametric_dqn")
+    stream = opened(learn, "parametric_dqn")
     one = Collector(checked(collect, "parametric_dqn"), ALONE, StopSignal())
     for _ in range(2):  # by uniform draws, then by the policy that is published once those are read
         with pytest.raises(IdleError):
             one.run()
         with pytest.raises(IdleError):
-            stream.files.run(10_000)
+            read_by(stream).run(10_000)
     assert one.outcome(1).policy == 1
     stream.before_step(0)
-    batch, spec = next(stream.rollouts), stream.simulation.backend.spec
+    batch, spec = next(stream.source), open_simulation(checked(learn, "parametric_dqn"), ALONE).backend.spec
     assert batch.actions.features.shape == (64, spec.num_actions, spec.action_feature_size)
     assert bool(batch.actions.mask.gather(1, batch.action.unsqueeze(1)).all())
     assert stream.frames == one.outcome(1).rows
@@ -281,7 +280,7 @@ def test_logs_of_simulate_in_protected_are_read_first(tmp_path: Path) -> None:
             "format": "transitions", "use_gpu": False}  # fmt: skip
     rows = simulate(check(SimulateConfig, tree)).rows
     collected(role(tmp_path, "collect", warmup_steps=64))
-    stream = followed(role(tmp_path, "learn", warmup_steps=64))
+    stream = opened(role(tmp_path, "learn", warmup_steps=64))
     stream.before_step(0)
     assert stream.frames == rows
 
@@ -289,25 +288,25 @@ def test_logs_of_simulate_in_protected_are_read_first(tmp_path: Path) -> None:
 def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_from_them(tmp_path: Path) -> None:
     collected(role(tmp_path, "collect", warmup_steps=64, num_envs=4))
     tree = role(tmp_path, "learn", warmup_steps=64, num_envs=4)
-    stream = followed(tree)
+    stream = opened(tree)
     stream.before_step(0)
     rows, files_read = stream.frames, progress_of(tmp_path)["through"]
-    state = {"step": 1, "warm": True, "rollout": stream.files.state_dict()}
-    more = followed(tree)
+    state = {"step": 1, "warm": True, "rollout": read_by(stream).state_dict()}
+    more = opened(tree)
     unreported = state["rollout"]["finished"] + 2
     states = [state, {"rollout": {"finished": torch.full((3,), 2.0, dtype=torch.float64)}}]
     dealt = [more.deal(states, rank, 1)["rollout"]["finished"].tolist() for rank in range(3)]
     assert dealt == [unreported.tolist(), [0, 0, 0], [0, 0, 0]]  # ranks sum them up
-    more.rollouts.load_state_dict(more.deal(states, 0, 1))
+    more.source.load_state_dict(more.deal(states, 0, 1))
     assert more.frames == rows
-    assert more.files.rings[""].rows == stream.files.rings[""].rows == rows
+    assert read_by(more).rings[""].rows == read_by(stream).rings[""].rows == rows
     more.before_step(1)
     assert more.frames >= rows
     assert progress_of(tmp_path)["through"] >= files_read
     for path in fifo(tmp_path):
         path.unlink()
-    empty = followed(tree)
-    empty.rollouts.load_state_dict(state)
+    empty = opened(tree)
+    empty.source.load_state_dict(state)
     with pytest.raises(IdleError):  # there is nothing to learn from, whatever was read once
         empty.before_step(1)
 
@@ -315,11 +314,11 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
 def test_a_file_read_in_parts_gives_the_same_rows_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collected(role(tmp_path, "collect", warmup_steps=64, num_envs=4))
     tree = role(tmp_path, "learn", warmup_steps=64, num_envs=4)
-    whole, parts = followed(tree), followed(tree)
+    whole, parts = opened(tree), opened(tree)
     whole.before_step(0)
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 700)  # a few rows at once
     parts.before_step(0)
-    expected, found = (stream.files.rings[""].state_dict() for stream in (whole, parts))
+    expected, found = (read_by(stream).rings[""].state_dict() for stream in (whole, parts))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert parts.figures() == whole.figures()
 
@@ -332,13 +331,13 @@ def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
     elsewhere = {"path": str(tmp_path / "elsewhere")}
     collected(role(tmp_path, "collect", env_parameters={"random_start": 1}, dataset=elsewhere))
     others = sorted((tmp_path / "elsewhere" / "fifo").glob("*.parquet"))
-    stream = followed(role(tmp_path, "learn"))
+    stream = opened(role(tmp_path, "learn"))
 
     def warning() -> str:
         caplog.clear()
         for _ in range(2):
             with pytest.raises(IdleError):
-                stream.files.run(10_000)
+                read_by(stream).run(10_000)
         (text,) = (one.getMessage() for one in caplog.records if "left out" in one.getMessage())
         return text
 
@@ -354,7 +353,7 @@ def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
     text = warning()
     assert "1 file of the dataset is left out" in text
     assert late.name in text
-    assert stream.frames == stream.files.rings[""].rows
+    assert stream.frames == read_by(stream).rings[""].rows
     assert stream.frames == sum(int(path.name.split("-")[1]) for path in (damaged, *own))
 
 
@@ -362,7 +361,7 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(IdleError):
-        followed(role(tmp_path, "learn")).before_step(0)
+        opened(role(tmp_path, "learn")).before_step(0)
     policies = tmp_path / "data" / "policies"
     first = policies / "0000000001"
     (policies / "0000000002").mkdir()

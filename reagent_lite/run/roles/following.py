@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from reagent_lite.run.roles.policies import (
     policies_folder,
 )
 from reagent_lite.run.simulated import open_ring, ring_settings
-from reagent_lite.sim.rollout import RolloutSource, require_no_strange_rewards
+from reagent_lite.sim.rollout import RolloutSource, dealt_count, require_no_strange_rewards
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
@@ -232,6 +233,27 @@ class FollowedEpisodes:
 
 class FollowedSource(RolloutSource):
     """Batches of collectors' transitions; a checkpoint holds no rows, as they are in the dataset."""
+
+    rollout: FollowedEpisodes
+
+    def collect(self, step: int) -> None:
+        """Publishes the policy if it is time to, and reads rows where the schedule says so."""
+        self.rollout.publish(step)
+        super().collect(step)
+
+    def at_end(self, step: int) -> None:
+        """Publishes the last policy, marked as final, after which collectors stop."""
+        self.rollout.publish(step, finished=True)
+
+    def deal(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+        """Returns how far the files are read; each rank fills its replay from its share of them."""
+        rollout = states[0]["rollout"] | {"finished": dealt_count(states, rank, "finished")}
+        return {**states[0], "rollout": rollout}
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in the rows read from all collectors so far."""
+        return self.rollout.frames
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far the files are read and the number of the next optimizer step."""
