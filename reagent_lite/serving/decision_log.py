@@ -228,7 +228,8 @@ class DecisionLog:
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
-        except OSError:
+        except OSError as error:
+            self._fail(error)
             os.ftruncate(self._descriptor, self._size)
             raise
         self._size += len(data)

@@ -191,11 +191,14 @@ async def _rewards(config: ServeConfig, number: int, shared: Path, log: Decision
         owner = worker_of(decision_id, config)
         if owner == number:
             return log.join(decision_id, given)
-        async with asyncio.timeout(config.request_seconds):
-            reader, writer = await asyncio.open_unix_connection(shared / f"{owner}.sock", limit=most)
-            writer.write(json.dumps([decision_id, given]).encode() + b"\n")
-            line = await reader.readline()
-            writer.close()
+        try:
+            async with asyncio.timeout(config.request_seconds):
+                reader, writer = await asyncio.open_unix_connection(shared / f"{owner}.sock", limit=most)
+                writer.write(json.dumps([decision_id, given]).encode() + b"\n")
+                line = await reader.readline()
+                writer.close()
+        except TimeoutError:
+            raise OSError(f"no answer of worker {owner} in {config.request_seconds:g} s") from None
         if not line:
             raise OSError(f"worker {owner} is being started again")
         reply = json.loads(line)

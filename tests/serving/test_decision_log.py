@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import shutil
 import time
 from pathlib import Path
@@ -100,6 +101,19 @@ def test_a_disk_that_takes_the_parquet_file_and_no_journal_repeats_no_decision(
     assert [row["decision_id"] for row in rotated(worker)] == ids[:2]
     assert worker.client.get("/healthz").status_code == 200
     assert worker.log.waiting == 1
+
+
+def test_a_journal_that_cannot_be_written_is_unhealthy_until_the_next_poll(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    first, journal = decided(worker), worker.log._descriptor
+    worker.log._descriptor = os.open("/dev/full", os.O_WRONLY)
+    assert worker.client.post("/decide", json={"rows": [ROW]}).status_code == 503
+    os.close(worker.log._descriptor)
+    worker.log._descriptor = journal
+    assert worker.client.get("/healthz").status_code == 503
+    asyncio.run(worker.log.poll())
+    assert worker.client.get("/healthz").status_code == 200
+    assert list(worker.log._waiting) == [first]
 
 
 def test_the_next_server_has_what_was_answered(named: Path, opened: Open, tmp_path: Path) -> None:
