@@ -7,7 +7,7 @@ from pathlib import Path
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export import Bundle, load_bundle
-from reagent_lite.manifest import FILE_NAME, canonical
+from reagent_lite.manifest import canonical
 
 
 class ServedModel:
@@ -40,17 +40,20 @@ class ServedModel:
             self.refused += 1
             machine_logger.warning(f"the model stays {self.version[:12]}, the new one is refused:\n{error}")
             return
-        before = self.version[:12]
+        before = self.version
         self._take(bundle)
+        if self.version == before:
+            return
         self.swapped += 1
-        machine_logger.info(f"model {self.version[:12]} in the place of {before}")
+        machine_logger.info(f"model {self.version[:12]} in the place of {before[:12]}")
 
     def _take(self, bundle: Bundle) -> None:
         self.bundle, self.version = bundle, hashlib.sha256(canonical(bundle.manifest)).hexdigest()
 
-    def _identity(self) -> tuple[int, ...] | None:
+    def _identity(self) -> list[tuple[int, ...]]:
+        """Identifies all files, so that a model which is copied file by file is tried again until it is whole."""
         try:
-            status = (self._folder / FILE_NAME).stat()
+            found = [file.stat() for file in sorted(self._folder.iterdir())]
         except OSError:
-            return None
-        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+            return []
+        return [(one.st_dev, one.st_ino, one.st_mtime_ns, one.st_size) for one in found]

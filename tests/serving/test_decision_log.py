@@ -195,6 +195,19 @@ def test_a_new_model_takes_over_and_a_damaged_one_does_not(named: Path, opened: 
     assert (worker.model.swapped, worker.model.refused) == (1, 2)
 
 
+def test_a_model_that_is_copied_file_by_file_takes_over_when_it_is_whole(
+    named: Path, opened: Open, tmp_path: Path
+) -> None:
+    worker = opened(named)
+    before = worker.model.version
+    new = linear_bundle(tmp_path / "new", np.array([[2.0, 0], [0, 1], [0, 0]]), NAMES, IDS)
+    for file in sorted(new.iterdir(), key=lambda one: one.name != "manifest.json"):
+        shutil.copy(file, named)
+        asyncio.run(worker.model.poll())
+    assert (worker.model.version != before, worker.model.swapped) == (True, 1)
+    assert worker.model.refused >= 1
+
+
 @pytest.mark.parametrize("kind", ["named", "candidates"])
 def test_the_log_trains_as_it_is(kind: str, opened: Open, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     worker = opened(request.getfixturevalue(kind))
