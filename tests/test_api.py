@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -212,6 +213,20 @@ def test_one_command_has_all_workflows(
         sys.exit(main())
     assert (ended.value.code or 0) == code
     assert shown in "".join(capsys.readouterr())
+
+
+def test_modules_of_the_working_folder_are_found(tmp_path: Path) -> None:
+    """The program lies in another folder than the user's modules; `python -m` would find them."""
+    (tmp_path / "own.py").write_text("def network(spec, settings):\n    raise ValueError('own.py was called')\n")
+    config = {"model_output_path": "out", "use_gpu": False, "simulation": {"env": "cartpole_v0", "total_steps": 20000},
+              "training": {"network": "own:network"}}  # fmt: skip
+    (tmp_path / "x.json").write_text(json.dumps(config))
+    program = [sys.executable, "-c", "import sys, workflows.__main__ as program; sys.path.remove(''); program.main()"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*program, "dqn", "--config", "x.json"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert "own.py was called" in ended.stderr
 
 
 def test_the_sample_configs_are_copied(

@@ -1,5 +1,6 @@
 """The command `reagent-lite`, which is `python -m workflows`: its first argument names the workflow."""
 
+import os
 import pkgutil
 import runpy
 import sys
@@ -22,6 +23,8 @@ def main() -> int:
         print(f"reagent-lite: expected one of {', '.join(_COMMANDS)}, got {name}", file=sys.stderr)
         return 2
     sys.argv[1:] = arguments
+    if not sys.flags.safe_path:  # as python -m has it: modules with environments and networks of one's own lie here
+        sys.path.insert(0, os.getcwd())
     runpy.run_module(f"workflows.{name}", run_name="__main__", alter_sys=True)
     return 0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MASK = "action_mask"
 _WHERE = "simulation.env"
-_OWN = "module:name imports a module that registers an environment of your own"
+_OWN = "module:name imports a module that registers an environment of your own, from the working folder or PYTHONPATH"
 
 
 class GymnasiumBackend:
@@ -124,7 +124,8 @@ class GymnasiumBackend:
         except Exception as error:
             where = f"{_WHERE} with env_parameters" if self._parameters else _WHERE
             is_known = self.name.rpartition(":")[2] in gymnasium.registry
-            todo = "" if is_known else nearest(self.name, tuple(gymnasium.registry), otherwise=_OWN)
+            names = () if isinstance(error, ModuleNotFoundError) else tuple(gymnasium.registry)
+            todo = "" if is_known else nearest(self.name, names, otherwise=_OWN)
             got = f"{self.name!r}: {_last_line(error)}"
             raise SimulationError(Problem(where, "an environment that gymnasium.make makes", got, todo)) from error
 

@@ -220,6 +220,7 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
         ("CartPole-v7", {}, r"VersionNotFound.* Did you mean 'CartPole-v\d'\?"),
         ("cart pole", {}, "Malformed environment ID"),
         ("no_such_module:Mine-v0", {}, "No module named 'no_such_module'.* imports a module that registers"),
+        ("shp:CartPol-v1", {}, "No module named 'shp'.* of your own, from the working folder or PYTHONPATH$"),
         ("CartPole-v1", {"gravty": 9}, r"simulation\.env with env_parameters: .*unexpected keyword argument 'gravty'"),
         ("Other-v0", {"action": 1}, r"actions of Other-v0: expected a Discrete space, got Box.*DiscretizeAction"),
         ("Other-v0", {"observation": 1}, r"observations of Other-v0: .* got Sequence.*ObservationWrapper"),
