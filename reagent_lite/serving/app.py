@@ -51,6 +51,7 @@ _ERRORS = _answers({
     408: "The body did not arrive in time", 413: "The body is too large", 422: "The body is wrong",
     503: "The log cannot be written: try again later",
 })  # fmt: skip
+_JSON = "Send the header content-type: application/json"
 _OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
 
 
@@ -169,7 +170,13 @@ async def _refused(_: Any, error: Any) -> Response:
         status = error.status
     elif isinstance(error, RequestValidationError):
         problems = [
-            Problem(".".join(map(str, one["loc"])), one["msg"], f"{one['input']!r:.100}") for one in error.errors()[:20]
+            Problem(
+                ".".join(map(str, one["loc"])),
+                one["msg"],
+                f"{one['input']!r:.100}",
+                _JSON if isinstance(one["input"], bytes) else "",
+            )
+            for one in error.errors()[:20]
         ]
     elif isinstance(error, OSError):
         got = error.strerror or str(error)

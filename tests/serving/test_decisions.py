@@ -80,6 +80,11 @@ def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, bo
     assert worker.log.waiting == 0
 
 
+def test_a_body_without_the_header_of_json_is_told_so(named: Path, opened: Open) -> None:
+    answer = opened(named).client.post("/decide", content=b'{"rows": []}', headers={"content-type": "text/plain"})
+    assert answer.json()["problems"][0]["todo"] == "Send the header content-type: application/json"
+
+
 def test_bodies_that_are_too_large(named: Path, opened: Open) -> None:
     worker = opened(named, max_body_kb=1.0)
     for content in (b" " * 1001, iter([b" " * 600] * 2)):  # with its length, and in pieces

@@ -44,7 +44,7 @@ def path_of(log: Log) -> str:
         import pyarrow as pa
     try:
         table = pa.table(log)
-    except (TypeError, pa.ArrowException) as error:
+    except (TypeError, ValueError, pa.ArrowException) as error:
         raise DataError(Problem("data", expected, first_line(error))) from error
     cache = user_cache() / "frames"
     cache.mkdir(parents=True, exist_ok=True)

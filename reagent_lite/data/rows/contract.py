@@ -31,7 +31,10 @@ NEAREST_COLUMN = "Nearest column: {!r}"
 _OTHER_NAME = "Where the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
 PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probability" in (name, one.alias_of))
 """Two names of one column; a log that has both must have the same in both."""
-TODO_NAMES = "Names and indices are actions of workflows.dqn, and of timelines with actionDiscrete true"
+TODO_NAMES = (
+    "Names and indices are actions of workflows.dqn, in Python of a config with `actions`, "
+    "and of timelines with actionDiscrete true"
+)
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
