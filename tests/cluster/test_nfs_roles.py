@@ -23,7 +23,7 @@ export PYTHONPATH={root} OMP_NUM_THREADS=1 REAGENT_LITE_CACHE=/run/kernels
 alive() {{ kill -0 $1 2> /dev/null || {{ busybox cat *.log; exit 1; }}; busybox sleep 0.1; }}
 files() {{ busybox ls $SHARED/data/fifo 2>/dev/null | busybox grep -c parquet || true; }}
 until_files() {{ while [ $(files) -lt $1 ]; do alive $!; done; }}
-until_said() {{ until busybox grep -q "$1" $2 2> /dev/null; do alive $!; done; }}
+until_said() {{ until busybox grep -qs "$1" $2; do alive $!; done; }}
 busybox mount | busybox grep ' on /mnt/share type nfs4 (rw,relatime,vers=4.2,'
 
 if [ $NODE = 0 ]; then
@@ -32,7 +32,8 @@ if [ $NODE = 0 ]; then
   {python} -m workflows.dqn --config {folder}/learn.json > learn.json 2> learn.log & learner=$!
   until_said . killed
   busybox dd if=/dev/zero bs=64k of=$SHARED/ballast 2> /dev/null || true
-  until_said 'no room for' third.log
+  # whoever writes next: a collector whose rows are not learned from yet waits for the learner's progress
+  until_said 'no room for\\|was not published' 'third.log learn.log'
   echo "full: $(busybox df -k $SHARED | busybox tail -1)"
   busybox rm $SHARED/ballast
   wait $learner || {{ busybox cat learn.log; exit 1; }}

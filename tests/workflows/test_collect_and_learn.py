@@ -34,6 +34,7 @@ from reagent_lite.errors import ConfigError, FolderInUseError
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
+from reagent_lite.run.roles import policies
 from reagent_lite.run.roles.collect import Collector, named_block
 from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
@@ -378,6 +379,29 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
         collector(other).run()
     with pytest.raises(ConfigError, match="environment_sha256"):
         collector(role(tmp_path, "collect", env_parameters={"random_start": 1})).run()
+
+
+def test_a_policy_that_does_not_fit_on_a_share_is_one_warning_until_one_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = {"path": str(tmp_path / "data"), "publish_every_steps": 1}
+    reader = read_by(opened(role(tmp_path, "learn", dataset=shared)))
+
+    def full(target: Path) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for fits in (False, True, False):
+        with monkeypatch.context() as patch:
+            if not fits:
+                patch.setattr(policies, "appearing_folder", full)
+            for step in range(3):
+                reader.publish(step)
+    texts = [one.getMessage() for one in caplog.records if "was not published" in one.getMessage()]
+    assert texts == [
+        f"policy {version} was not published: No space left on device; collectors play an older one"
+        for version in (1, 4)
+    ]
+    assert progress_of(tmp_path)["step"] == 2
 
 
 def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

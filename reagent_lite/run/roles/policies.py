@@ -145,6 +145,7 @@ class PolicyPublisher:
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
         self._folder, self._learner, self._facts = folder, learner, facts
         self._published: Progress | None = None
+        self._warned = ""
 
     @property
     def first(self) -> bool:
@@ -152,7 +153,10 @@ class PolicyPublisher:
         return self._published is None
 
     def publish(self, progress: Progress) -> None:
-        """Publishes the policy unless it was published at the same progress; warns if the folder cannot be written."""
+        """Publishes the policy unless it was published at the same progress.
+
+        Warns if the folder cannot be written, once until a policy can be published again.
+        """
         if progress == self._published:
             return
         version = max(_versions(self._folder), default=0) + 1
@@ -162,11 +166,12 @@ class PolicyPublisher:
                 (folder / WEIGHTS).write_bytes(save(_tensors(self._learner)))
                 seal_folder(folder, {"kind": "policy", "progress": asdict(progress), **self._facts})
         except OSError as error:
-            logger.warning(
-                f"policy {version} was not published: {error.strerror or error}; collectors play an older one"
-            )
+            reason = error.strerror or str(error)
+            if reason != self._warned:
+                logger.warning(f"policy {version} was not published: {reason}; collectors play an older one")
+            self._warned = reason
             return
-        self._published = progress
+        self._published, self._warned = progress, ""
         for old in sorted(_versions(self._folder))[:-_KEPT]:
             shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
 
