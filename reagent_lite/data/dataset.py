@@ -34,6 +34,7 @@ FIFO, PROTECTED = "fifo", "protected"
 _SUFFIX: Final = ".parquet"
 _NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
 _EPISODE = re.compile(r"([^-]+-\d+-\d+)(?:-(\d{1,9}))?")
+_OF_AN_AGENT = r"^[^-]+-\d+-\d+-\d{1,9}$"
 _METADATA: Final = b"reagent_lite"
 
 
@@ -202,13 +203,18 @@ def game_and_agent(name: str) -> tuple[str, int]:
 
 def environment_steps(names: Iterable[pa.Array]) -> int:
     """Returns the environment steps of rows by the names of their episodes: those of the agent that stays longest."""
-    rows, steps = Counter[str](), dict[str, int]()
+    import pyarrow.compute as pc
+
+    rows, steps, alone = Counter[str](), dict[str, int](), 0
     for part in names:
-        rows.update({one["values"]: one["counts"] for one in part.value_counts().to_pylist()})
+        found = part.value_counts()
+        shared = pc.match_substring_regex(found.field("values"), _OF_AN_AGENT)
+        rows.update({one["values"]: one["counts"] for one in found.filter(shared).to_pylist()})
+        alone += pc.sum(found.filter(pc.invert(shared)).field("counts")).as_py() or 0
     for name, count in rows.items():
         game, _ = game_and_agent(name)
         steps[game] = max(steps.get(game, 0), count)
-    return sum(steps.values())
+    return alone + sum(steps.values())
 
 
 def _names(folder: Path) -> list[str]:

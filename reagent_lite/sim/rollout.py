@@ -71,9 +71,10 @@ class Player:
         return every.view(env.num_envs, -1)[envs].flatten()
 
 
-@torch.no_grad()
 def act(env: VectorEnv, players: Iterable[Player], *, informed: bool = True, envs: Tensor | None = None) -> None:
     """Draws the actions of all agents, each type's by its own policy; the order of the types changes nothing.
+
+    Call it under torch.no_grad().
 
     Args:
         env: takes the actions at its next step.
