@@ -30,7 +30,6 @@ from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.feature_ids import id_of
 
 _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
-_CANDIDATE = pa.map_(pa.string(), pa.float32())
 
 
 def scored_table(config: ScoreConfig) -> pa.Table:

@@ -9,7 +9,7 @@ from reagent_lite.errors import Problem
 
 
 class MlflowConfig(Section):
-    """A run of MLflow. User, password and token belong into its environment variables."""
+    """A run of MLflow. User, password and token belong in its environment variables."""
 
     uri: str | None = None
     """Tracking server such as https://mlflow.example.org, or sqlite:///mlflow.db; absent: MLFLOW_TRACKING_URI."""
@@ -28,7 +28,7 @@ class MlflowConfig(Section):
 
 
 class WandbConfig(Section):
-    """A run of Weights & Biases. Its API key belongs into WANDB_API_KEY, or is that of `wandb login`."""
+    """A run of Weights & Biases. Its API key belongs in WANDB_API_KEY, or is that of `wandb login`."""
 
     project: str | None = None
     """Absent: WANDB_PROJECT, else what W&B chooses."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # learners without such a folder do without the extra `data`
 FIFO, PROTECTED = "fifo", "protected"
 _SUFFIX: Final = ".parquet"
 _NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
-_EPISODE = re.compile(r"([^-]+-\d+-\d+)(?:-(\d{1,9}))?")
-_OF_AN_AGENT = r"^[^-]+-\d+-\d+-\d{1,9}$"
+_GAME, _AGENT = r"[^-]+-\d+-\d+", r"\d{1,9}"
+_EPISODE, _OF_AN_AGENT = re.compile(f"({_GAME})(?:-({_AGENT}))?"), f"^{_GAME}-{_AGENT}$"
 _METADATA: Final = b"reagent_lite"
 
 
@@ -86,7 +86,7 @@ class EpisodeFolder:
     """A shared folder of episodes.
 
     Args:
-        path: the path of the folder; it need not exist.
+        path: the folder; it need not exist.
 
     Attributes:
         path: as given.

@@ -22,7 +22,7 @@ from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.served_model import ServedModel
 
 MOST_CHOICES = 1 << 16
-"""Of a prediction, whose rows are all as wide as the widest."""
+"""Most choices in one prediction, in which every row is padded to the widest."""
 Rows = Sequence[NamedRow] | Sequence[CandidateRow]
 Choices = Sequence[NDArray[Any]] | NDArray[np.bool_]
 
@@ -36,14 +36,14 @@ class RefusedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _Request:
-    """A request that waits.
+    """A request that is not answered yet.
 
     Attributes:
-        rows: to decide.
-        states: [n, F] of the rows.
-        choices: mask [n, K] of named actions, or of each row its candidates [K, F'].
+        rows: the rows of its body.
+        states: [n, F] their states.
+        choices: mask [n, K] of named actions, or the candidates [K, F'] of each row.
         possible: names or candidates of each row, as the log has them.
-        answer: what the request waits for.
+        answer: future body of the response.
         index, propensities: those of each row, once drawn; index -1 where nothing may be taken.
     """
 

@@ -53,7 +53,7 @@ class GymnasiumBackend:
         """
         self.name, self._parameters = env.removeprefix(GYMNASIUM), parameters
         with closing(self._one()) as one:
-            count, size = self._read_spaces(one)
+            self.first_action, count, size = self._read_spaces(one)
             with self.named("reset and step"):
                 _, info = one.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
@@ -129,8 +129,8 @@ class GymnasiumBackend:
             got = f"{self.name!r}: {_last_line(error)}"
             raise SimulationError(Problem(where, "an environment that gymnasium.make makes", got, todo)) from error
 
-    def _read_spaces(self, env: Env[Any, Any]) -> tuple[int, int]:
-        """Returns the numbers of actions and of features.
+    def _read_spaces(self, env: Env[Any, Any]) -> tuple[int, int, int]:
+        """Returns the first action's number, and the numbers of actions and of features.
 
         Raises:
             SimulationError: a space is not supported.
@@ -148,8 +148,7 @@ class GymnasiumBackend:
             problems.append(Problem(f"observations of {self.name}", expected, str(observations), todo))
         raise_any(problems, SimulationError)
         assert isinstance(actions, Discrete)
-        self.first_action = int(actions.start)
-        return int(actions.n), flatdim(observations)
+        return int(actions.start), int(actions.n), flatdim(observations)
 
 
 def _only_mask(info: dict[str, Any]) -> dict[str, Any]:

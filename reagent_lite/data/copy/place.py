@@ -107,7 +107,7 @@ class Place:
     def publish(self, temporary: Path, manifest: CopyManifest) -> Path:
         """Renames a built copy to its name, removes copies of other inputs, and returns the folder.
 
-        A folder that another process has published for the same copy meanwhile stays: somebody may read it already.
+        A folder that another process has published for the same copy meanwhile stays, as it may be in use already.
         """
         manifest = manifest.write(temporary)
         sync(temporary)

@@ -79,7 +79,7 @@ class Store:
     """A place for files that all machines see: a folder, or a bucket through fsspec; names have "/" in them.
 
     A generation for a folder is built on the same disk and renamed; one for a bucket, which has no rename, is built on
-    this machine's disk and uploaded. Nobody reads it before shards.json names it.
+    this machine's disk and uploaded. Readers find it only after shards.json names it.
 
     Attributes:
         where: the folder or URL, as errors name it.

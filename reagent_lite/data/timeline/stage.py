@@ -306,7 +306,7 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
     if config.timeline.addTerminalStateRow:
         log(info, "last_rows_without_an_end", *ends, "true ends, as addTerminalStateRow says")
     else:
-        rest = "left out, as nobody knows what followed. Log terminal or truncated, or set addTerminalStateRow"
+        rest = "left out, as it is not known what followed. Log terminal or truncated, or set addTerminalStateRow"
         log(warning, "last_rows_without_an_end", *ends, rest)
     rest = "no next_state_features: left out: a value behind the limit cannot be counted on. Log what was seen there"
     log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
