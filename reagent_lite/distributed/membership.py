@@ -269,7 +269,7 @@ class Membership:
                 if all(self._link.call(lambda store: [store.get(f"left/{i}") for i in self._others])):
                     break
                 time.sleep(ROUND_SECONDS / 4)
-        self._link.close(ROUND_SECONDS)
+        self._link.close()
         if not restart:
             self._close()
         return restart

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -271,7 +272,7 @@ class Rendezvous:
         address, port = self._meeting_point()
         if why := connection_error(address, port, _LONGEST_POLL):
             return f"{address}:{port}: {why}"
-        link = Link(lambda: connect(address, port, ""))
+        link = Link(partial(connect, address, port, ""), (address, port))
         try:
             return Record.model_validate_json(link.call(lambda store: store.get("record") or ""))
         except (LostError, ValueError) as error:

@@ -1,10 +1,12 @@
 """Node 0's key-value store: signed texts by key, and calls that end at a deadline whatever the store's machine does.
 
 torch's TCPStore waits without end for a machine that accepts connections and stays silent (measured: its timeout
-covers the wait for a key, not for an answer). Calls therefore run on a thread of their own, left behind when it hangs.
+covers the wait for a key, not for an answer). Calls therefore run on a thread of their own, whose connection is shut
+down when it hangs: one that came back into Python while the process exits would abort it.
 """
 
 import hmac
+import os
 import queue
 import socket
 import threading
@@ -12,8 +14,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
+import psutil
 import torch.distributed as dist
 
 from reagent_lite.distributed.meeting_file import Record
@@ -26,6 +30,7 @@ ANSWER_SECONDS = 5.0
 
 _OPEN_SECONDS = 15.0  # torch asks for the name of the store's address, 10 s where a name server drops packets
 _CONNECT_SECONDS = 2.0
+_CLOSE_SECONDS = 0.2
 _MAC_CHARS = 64
 _ATTEMPT = "attempt"
 _ABSENT = "-"  # no text of ours: each begins with a proof of _MAC_CHARS characters
@@ -173,10 +178,11 @@ class Background:
                 raise
             raise LostError(f"no answer for {seconds:.0f} s") from error
 
-    def close(self, seconds: float = 0.0) -> None:
-        """Ends the thread after the calls that are queued, and waits so long for it."""
+    def close(self, seconds: float = 0.0) -> bool:
+        """Ends the thread after the calls that are queued, and waits so long for it; returns whether it has ended."""
         self._calls.put(None)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
@@ -193,10 +199,11 @@ class Link:
 
     Args:
         open_store: called in the background as well.
+        peer: address and port of another process's store, for which nothing else of this process has a connection.
     """
 
-    def __init__(self, open_store: Callable[[], Store]) -> None:
-        self._background = Background()
+    def __init__(self, open_store: Callable[[], Store], peer: tuple[str, int] | None = None) -> None:
+        self._background, self._peer = Background(), peer
         self._opened: Future[Store] | None = self._background.submit(open_store)
 
     def submit(self, work: Callable[[Store], T]) -> "Future[T]":
@@ -207,9 +214,11 @@ class Link:
         """Returns the result of a call; raises LostError without an answer within `seconds`."""
         return self._background.call(lambda: self._done(work), seconds)
 
-    def close(self, seconds: float = 0.0) -> None:
-        """Lets go of the store after the calls that are queued, and waits so long for that."""
-        self._background.close(seconds)
+    def close(self) -> None:
+        """Lets go of the store after the calls that are queued, or shuts the connection of a call that hangs."""
+        if not self._background.close(_CLOSE_SECONDS) and self._peer is not None:
+            _shut_connections(*self._peer)
+            self._background.close(ANSWER_SECONDS)
         self._opened = None
 
     def _done(self, work: Callable[[Store], T]) -> T:
@@ -221,6 +230,14 @@ class Link:
             raise LostError(first_line(error) or type(error).__name__) from error
 
 
+def _shut_connections(address: str, port: int) -> None:
+    """Ends what waits in this process for a peer's answer; torch shows no socket of its stores."""
+    for one in psutil.Process().net_connections("tcp"):
+        if one.raddr and one.raddr.port == port and one.raddr.ip.removeprefix("::ffff:") == address:
+            with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 def reach(record: Record) -> tuple[Link, Record] | None:
     """Returns a link to the very store that a record names, and the record of its present attempt and address.
 
@@ -229,7 +246,8 @@ def reach(record: Record) -> tuple[Link, Record] | None:
     for address in (record.address, *record.others):
         if connection_error(address, record.port, _CONNECT_SECONDS):
             continue
-        link = Link(lambda address=address: connect(address, record.port, record.token))  # type: ignore[misc]
+        open_store = partial(connect, address, record.port, record.token)
+        link = Link(open_store, (address, record.port))
         with suppress(LostError):
             nonce, attempt = link.call(lambda store: (store.get("nonce"), store.attempt), _OPEN_SECONDS)
             if nonce == record.nonce:
