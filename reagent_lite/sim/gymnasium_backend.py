@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ class GymnasiumBackend:
         """Returns environments in which the step that ends an episode starts the next one.
 
         Raises:
-            SimulationError: making them raises.
+            SimulationError: making them raises; those that were made are closed.
         """
         import gymnasium
 
@@ -101,12 +101,13 @@ class GymnasiumBackend:
 
         def one() -> Env[Any, Any]:
             settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
-            env = gymnasium.make(self.name, **settings)
-            return Shown(env)
+            return opened.enter_context(closing(Shown(gymnasium.make(self.name, **settings))))
 
-        with self.named("environments"):
+        with self.named("environments"), ExitStack() as opened:
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
-            return gymnasium.vector.SyncVectorEnv([one] * num, autoreset_mode=same_step)
+            envs = gymnasium.vector.SyncVectorEnv([one] * num, autoreset_mode=same_step)
+            opened.pop_all()  # they stay open
+            return envs
 
     @contextmanager
     def named(self, what: str) -> Iterator[None]:

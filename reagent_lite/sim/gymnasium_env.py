@@ -14,27 +14,9 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_backend import MASK, GymnasiumBackend
 
 
-def open_envs(
-    backend: Backend,
-    *,
-    num_envs: int,
-    first_env: int = 0,
-    seed: int = 0,
-    stream: int = 0,
-    time_limit: int | None = None,
-    parametric: bool = False,
-) -> VectorEnv:
+def open_envs(backend: Backend, **settings: Any) -> VectorEnv:
     """Returns the environments of a backend; see VectorEnv for arguments and errors."""
-    kind = GymnasiumEnv if isinstance(backend, GymnasiumBackend) else VectorEnv
-    return kind(
-        backend,
-        num_envs=num_envs,
-        first_env=first_env,
-        seed=seed,
-        stream=stream,
-        time_limit=time_limit,
-        parametric=parametric,
-    )
+    return (GymnasiumEnv if isinstance(backend, GymnasiumBackend) else VectorEnv)(backend, **settings)
 
 
 class GymnasiumEnv(VectorEnv):

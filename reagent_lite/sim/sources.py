@@ -112,21 +112,28 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def built_from(environment: Path, parameters: dict[str, float]) -> tuple[str, ...]:
+def built_from(environment: Path, parameters: dict[str, float], *, machinery: bool = True) -> tuple[str, ...]:
     """Returns every text that decides what an environment does; paths are left out, so that checkouts share a cache.
+
+    Args:
+        environment: its file.
+        parameters: constants of the dynamics that replace the file's own.
+        machinery: whether the headers that all environments are compiled with are among them.
 
     Raises:
         SimulationError: see `read_sources` and `compilation_unit`.
     """
     constants = compilation_unit(environment, parameters).rpartition("#define ENVIRONMENT_FILE")[0]
-    sources = (text for pair in sorted(read_sources(environment).items()) for text in pair)
-    return (environment.name, constants, *sources)
+    sources = sorted(read_sources(environment).items())
+    kept = [pair for pair in sources if machinery or not (pair[0] in _MACHINERY or pair[0].startswith("core/"))]
+    return (environment.name, constants, *(text for pair in kept for text in pair))
 
 
 def identity(config: EnvironmentConfig, *more: str) -> str:
-    """Returns the sha256 that identifies an environment: of its sources, constants, time limit and the like.
+    """Returns the sha256 that identifies an environment: of its own sources, constants, time limit and the like.
 
-    For Gymnasium it has the name and the release of Gymnasium instead of sources.
+    The headers that all environments share are not part of it: episodes outlast a change of them. For Gymnasium it has
+    the name and the release of Gymnasium instead of sources.
 
     Raises:
         SimulationError: see `find_environment` and `built_from`.
@@ -135,7 +142,7 @@ def identity(config: EnvironmentConfig, *more: str) -> str:
     if config.in_python:
         parts = (config.env, json.dumps(config.env_parameters, sort_keys=True), version("gymnasium"))
     else:
-        parts = built_from(find_environment(config.env), config.env_parameters)
+        parts = built_from(find_environment(config.env), config.env_parameters, machinery=False)
     return hashlib.sha256(json.dumps([[config.time_limit, config.math, *more], parts]).encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import pytest
 import torch
 from sim.conftest import COUNTER
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.sim import cache, cpu
+from reagent_lite.sim import cache, cpu, sources
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cache import cache_folder, cached, make_key
 from reagent_lite.sim.compiler import KERNELS, find_compiler, zig_compiler
@@ -114,6 +116,26 @@ def test_an_own_file_may_build_on_ours_and_on_its_neighbours(tmp_path: Path) -> 
     assert opened(str(file)).spec.time_limit == 7
     names = set(read_sources(file))
     assert {"./mine.cuh", "./parts/numbers.cuh", "cartpole_v1.cuh", "env.cuh", "core/cpu.cuh", "port.cuh"} <= names
+
+
+def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "KERNELS", shutil.copytree(KERNELS, tmp_path / "kernels"))
+    written(tmp_path, "constexpr float reach = 3.0f;\n", "numbers.cuh")
+    file = written(tmp_path, '#include "numbers.cuh"\n#include "cartpole_v1.cuh"\n')
+
+    def identity(**settings: Any) -> str:
+        return sources.identity(EnvironmentConfig(env=str(file), **settings))
+
+    def changed(name: str) -> str:
+        with (tmp_path / name).open("a") as text:
+            text.write("// another line\n")
+        return identity()
+
+    found = [identity(), identity(env_parameters={"gravity": 9}), identity(time_limit=7), identity(math="fast")]
+    found += [changed(name) for name in ("mine.cuh", "numbers.cuh", "kernels/cartpole_v1.cuh")]
+    assert len(set(found)) == 7
+    for shared in ("kernels/env.cuh", "kernels/port.cuh", "kernels/core/transition.cuh"):
+        assert changed(shared) == found[-1]
 
 
 def test_a_mistake_is_shown_with_file_and_line(tmp_path: Path) -> None:

@@ -250,6 +250,25 @@ def test_what_an_environment_does_wrong_later(parameters: dict[str, Any], says: 
         rollout.run(2)
 
 
+def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Odd] = []
+    closed: list[Odd] = []
+
+    def fifth_fails(**parameters: Any) -> Odd:
+        if len(made) == 4:  # one more is made for its spaces
+            raise ValueError("no display")
+        made.append(Odd())
+        return made[-1]
+
+    monkeypatch.setattr(gymnasium.registry["Odd-v0"], "entry_point", fifth_fails)
+    monkeypatch.setattr(Odd, "close", lambda env: closed.append(env))
+    with pytest.raises(
+        SimulationError, match="environments of Odd-v0: expected no exception, got ValueError: no display"
+    ):
+        environments("Odd-v0", 5)
+    assert sorted(map(id, closed)) == sorted(map(id, made))
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     said = r"simulation\.env: .* got no gymnasium\. Run: pip install 'reagent-lite\[gymnasium\]'"
