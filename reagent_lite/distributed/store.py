@@ -10,6 +10,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -215,10 +216,10 @@ class Link:
         return self._background.call(lambda: self._done(work), seconds)
 
     def close(self) -> None:
-        """Lets go of the store after the calls that are queued, or shuts the connection of a call that hangs."""
-        if not self._background.close(_CLOSE_SECONDS) and self._peer is not None:
+        """Lets go of the store after the calls that are queued, or shuts the connections of a call that hangs."""
+        deadline = time.monotonic() + _OPEN_SECONDS + ANSWER_SECONDS  # a store that is opened connects again and again
+        while not self._background.close(_CLOSE_SECONDS) and self._peer is not None and time.monotonic() < deadline:
             _shut_connections(*self._peer)
-            self._background.close(ANSWER_SECONDS)
         self._opened = None
 
     def _done(self, work: Callable[[Store], T]) -> T:
@@ -235,7 +236,8 @@ def _shut_connections(address: str, port: int) -> None:
     for one in psutil.Process().net_connections("tcp"):
         if one.raddr and one.raddr.port == port and one.raddr.ip.removeprefix("::ffff:") == address:
             with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+                if connection.getpeername()[:2] == one.raddr:  # not another one's number by now
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def reach(record: Record) -> tuple[Link, Record] | None:

@@ -1,8 +1,15 @@
-"""A store whose process is stopped, and one that comes back while this process exits."""
+"""Stores that accept connections and stay silent, or come back while this process exits."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from reagent_lite.distributed import store
+from reagent_lite.distributed.store import Link, LostError, connect
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
@@ -42,3 +49,16 @@ def test_a_call_that_never_came_back_does_not_abort_the_process_on_its_way_out()
     quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as workflows set it
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, env=quiet)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "None\nno answer for 0 s\n", "")
+
+
+def test_a_store_that_never_opened_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_OPEN_SECONDS", 2.0)  # torch connects again until then
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        before = threading.active_count()
+        link = Link(lambda: connect("127.0.0.1", port, ""), ("127.0.0.1", port))
+        with pytest.raises(LostError, match="no answer"):
+            link.call(lambda store: store.get("key"), 0.2)
+        assert threading.active_count() == before + 1
+        link.close()
+        assert threading.active_count() == before
