@@ -33,9 +33,9 @@ from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
 from reagent_lite.evaluation.document import Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
-from reagent_lite.evaluation.episodes import Scored, Sides, spread
+from reagent_lite.evaluation.episodes import Sides, spread
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.fitting import PolicyModels, split_log
+from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
@@ -128,22 +128,20 @@ class _Divided:
     """This rank's rows for an evaluation: some are scored, models of the policy are fitted to others.
 
     Attributes:
-        scored: the scored rows, which the estimates are computed from.
+        split: the scored rows, which the estimates are computed from, and the rows that models are fitted to.
         scored_copy: training copy of the scored rows.
         scored_rows: the rows of that copy as the learner reads them.
         order: [scored rows] indices that sort the scored rows by episode.
-        fitted: numbers of the rows that models are fitted to.
         fit_rows: the rows that models are fitted to.
         fit_counts: how many rows of each shard models are fitted to.
         checked: batches whose loss decides when a fit ends early.
         missing: reasons why an estimator has no estimate, by its name.
     """
 
-    scored: Scored
+    split: Split
     scored_copy: TrainingCopy
     scored_rows: LoggedRows
     order: NDArray[np.int64]
-    fitted: NDArray[np.int64]
     fit_rows: LoggedRows
     fit_counts: tuple[int, ...]
     checked: tuple[TransitionBatch, ...]
@@ -151,7 +149,7 @@ class _Divided:
 
 
 class LogEvaluator:
-    """Evaluates the learner on logged rows.
+    """Evaluates the learner on logged rows; every rank builds it, as the ranks agree on the rows that are scored.
 
     Args:
         config: the run's config.
@@ -165,17 +163,19 @@ class LogEvaluator:
         self._scorer, self._restriction = learner.scorer, learner.restriction
         self._target = target_policy(config.rl)
         self._evaluated = data.train_rows if data.held_out_rows is None else data.held_out_rows
-        self._models: PolicyModels | None = None
+        self._divided = self._divide()
+        self._models = self._new_models()
         self._passes = 0
-        self._saved: Tree = {}
 
     def state_dict(self) -> Tree:
-        """Returns the models fitted so far, or nothing before the first fit."""
-        return self._saved if self._models is None else {**self._models.state_dict(), "passes": self._passes}
+        """Returns the models fitted so far and the number of passes over the rows."""
+        return {**self._models.state_dict(), "passes": self._passes}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restores a state that `state_dict` returned; models are loaded once the next evaluation has built them."""
-        self._saved, self._passes = state, int(state.get("passes", 0))
+        """Restores a state that `state_dict` returned; an empty one changes nothing."""
+        if state:
+            self._models.load_state_dict(state)
+            self._passes = int(state["passes"])
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
         """Returns figures by TensorBoard tag, with estimates if evaluation.calc_cpe_in_training is true.
@@ -229,14 +229,14 @@ class LogEvaluator:
         if not final:
             resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
             settings = settings.model_copy(update={"bootstrap_resamples": resamples})
-        self._learner.eval()  # before preparing, which evaluates the policy too: no dropout, fixed batch statistics
-        models = self._prepared()
-        losses = self._fit(models, final=final)
-        self._divided.fit_rows.release()
-        part, choices = self._scored_part(models, final=final)
+        divided = self._divided
+        self._learner.eval()  # no dropout, fixed batch statistics
+        losses = self._fit(final=final)
+        divided.fit_rows.release()
+        part, choices = self._scored_part(final=final)
         self._learner.train()
-        page = gather_page(part, torch.from_numpy(self._divided.scored.sequence[self._divided.order]), self._group)
-        self._divided.scored_rows.release()
+        page = gather_page(part, torch.from_numpy(divided.split.scored.sequence[divided.order]), self._group)
+        divided.scored_rows.release()
         if page is None:
             return Evaluation(scalars={}, document={})
         generator = torch.Generator().manual_seed(self._config.seed)
@@ -247,7 +247,7 @@ class LogEvaluator:
                 config=settings,
                 generator=generator,
                 estimators=ESTIMATORS if final else CHEAP_ESTIMATORS,
-                missing=self._divided.missing,
+                missing=divided.missing,
                 show=show,
             )
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
@@ -260,9 +260,7 @@ class LogEvaluator:
             result=result,
         )
 
-    @cached_property
-    def _divided(self) -> _Divided:
-        """The rows to score and the rows to fit to."""
+    def _divide(self) -> _Divided:
         config, data, group = self._config, self._data, self._group
         same = data.held_out_found is None or data.held_out_found.content == data.found.content
         sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
@@ -273,12 +271,17 @@ class LogEvaluator:
         split = split_log(sides, config.evaluation, config.seed, lambda counts: self._steps(counts, passes))
         fit_rows = rows.only(split.fitted.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         fit_counts = data.shards.counts(fit_rows.count)
+        for note in split.scored.notes:
+            logger.info(f"evaluation: {note}")
+        sides.scored.release()
+        data.train.release()
+        data.train_rows.release()
+        give_back_memory()
         return _Divided(
-            scored=split.scored,
+            split=split,
             scored_copy=sides.scored,
             scored_rows=scored_rows,
             order=np.argsort(split.scored.episode, kind="stable"),
-            fitted=split.fitted,
             fit_rows=fit_rows,
             fit_counts=fit_counts,
             checked=tuple(rows_in_order(rows, split.checked, group.device)),
@@ -289,32 +292,22 @@ class LogEvaluator:
             ),
         )
 
-    def _prepared(self) -> PolicyModels:
-        """Returns the models of the policy; the first call divides the rows, builds the models and frees memory."""
-        if self._models is not None:
-            return self._models
-        config, data, group, divided = self._config, self._data, self._group, self._divided
-        for note in divided.scored.notes:
-            logger.info(f"evaluation: {note}")
-        divided.scored_copy.release()
-        data.train.release()
-        data.train_rows.release()
-        give_back_memory()
+    def _new_models(self) -> PolicyModels:
+        """Returns models of the policy that are not fitted yet, in the units of the rows."""
+        config, group, fit_counts = self._config, self._group, self._divided.fit_counts
         with _own_seed(config.seed + 1, group.device):
             heads = build_cpe_heads(
-                data.spec,
+                self._data.spec,
                 network_settings(config, outputs=1, dueling=False),
                 gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
             ).to(group.device)
-        self._models = models = PolicyModels(heads, config.evaluation, group)
-        if sum(divided.fit_counts):
-            first = self._fit_batches(0, self._steps(divided.fit_counts, 1))
-            models.measure(self._shown("measuring outcomes", first, divided.fit_rows.count))
+        models = PolicyModels(heads, config.evaluation, group)
+        if sum(fit_counts):
+            first = self._fit_batches(0, self._steps(fit_counts, 1))
+            models.measure(self._shown("measuring outcomes", first, self._divided.fit_rows.count))
             batch = next(self._fit_batches(0, 1))
-            models.rehearse((batch, self._policy(batch.next_state, batch.next_actions)))
-        if self._saved:
-            models.load_state_dict(self._saved)
+            models.rehearse((batch, batch.next_actions.mask.float()))  # whatever the policy is
         return models
 
     def _plan(self, counts: tuple[int, ...], passes: int) -> ReadPlan:
@@ -334,7 +327,7 @@ class LogEvaluator:
         for _ in range(steps):
             yield next(source)
 
-    def _fit(self, models: PolicyModels, *, final: bool) -> dict[str, float]:
+    def _fit(self, *, final: bool) -> dict[str, float]:
         if not sum(self._divided.fit_counts):
             return {}
         settings = self._config.evaluation
@@ -345,17 +338,17 @@ class LogEvaluator:
         checked = self._divided.checked if final else []
         asked = [(batch, self._policy(batch.next_state, batch.next_actions)) for batch in checked]
         self._passes += passes
-        return models.fit(batches, self._policy, asked)
+        return self._models.fit(batches, self._policy, asked)
 
-    def _scored_part(self, models: PolicyModels, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
+    def _scored_part(self, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
         """Returns the page of this rank's scored rows, and in the final evaluation the candidates that are chosen."""
-        scored, normalization = self._divided.scored, self._data.normalization.action
+        scored, normalization = self._divided.split.scored, self._data.normalization.action
         rows = rows_in_order(self._divided.scored_rows, scored.numbers, self._group.device)
         part = build_page(
             self._shown("scoring rows", rows, len(scored.numbers)),
             scored.episode,
             policy=self._policy,
-            models=models.heads,
+            models=self._models.heads,
             metric_names=self._data.spec.metric_names,
         )
         if not final or normalization is None:

@@ -138,8 +138,9 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     torch.manual_seed(0)  # the weights that a policy begins with are the same in every process
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, ALONE.device), group)
     evaluation = evaluator.evaluate(final=True)
-    part, _ = evaluator._scored_part(evaluator._prepared(), final=False)
-    page = gather_page(part, torch.from_numpy(evaluator._divided.scored.sequence[evaluator._divided.order]), group)
+    part, _ = evaluator._scored_part(final=False)
+    divided = evaluator._divided
+    page = gather_page(part, torch.from_numpy(divided.split.scored.sequence[divided.order]), group)
     facts = {"present": present_shares(data), "found": str(sources_of(config, data)[0].rows)}
     told = {"name": name, "rows": len(part), **facts}
     if page is None:

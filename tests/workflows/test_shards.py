@@ -191,9 +191,8 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
     """Returns the episodes that are scored, and those that models are fitted to."""
     config = load_config(DqnConfig, path)
     data = prepare(config, group)
-    evaluator = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)
-    evaluator._prepared()
-    scored, fitted = evaluator._divided.scored, data.train.episode[evaluator._divided.fitted]
+    split = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)._divided.split
+    scored, fitted = split.scored, data.train.episode[split.fitted]
     return {
         "scored": np.unique(scored.episode.view(np.uint64)).tolist(),
         "scored_rows": len(scored.numbers),
