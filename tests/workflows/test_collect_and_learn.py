@@ -41,6 +41,7 @@ from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.sim.rollout import Player
+from reagent_lite.training.checkpoint import flat, nested
 from reagent_lite.training.stop import StopSignal
 from workflows.evaluate import evaluate
 from workflows.simulate import simulate
@@ -276,7 +277,9 @@ def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     assert stream.frames == one.outcome(1).rows
 
 
-def test_logs_of_simulate_in_protected_are_read_first(tmp_path: Path) -> None:
+def test_logs_of_simulate_in_protected_are_read_first_and_those_added_while_a_learner_is_stopped_later(
+    tmp_path: Path,
+) -> None:
     tree = {"env": "gridworld", "output_path": str(tmp_path / "data" / "protected" / "random.parquet"), "rows": 500,
             "format": "transitions", "use_gpu": False}  # fmt: skip
     rows = simulate(check(SimulateConfig, tree)).rows
@@ -284,6 +287,13 @@ def test_logs_of_simulate_in_protected_are_read_first(tmp_path: Path) -> None:
     stream = opened(role(tmp_path, "learn", warmup_steps=64))
     stream.before_step(0)
     assert stream.frames == rows
+    protected = tmp_path / "data" / "protected"
+    (protected / "added.parquet").write_bytes((protected / "random.parquet").read_bytes())
+    more = read_by(opened(role(tmp_path, "learn", warmup_steps=64)))
+    more.load_state_dict(nested(flat(read_by(stream).state_dict())))
+    with pytest.raises(IdleError):
+        more.run(10_000)
+    assert more.frames == 2 * rows + EpisodeFolder(tmp_path / "data").unread(0)
 
 
 def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_from_them(tmp_path: Path) -> None:
@@ -402,6 +412,12 @@ def test_a_policy_that_does_not_fit_on_a_share_is_one_warning_until_one_fits(
         for version in (1, 4)
     ]
     assert progress_of(tmp_path)["step"] == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(policies, "appearing_folder", full)
+        with pytest.raises(IdleError, match="no room for the last policy"):
+            reader.publish_last(3)
+    reader.publish_last(3)
+    assert progress_of(tmp_path)["finished"]
 
 
 def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.console import Waiting, logger
-from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
+from reagent_lite.data.dataset import PROTECTED, EpisodeFile, EpisodeFolder, game_and_agent, misfits
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, counted
@@ -80,7 +80,8 @@ class FollowedEpisodes:
         fewest = min(len(one.agents) for one in self._types if one.learns)
         self._most_frames = settings.slots * group.world_size // fewest
         self._waiting = settings.waiting
-        self._publisher = PolicyPublisher(policies_folder(config), learner, facts_of(reader, learner))
+        self._policies = policies_folder(config)
+        self._publisher = PolicyPublisher(self._policies, learner, facts_of(reader, learner))
         self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
@@ -89,18 +90,39 @@ class FollowedEpisodes:
         self.frames = self._wanted = 0
         self._finished = torch.zeros(2 + len(self._types), dtype=torch.float64)
 
-    def publish(self, step: int, *, finished: bool = False) -> None:
-        """Publishes the policy every `publish_every_steps` optimizer steps, at the first call and at the end."""
+    def publish(self, step: int) -> None:
+        """Publishes the policy every `publish_every_steps` optimizer steps, and at the first call."""
         self._step = step
-        due = finished or step % self._settings.publish_every_steps == 0
-        if self._group.is_first and (due or self._publisher.first):
-            self._publish(finished=finished)
+        if step % self._settings.publish_every_steps == 0 or self._publisher.first:
+            self._publish()
 
-    def _publish(self, *, finished: bool = False) -> None:
-        self._publisher.publish(
+    def publish_last(self, step: int) -> None:
+        """Publishes the policy as the final one, after which collectors stop; waits while there is no room for it.
+
+        Raises:
+            Preempted: on all ranks, if a signal came to one of them while it waited.
+        """
+        self._step, waiting = step, Waiting()
+        while self._on_any_rank(not self._publish(finished=True)):
+            self._wait(waiting, f"no room for the last policy in {self._policies}: make room there, collectors wait")
+
+    def _publish(self, *, finished: bool = False) -> bool:
+        """Publishes the policy on rank 0, and returns whether there was room for it."""
+        if not self._group.is_first:
+            return True
+        room = self._publisher.publish(
             Progress(step=self._step, frames=self.frames, through=self._through, ahead=self._ahead, finished=finished)
         )
         keep_size(self._folder, self._settings)
+        return room
+
+    def _wait(self, waiting: Waiting, what: str) -> None:
+        if self._on_any_rank(self._signal.wanted):
+            raise self._signal.preempted()
+        waiting.sleep(what)
+
+    def _on_any_rank(self, here: bool) -> bool:
+        return bool(self._group.sum(torch.tensor([here], dtype=torch.int64)))
 
     def explore(self, epsilon: float) -> None:
         """Does nothing, as the collectors explore."""
@@ -116,13 +138,11 @@ class FollowedEpisodes:
             if self._take(wanted):
                 waiting = Waiting()
                 continue
-            if self._group.is_first:
-                self._publish()
-            if int(self._group.sum(torch.tensor([self._signal.wanted], dtype=torch.int64))):
-                raise self._signal.preempted()
-            waiting.sleep(
+            self._publish()
+            self._wait(
+                waiting,
                 f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
-                f"{self._step:,} needs; collectors write them (simulation.mode collect)"
+                f"{self._step:,} needs; collectors write them (simulation.mode collect)",
             )
         self._wanted = wanted
 
@@ -215,14 +235,25 @@ class FollowedEpisodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far the files are read; the rows are still in them."""
-        return {"frames": self.frames, "wanted": self._wanted, "through": self._through, "finished": self._finished}
+        return {
+            "frames": self.frames,
+            "wanted": self._wanted,
+            "through": self._through,
+            PROTECTED: {Path(name).name: 1 for name in self._seen if name.startswith(f"{PROTECTED}/")},
+            "finished": self._finished,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Fills the rings from the newest files that had been read; the next ones follow them."""
         self.frames, self._wanted, self._through = (int(state[name]) for name in ("frames", "wanted", "through"))
         again: list[tuple[str, int]] = []
         if self._group.is_first:
-            read = [one for one in self._folder.files() if one.number <= self._through]
+            protected = state.get(PROTECTED, {})  # a checkpoint has no empty dictionaries
+            read = [
+                one
+                for one in self._folder.files()
+                if (one.number <= self._through if one.number else Path(one.name).name in protected)
+            ]
             self._seen.update(one.name for one in read)
             while read and sum(steps for _, steps in again) < self._most_frames:
                 again += self._checked(read.pop())
@@ -242,8 +273,8 @@ class FollowedSource(RolloutSource):
         super().collect(step)
 
     def at_end(self, step: int) -> None:
-        """Publishes the last policy, marked as final, after which collectors stop."""
-        self.rollout.publish(step, finished=True)
+        """Publishes the last policy."""
+        self.rollout.publish_last(step)
 
     def deal(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
         """Returns how far the files are read; each rank fills its replay from its share of them."""

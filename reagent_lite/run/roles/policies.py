@@ -24,7 +24,7 @@ from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
 from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.files import alone_in, appearing_folder, require_writable
+from reagent_lite.files import NO_ROOM, alone_in, appearing_folder, require_writable
 from reagent_lite.manifest import POLICY, seal_folder, verified
 from reagent_lite.run.environments import Reader, Simulation
 from reagent_lite.sim.sources import origin
@@ -152,13 +152,13 @@ class PolicyPublisher:
         """Whether no policy has been published yet."""
         return self._published is None
 
-    def publish(self, progress: Progress) -> None:
-        """Publishes the policy unless it was published at the same progress.
+    def publish(self, progress: Progress) -> bool:
+        """Publishes the policy unless it was published at the same progress; returns whether there was room for it.
 
         Warns if the folder cannot be written, once until a policy can be published again.
         """
         if progress == self._published:
-            return
+            return True
         version = max(_versions(self._folder), default=0) + 1
         target = self._folder / f"{version:010d}"
         try:
@@ -170,10 +170,11 @@ class PolicyPublisher:
             if reason != self._warned:
                 logger.warning(f"policy {version} was not published: {reason}; collectors play an older one")
             self._warned = reason
-            return
+            return error.errno not in NO_ROOM
         self._published, self._warned = progress, ""
         for old in sorted(_versions(self._folder))[:-_KEPT]:
             shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
+        return True
 
 
 class PolicyReader:
