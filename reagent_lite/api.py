@@ -19,6 +19,7 @@ from reagent_lite.config.loader import Source, read_tree
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.console import logger
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.distributed.group import Place, joined
 from reagent_lite.distributed.launcher import Processes
@@ -48,16 +49,17 @@ def train(
     Args:
         config: a DqnConfig or ParametricDqnConfig, a dict of the same keys, or the path of a JSON file. A dict or file
             with data and no `actions` is for candidates.
-        data: log to learn from: a path, or a frame of pandas, polars or Arrow; wins over training_data_path.
-        eval_data: held-out log; wins over eval_data_path.
+        data: log to learn from: a path, or a frame of pandas, polars or Arrow; used in place of training_data_path,
+            with a warning where the config has another.
+        eval_data: held-out log, likewise in place of eval_data_path.
         callback: follows the run.
 
     Raises:
         ReagentLiteError: as the command, with the same message.
         Preempted: Ctrl-C or another signal ended the run; the same call continues from the last checkpoint.
     """
-    given = {"training_data_path": data, "eval_data_path": eval_data}
-    tree = {key: path_of(log) for key, log in given.items() if log is not None}
+    given = {"training_data_path": (data, "data"), "eval_data_path": (eval_data, "eval_data")}
+    tree = {key: path_of(log, name) for key, (log, name) in given.items() if log is not None}
     model: type[WorkflowConfig] = DqnConfig
     if isinstance(config, WorkflowConfig):
         model = type(config)
@@ -86,7 +88,7 @@ def evaluate(
         data: log to evaluate on: a path, or a frame of pandas, polars or Arrow.
         against: folder of another model; the difference of the two is estimated as well.
         env: environment to play in.
-        config: further keys; arguments win over them.
+        config: further keys; an argument is used in place of its key, with a warning where they differ.
 
     Raises:
         ReagentLiteError: as the command, with the same message.
@@ -120,7 +122,8 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
     Args:
         model: folder of an exported model.
         data: rows to decide: a path, or a frame of pandas, polars or Arrow.
-        config: further keys of a ScoreConfig; arguments win over them.
+        config: further keys of a ScoreConfig; an argument is used in place of its key, with a warning where they
+            differ.
 
     Raises:
         ReagentLiteError: as the command, with the same message.
@@ -133,6 +136,9 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
     tree, problems = read_tree(config)
     own, _ = read_tree({key: value for key, value in given.items() if value is not None})
+    for key in own.keys() & tree.keys() - {"simulation"}:
+        if tree[key] not in (own[key], None, ""):
+            logger.warning(f"{key}: the config has {tree[key]!r}; the argument of the call is used")
     return check(model, {**tree, **own}, problems)
 
 

@@ -107,6 +107,25 @@ def test_a_dict_an_object_and_a_file_are_the_same_config(tree: Tree, frame: pd.D
     assert weights == weights[:2] * 4
 
 
+def test_errors_name_the_frame_and_its_rows(tree: Tree, frame: pd.DataFrame) -> None:
+    frame.loc[[7, 9], "clicked"] = np.nan
+    told = r"^the frame {}, row 7: expected a finite number in reward, got \w+; 1 more row like it: 9 \(\w+\)\n"
+    with pytest.raises(DataError, match=told.format("data")):
+        reagent_lite.train(tree, frame)
+    with pytest.raises(DataError, match=told.format("eval_data")):
+        reagent_lite.train(tree, frame.fillna(0), frame)
+    with pytest.raises(DataError, match=r"^the frame data: expected rows of data"):
+        reagent_lite.read_log(frame.iloc[:0], COLUMNS)
+
+
+def test_an_argument_in_place_of_a_key_is_said(
+    tree: Tree, frame: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    reagent_lite.train({**tree, "training_data_path": "last_month.parquet"}, frame)
+    said = "training_data_path: the config has 'last_month.parquet'; the argument of the call is used"
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"].count(said) == 1
+
+
 def test_an_environment_is_simulated_and_learned_from(tree: Tree, tmp_path: Path) -> None:
     log = reagent_lite.simulate({"env": "gridworld", "output_path": tmp_path / "log.jsonl", "rows": 200})
     assert log.rows >= 200

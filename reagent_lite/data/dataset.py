@@ -162,8 +162,7 @@ class EpisodeFolder:
 
         contract = Contract(actions=actions or None)
         for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract), [Position()]):
-            if rows.num_faults:
-                raise DataError(rows.problems)
+            rows.faults.require_none()
             yield rows
 
     def keep_below(self, most: int) -> list[str]:

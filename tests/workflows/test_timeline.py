@@ -202,8 +202,12 @@ def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, caplog
     rows, top = broken_events(), {"query": {"actions": ["l", "r"]}}
     with pytest.raises(DataError) as caught:
         make(tmp_path, rows, top)
-    for number, (problem, (_, message, _)) in enumerate(zip(caught.value.problems[:-1], BROKEN, strict=True)):
-        assert f"events.jsonl:{3 * number + 4}: {message}" in str(problem)
+    *problems, _ = caught.value.problems
+    for number, (_, message, _) in enumerate(BROKEN):
+        expected, _, got = message.removeprefix("expected ").partition(", got")
+        problem = next(one for one in problems if one.expected == expected)
+        assert f"{3 * number + 4} ({got.strip()}" in f"{problem.where.rpartition('events.jsonl:')[2]} ({problem.got}"
+    assert len(problems) < len(BROKEN)  # three values are no action
     assert f"{len(BROKEN)} that do not: 3 action_unknown, 3 unreadable, 1 action_not_possible" in str(caught.value)
     assert not (tmp_path / "train").exists()
     make(tmp_path, rows, top, on_refused="drop_episode")

@@ -23,11 +23,10 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.faults import FaultsOfLog
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import DataError, FaultsByKind, Problem, counted
 
 _FROM_ROWS: dict[str, DTypeLike] = {
     "action": np.int32,
@@ -74,7 +73,7 @@ def build(
         columns: the log's own names for columns of the contract.
 
     Raises:
-        DataError: with file and line, up to 20 faults and how many there are in all.
+        DataError: with file and line of a few rows of each kind of fault, and how many there are.
     """
     contract, checked = Contract(actions=actions), set[int]()
 
@@ -89,7 +88,7 @@ def build(
     if files:
         for rows in read_blocks(files, transform, positions, progress):
             log.append(rows)
-        log.check(files[0].path)
+        log.check(files[0].place())
     log.write()
     return CopyManifest(
         kind=KIND,
@@ -137,7 +136,7 @@ class SpooledLog:
         self.num_rows = 0
         self.counts: Counter[str] = Counter()
         self.seen_columns: set[str] = set()
-        self.faults = FaultsOfLog()
+        self.faults = FaultsByKind()
         self.has_sequence = False
         self.first_without_sequence: str | None = None
 
@@ -145,8 +144,8 @@ class SpooledLog:
         """Adds a block; its faults are collected."""
         self.seen_columns |= rows.columns
         self.counts.update(rows.counts)
-        self.faults.add(rows.problems, rows.num_faults)
-        if self.faults.count:
+        self.faults.merge(rows.faults)
+        if self.faults.kinds:
             return
         choices = tuple(range(rows.mask.shape[1]))
         found: dict[str, tuple[NDArray[Any], tuple[Any, ...]]] = {
@@ -176,7 +175,7 @@ class SpooledLog:
 
     def check(self, where: str) -> None:
         """Raises the faults that were collected, and those of the log as a whole."""
-        self.faults.require_none(where)
+        self.faults.require_none()
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
         ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]

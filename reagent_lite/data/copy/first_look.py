@@ -17,7 +17,7 @@ from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.rows.table import event_table
 from reagent_lite.data.stage import data_files, untouched
-from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.errors import NoRowsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,7 @@ def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | No
         event_table(block, contract)[1].require_none()
     else:
         contract.require_columns(block.table.column_names, block.where(0))
-        if problems := read_rows(block, contract).problems:
-            raise DataError(problems)
+        read_rows(block, contract).faults.require_none()
     lists = ("possible_actions", "possible_next_actions")
     return FirstRows(
         events=events,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.data.formats.frames import Log, path_of, place
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import DataError, Problem, raise_any
 from reagent_lite.files import is_writable
@@ -125,7 +125,7 @@ class TrainingCopy:
 
     def source_line(self, row: int) -> str:
         """Returns "file:line" of a row, for errors."""
-        return f"{self.files[int(self.origin_file[row])]}:{int(self.origin_line[row])}"
+        return place(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
 
 
 def release(array: object) -> None:
@@ -210,8 +210,8 @@ def prepare_training_copy(
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
-        DataError: what is wrong in the data with file and line, up to 20 faults and how many there are in all; no
-            folder that can be written.
+        DataError: what is wrong in the data with file and line of a few rows of each kind, and how
+            many there are; no folder that can be written.
     """
     from reagent_lite.data.copy.build import build
 

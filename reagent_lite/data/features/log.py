@@ -18,11 +18,11 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
 from reagent_lite.data.rows.contract import require_columns
-from reagent_lite.data.rows.faults import Faults, FaultsOfLog
+from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, FaultsByKind, Problem
 
 STATE, ACTION = "state_features", "action"
 _LINE_BITS = 40  # of a position: lines of a file, below the number of the file
@@ -66,15 +66,15 @@ def summarize_log(
         progress: called with (bytes read, total bytes).
 
     Raises:
-        DataError: with file and line: no state_features, infinite values, ids that are no integers (20 faults, and how
-            many there are in all); no rows; actions of two kinds.
+        DataError: with file and line: no state_features, infinite values, keys that are no ids; no
+            rows; actions of two kinds.
     """
     merges: dict[str, Merge] = {
         name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm
     }
     positions = [Position() for _ in files]
     rows = by_position = 0
-    refused, known = FaultsOfLog(), parametric
+    refused, known = FaultsByKind(), parametric
 
     def read(block: Block) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary]]:
         """Returns (faults, rows known by position, whether actions are candidates, columns) of a block."""
@@ -92,14 +92,14 @@ def summarize_log(
 
     for faults, unnamed, with_features, columns in read_blocks(files, read, positions, progress):
         rows, by_position = rows + len(faults.rows), by_position + unnamed
-        refused.add(faults.first(), faults.count)
+        refused.merge(faults.by_kind())
         if with_features is not None and known not in (None, with_features):
             before, now = (f"actions that are {_KINDS[one]}" for one in (not with_features, with_features))
             raise DataError(Problem(faults.block.where(0), f"{before}, as before", now))
         known = known if with_features is None else with_features
         for name, summary in columns.items():
             merges[name].add(summary)
-    refused.require_none(files[0].path)
+    refused.require_none()
     return LogSummary(
         rows=rows,
         parametric=bool(known),

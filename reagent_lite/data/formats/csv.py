@@ -32,7 +32,7 @@ from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
 from reagent_lite.data.formats.schema import in_one_piece, microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, raise_any
+from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, raise_unread
 from reagent_lite.strict_json import parse_json
 
 _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}
@@ -240,7 +240,7 @@ def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: st
     """Returns the columns that are read, cell by cell, and the line of each record.
 
     Raises:
-        DataError: naming up to 20 cells that are not what their column holds.
+        DataError: naming cells that are not what their column holds.
     """
     values: dict[str, list[Any]] = {one.name: [] for one in header if one.read}
     lines: list[int] = []
@@ -262,7 +262,7 @@ def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: st
                 values.get(one.name, []).append(value)
         if len(problems) >= MAX_PROBLEMS:
             break
-    raise_any(problems[:MAX_PROBLEMS])
+    raise_unread(problems)
     table = pa.table({one.name: pa.array(values[one.name], one.kind) for one in header if one.read})
     return table, np.array(lines, np.int64)
 
@@ -320,7 +320,7 @@ def _json_by_python(name: str, array: pa.Array, lines: Lines, path: str, *, may_
     """Returns the values of JSON cells by the json module; an action that does not begin with a brace is a name.
 
     Raises:
-        DataError: naming up to 20 lines whose cells are not JSON.
+        DataError: naming lines whose cells are not JSON.
     """
     problems: list[Problem] = []
     values: list[Any] = []
@@ -334,7 +334,7 @@ def _json_by_python(name: str, array: pa.Array, lines: Lines, path: str, *, may_
             problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, todo))
             if len(problems) == MAX_PROBLEMS:
                 break
-    raise_any(problems)
+    raise_unread(problems)
     return values
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from reagent_lite.data.formats.frames import place
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line
 from reagent_lite.strict_json import parse_json
 
@@ -47,7 +48,7 @@ class InputFile:
     """One data file of an input.
 
     Attributes:
-        path: local path or URL, as errors name it.
+        path: local path or URL.
         name: name inside the input's folder.
         extension: the data format's extension, lower case, without the compression's: ".json" for "a.json.gz".
         compression: ".gz", ".bz2", ".zst" or "" for none.
@@ -67,6 +68,10 @@ class InputFile:
     sha256: str = ""
     columns: OwnNames | None = None
     features: tuple[int, ...] = ()
+
+    def place(self, row: int | None = None) -> str:
+        """Returns how errors name the file or one of its rows; see frames.place."""
+        return place(self.path, row)
 
     @property
     def remote(self) -> bool:

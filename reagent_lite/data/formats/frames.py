@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from reagent_lite.errors import DataError, Problem, first_line, needing
@@ -25,12 +26,33 @@ class Frame(Protocol):
 Log = str | os.PathLike[str] | Frame
 
 _KEPT_DAYS = 30
+_SUFFIX = ".arrow"
 
 
-def path_of(log: Log) -> str:
+def place(path: str, row: int | None = None) -> str:
+    """Returns how errors name a file or one of its rows.
+
+    Args:
+        path: local path or URL.
+        row: line or row of the file, from 1. Those of frames are named from 0, as their users count them.
+    """
+    if Path(path).parent.parent == _cache():
+        return f"the frame {Path(path).stem}" + ("" if row is None else f", row {row - 1}")
+    return path if row is None else f"{path}:{row}"
+
+
+def _cache() -> Path:
+    return user_cache() / "frames"
+
+
+def path_of(log: Log, name: str = "data") -> str:
     """Returns the path of a log; a frame becomes an Arrow file in the user's cache, named by its content.
 
     What no call has used for a month is removed from there.
+
+    Args:
+        log: path, URL or frame.
+        name: the argument that it is, by which errors name a frame.
 
     Raises:
         DataError: neither a path nor a frame, or columns that Arrow has no type for.
@@ -39,14 +61,14 @@ def path_of(log: Log) -> str:
         return os.fspath(log)
     expected = "a path, or a frame of pandas, polars or Arrow"
     if type(log).__name__ == "LazyFrame":
-        raise DataError(Problem("data", expected, "a LazyFrame of polars", "Give what its method collect() returns"))
-    with needing("data", "data"):
+        raise DataError(Problem(name, expected, "a LazyFrame of polars", "Give what its method collect() returns"))
+    with needing("data", name):
         import pyarrow as pa
     try:
         table = pa.table(log)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise DataError(Problem("data", expected, first_line(error))) from error
-    cache = user_cache() / "frames"
+        raise DataError(Problem(name, expected, first_line(error))) from error
+    cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)
     sweep(cache.iterdir(), after_days=_KEPT_DAYS)
     temporary = cache / f".{uuid.uuid4().hex}.tmp"
@@ -59,7 +81,7 @@ def path_of(log: Log) -> str:
         folder = cache / digest[:32]  # training copies are made beside the file, and go with it
         folder.mkdir(exist_ok=True)
         os.utime(folder)
-        file = folder / "frame.arrow"
+        file = folder / f"{name}{_SUFFIX}"
         if not file.exists():  # its time of modification stays, by which copies made of it are found
             temporary.rename(file)
         return str(file)

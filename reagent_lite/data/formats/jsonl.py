@@ -23,7 +23,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled
 from reagent_lite.data.formats.text_files import contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, Problem, raise_any
+from reagent_lite.errors import MAX_PROBLEMS, Problem, raise_unread
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
 EXACT_BELOW = float(1 << 53)
@@ -136,7 +136,7 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
     """Returns the rows of whole lines and their line numbers by the json module; blank lines are left out.
 
     Raises:
-        DataError: naming up to 20 lines that are no JSON objects.
+        DataError: naming lines that are no JSON objects.
     """
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -156,7 +156,7 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
             continue
         rows.append(row)
         lines.append(line)
-    raise_any(problems)
+    raise_unread(problems)
     return table_of(rows), np.array(lines, np.int64)
 
 

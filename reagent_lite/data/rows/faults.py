@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.matrices import Mask
-from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, counted
+from reagent_lite.errors import MAX_EXAMPLES, MAX_PROBLEMS, FaultKind, FaultsByKind
 
 UNREADABLE = "unreadable"
 """The rule that a value breaks which is not of its column's type."""
@@ -26,7 +26,7 @@ class Faults:
         block: the block whose rows they are.
         kinds: (rule, expected, todo) of each kind of fault.
         kind: [n] number of the row's kind, NO_RULE without a fault.
-        got: what the row has instead; of the first MAX_PROBLEMS rows of each kind.
+        got: what the row has instead; of the first MAX_PROBLEMS rows of each kind, as some may not be asked for.
         features: ids in the block that have a name; no fault, but collected on the same pass.
         unlisted: [n] whether the row lists no candidates though an action was taken; no fault either.
     """
@@ -63,13 +63,17 @@ class Faults:
         self.kinds.append((rule, expected, todo))
         self.got |= {row: str(got(row)) for row in new[:MAX_PROBLEMS].tolist()}
 
-    def first(self) -> list[Problem]:
-        """Returns the first MAX_PROBLEMS faults by row."""
-        problems = []
-        for row in np.flatnonzero(self.rows)[:MAX_PROBLEMS].tolist():
-            _, expected, todo = self.kinds[self.kind[row]]
-            problems.append(Problem(self.block.where(row), expected, self.got.get(row, "something else"), todo))
-        return problems
+    def by_kind(self) -> FaultsByKind:
+        """Returns the faults with the first rows of each kind, in the order in which rows have them."""
+        found, rows = FaultsByKind(), self.rows
+        kinds, first, counts = np.unique(self.kind[rows], return_index=True, return_counts=True)
+        for number in np.argsort(first).tolist():
+            rule, expected, todo = self.kinds[kinds[number]]
+            at = np.flatnonzero(self.kind == kinds[number])[:MAX_EXAMPLES].tolist()
+            examples = [(self.block.where(row), self.got.get(row, "something else")) for row in at]
+            count = int(counts[number])
+            found.add(FaultKind(rule=rule, expected=expected, todo=todo, count=count, examples=examples))
+        return found
 
     def rules(self) -> pa.Array:
         """Returns [n] the rule that each row breaks, null without a fault."""
@@ -79,24 +83,4 @@ class Faults:
     def require_none(self) -> None:
         """Raises DataError where a row has a fault."""
         if self.kinds:
-            raise DataError(self.first())
-
-
-@dataclass(slots=True)
-class FaultsOfLog:
-    """The faults of all blocks: the first MAX_PROBLEMS of them, and how many rows have one."""
-
-    problems: list[Problem] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, problems: Sequence[Problem], count: int) -> None:
-        """Adds the first faults of a block, and how many of its rows have one."""
-        self.problems += problems[: MAX_PROBLEMS - len(self.problems)]
-        self.count += count
-
-    def require_none(self, where: str) -> None:
-        """Raises DataError where a row has a fault; `where` names the log, for how many are not shown."""
-        more = self.count - len(self.problems)
-        got = f"{counted(self.count, 'row')} with one, {more:,} more than shown"
-        if self.count:
-            raise DataError([*self.problems, *([Problem(where, "rows without fault", got)] if more else [])])
+            self.by_kind().require_none()

@@ -47,7 +47,7 @@ from reagent_lite.data.rows.contract import (
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import Named, candidate_lists, features, match, metrics
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import Problem, counted
+from reagent_lite.errors import FaultsByKind, counted
 
 MOST_STEPS = 255
 """Rows that a transition may span: what fits into a byte of the training copy."""
@@ -68,7 +68,6 @@ class Rows:
         has_sequence: whether the row has a sequence_number.
         columns: names the block has.
         counts: what was counted, by name.
-        problems: first faults; `num_faults` says how many there are.
     """
 
     block: Block
@@ -93,8 +92,7 @@ class Rows:
     has_sequence: Mask
     columns: frozenset[str]
     counts: dict[str, int]
-    problems: tuple[Problem, ...]
-    num_faults: int
+    faults: FaultsByKind
 
     def __len__(self) -> int:
         return len(self.action)
@@ -161,8 +159,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
-        problems=tuple(faults.first()),
-        num_faults=faults.count,
+        faults=faults.by_kind(),
     )
 
 

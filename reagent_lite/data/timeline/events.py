@@ -10,7 +10,6 @@ it is from.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import NO_RULE, Faults
 from reagent_lite.data.rows.table import event_schema, event_table
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS
-from reagent_lite.errors import MAX_PROBLEMS, Problem
+from reagent_lite.errors import FaultsByKind
 from reagent_lite.feature_ids import read, written
 
 HASHES = 2**32
@@ -76,8 +75,7 @@ class Checked:
         features: ids that have a name.
         unlisted: rows that list no candidates though an action was taken, which is the only one then.
         metrics: names of all metrics.
-        refused: rows by the rule they break.
-        first: the first MAX_PROBLEMS of them, each with its rule.
+        faults: the rows that break a rule.
     """
 
     rows: int = 0
@@ -90,8 +88,7 @@ class Checked:
     features: Features = field(default_factory=set)
     unlisted: int = 0
     metrics: set[str] = field(default_factory=set)
-    refused: Counter[str] = field(default_factory=Counter)
-    first: list[tuple[str, Problem]] = field(default_factory=list)
+    faults: FaultsByKind = field(default_factory=FaultsByKind)
 
     def add(self, other: Checked) -> None:
         """Adds what was found in later rows."""
@@ -106,8 +103,7 @@ class Checked:
         self.features |= other.features
         self.unlisted += other.unlisted
         self.metrics |= other.metrics
-        self.refused.update(other.refused)
-        self.first = (self.first + other.first)[:MAX_PROBLEMS]
+        self.faults.merge(other.faults)
 
 
 def event_columns(config: TimelineConfig) -> pa.Schema:
@@ -171,8 +167,7 @@ def _take(
     faults.kind[~taken] = NO_RULE
     found.unlisted = int((faults.unlisted & taken).sum())
     rules = faults.rules()
-    found.refused = Counter(rules.drop_null().to_pylist())
-    found.first = list(zip(rules.drop_null().to_pylist(), faults.first(), strict=False))
+    found.faults = faults.by_kind()
     in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
     folder = in_eval & (config.timeline.evalTableName is not None)
     file = np.full(rows, first + block.file_number, np.int32)

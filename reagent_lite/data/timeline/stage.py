@@ -27,6 +27,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.frames import place
 from reagent_lite.data.stage import (
     StageManifest,
     data_files,
@@ -168,7 +169,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         files: the events.
 
     Raises:
-        DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
+        DataError: files that cannot be read, rows that break a rule (a few of each kind, and how many there are), no
             rows, a full disk; no folder has changed then.
     """
     timeline = config.timeline
@@ -188,7 +189,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         if not counts.figures["rows"]:
             got = f"none of {counted(found.rows, 'row')}"
             raise NoRowsError(
-                Problem(timeline.inputTableName, "events to pair", got, "query.tableSample may be too small")
+                Problem(place(timeline.inputTableName), "events to pair", got, "query.tableSample may be too small")
             )
         _log_figures(config, found, counts, files)
         report = _report(config, pairing, counts, [sum(rows.values()) for rows in written])
@@ -240,21 +241,21 @@ def _require_taken(config: TimelineConfig, found: Checked) -> None:
     if timeline.startDs or timeline.endDs:
         if "ds" not in found.seen:
             expected = "a column 'ds', as timeline.startDs or endDs is given"
-            raise DataError(Problem(timeline.inputTableName, expected, "none"))
+            raise DataError(Problem(place(timeline.inputTableName), expected, "none"))
         if not found.taken:
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
             got = f"events from {found.days[0]} to {found.days[-1]}"
-            raise NoRowsError(Problem(timeline.inputTableName, expected, got))
-    if found.refused and timeline.on_refused == "error":
+            raise NoRowsError(Problem(place(timeline.inputTableName), expected, got))
+    if found.faults.kinds and timeline.on_refused == "error":
         by_rule = ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(found))
         todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
-        got = f"{found.refused.total():,} that do not: {by_rule}"
-        total = Problem(timeline.inputTableName, "rows that keep the rules", got, todo)
-        raise DataError([*(problem for _, problem in found.first), total])
+        got = f"{found.faults.count:,} that do not: {by_rule}"
+        total = Problem(place(timeline.inputTableName), "rows that keep the rules", got, todo)
+        raise DataError([*found.faults.problems(), total])
 
 
 def _by_rows(found: Checked) -> list[tuple[str, int]]:
-    return sorted(found.refused.items(), key=lambda one: (-one[1], one[0]))
+    return sorted(found.faults.by_rule().items(), key=lambda one: (-one[1], one[0]))
 
 
 def _longest(config: TimelineConfig, engine: Engine) -> float | None:
@@ -295,7 +296,7 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
         if figures[figure]:
             level(f"{counted(figures[figure], one, several)} {rest}")
 
-    places = ", ".join(f"{files[file].path}:{line}" for file, line in counts.duplicates)
+    places = ", ".join(files[file].place(line) for file, line in counts.duplicates)
     places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
     rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
     log(warning, "duplicate_rows", "row has", "rows have", rest)
@@ -315,7 +316,7 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
 
 
 def _first_places(found: Checked) -> dict[str, str]:
-    return {rule: str(problem) for rule, problem in reversed(found.first)}
+    return {kind.rule: str(kind.first) for kind in reversed(found.faults.kinds.values())}
 
 
 def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequence[int]) -> dict[str, Any]:
@@ -327,7 +328,7 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
         "last of an episode without a word on how it ends": unfinished,
         "truncated without next_state_features": figures["truncated_rows_without_next_state"],
         "in episodes of unusual length": counts.outliers["rows"],
-        "refused or in a refused row's episode": found.rows - figures["rows"] if found.refused else 0,
+        "refused or in a refused row's episode": found.rows - figures["rows"] if found.faults.kinds else 0,
     }
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
     total = counted(found.rows, "event")

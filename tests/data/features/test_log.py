@@ -201,10 +201,10 @@ def row(number: float, **changes: Any) -> dict[str, Any]:
 
 def test_faults_are_named_with_their_line_and_counted(tmp_path: Path) -> None:
     rows = [row(i, **{STATE: {"0": 1e39 if i else 1.0}}) for i in range(51)]
-    with pytest.raises(DataError, match="expected rows without fault, got 50 rows with one, 30 more than") as caught:
+    with pytest.raises(
+        DataError, match=r"log.jsonl:2: expected finite numbers in state_features, got inf.* 49 more rows"
+    ):
         summary(write_lines(tmp_path / "log.jsonl", rows))
-    first = "log.jsonl:2: expected finite numbers in state_features, got inf for '0' as float32"
-    assert str(caught.value.problems[0]).endswith(first)
     with pytest.raises(DataError, match=r"log.jsonl:2: expected an integer in sequence_number, got 1.5"):
         summary(write_lines(tmp_path / "log.jsonl", [row(0), row(1.5)]))
 

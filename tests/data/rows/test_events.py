@@ -76,7 +76,7 @@ CONTRACT = Contract(actions=(), events=True, extra=("x",))
 def test_what_a_column_takes(name: str, array: pa.Array, values: list[Any]) -> None:
     table, faults, kinds = event_table(block(**{"x": pa.nulls(2), name: array}), CONTRACT)
     assert table.column(name).to_pylist() == values
-    assert faults.first() == []
+    assert faults.count == 0
     assert kinds == ({"x": "text"} if name == "x" else {})
 
 
@@ -88,7 +88,7 @@ def test_what_a_column_refuses(name: str, array: Any, words: str) -> None:
     else:
         table = block(**{"x": pa.nulls(2), name: array}).table
     _, faults, _ = event_table(replace(given, table=table), CONTRACT)
-    assert str(faults.first()[0]).startswith(f"log.parquet:1: expected {words}")
+    assert str(faults.by_kind().problems()[0]).startswith(f"log.parquet:1: expected {words}")
 
 
 def test_a_fault_says_its_rule_and_what_to_do() -> None:
@@ -96,7 +96,7 @@ def test_a_fault_says_its_rule_and_what_to_do() -> None:
     _, faults, _ = event_table(given, Contract(actions=(), events=True))
     assert faults.rules().to_pylist() == ["mdp_id_absent", "terminal_and_truncated"]
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
-    assert faults.first() == [
+    assert faults.by_kind().problems() == [
         Problem("log.parquet:1", "an mdp_id", "null", "It says which rows are one episode"),
         Problem("log.parquet:2", "terminal or truncated, not both", "both", todo),
     ]

@@ -261,13 +261,27 @@ def test_what_a_log_lacks(
     assert problem.todo.startswith(todo)
 
 
-def test_twenty_faults_are_shown_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_blocks(monkeypatch, 1500)
-    file = tmp_path / "log.json"
-    write_lines(file, ({**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)))
-    problems = problems_of(tmp_path)
-    assert [problem.where for problem in problems[:20]] == [f"{file}:{2 * number + 2}" for number in range(20)]
-    assert problems[20:] == (Problem(str(file), "rows without fault", "30 rows with one, 10 more than shown"),)
+    for name in ("a.json", "b.json"):
+        rows = [{**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)]
+        write_lines(tmp_path / name, [*rows[:3], {**GOOD, "reward": None}, *rows[4:]] if name == "a.json" else rows[:2])
+    assert problems_of(tmp_path) == (
+        Problem(f"{tmp_path}/a.json:2", "a propensity above 0 and at most 1",
+                "2.0; 29 more rows like it: 6 (2.0), 8 (2.0), ..."),
+        Problem(f"{tmp_path}/a.json:4", "a finite number in reward", "null"),
+    )  # fmt: skip
+    (tmp_path / "a.json").unlink()
+    write_lines(tmp_path / "c.json", rows[:2])
+    assert [one.got for one in problems_of(tmp_path)] == [f"2.0; 1 more row like it: {tmp_path}/c.json:2 (2.0)"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"log.{suffix}"
+    file.write_text("reward\n" + "x\n" * 30 if suffix == "csv" else "[1]\n" * 30)
+    (problem,) = problems_of(file)
+    assert "; at least 19 more rows like it: " in problem.got
 
 
 TABLES = ("log.parquet", "log.arrow")
@@ -277,7 +291,7 @@ TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
     ("state_features", maps((b"0", 1e39)), "finite numbers in state_features", "inf"),
     ("state_features", maps((b"%d" % 10**18, 1.0)), *AN_ID.split(", got ")),
     ("state_features", pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())), "finite", "inf"),
-    ("state_features", pa.array([["y"], ["y"]]), "an object {id: number} in state_features", '["y"]'),
+    ("state_features", pa.array([None, ["y"]]), "an object {id: number} in state_features", '["y"]'),
     ("metrics", maps((b"x", float("nan"))), "metrics", "NaN"),
     ("sequence_number", pa.array([1, 2**62]), "an integer within ±2^62", ""),
     ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
