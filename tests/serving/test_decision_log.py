@@ -209,15 +209,18 @@ def test_a_model_that_is_copied_file_by_file_takes_over_when_it_is_whole(
 
 
 @pytest.mark.parametrize("kind", ["named", "candidates"])
-def test_the_log_trains_as_it_is(kind: str, opened: Open, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_log_trains_as_it_is(
+    kind: str, opened: Open, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = opened(request.getfixturevalue(kind))
     rng = np.random.default_rng(0)
     for episode in range(40):
         for step in range(4):
             features = {"3": float(rng.normal()), "age": float(rng.normal())}
-            row: dict[str, Any] = {"state_features": features, "mdp_id": f"{episode}", "sequence_number": step}
+            row: dict[str, Any] = {"state_features": features, "mdp_id": f"{episode}"}
             if kind == "candidates":
-                row["possible_actions"] = [{"7": float(x), "8": 1.0} for x in rng.normal(size=3)]
+                items = [{"7": float(x), "8": 1.0} for x in rng.normal(size=3)]
+                row |= {"possible_actions": items, "sequence_number": step}
             one = worker.post("/decide", rows=[row])["decisions"][0]["decision_id"]
             metrics = {"metrics": {"clicks": 1.0}} if episode >= 20 else {}
             worker.post("/reward", decision_id=one, reward=step, terminal=step == 3, **metrics)
@@ -228,4 +231,6 @@ def test_the_log_trains_as_it_is(kind: str, opened: Open, tmp_path: Path, reques
                          "minibatch_size": 32}}  # fmt: skip
     outcome = trained(tree | ({"actions": list(NAMES)} if kind == "named" else {}))
     assert outcome.rows == 160
+    gaps = "sequence_number counts no rows" if kind == "named" else "0 gaps"
+    assert f"160 rows in 40 episodes, 40 true ends, 0 cut by a limit, {gaps}" in caplog.text
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(1.5)

@@ -290,7 +290,10 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
-    info(f"{rows}, {ended}, {counted(figures['gaps'], 'gap')}")
+    gaps = counted(figures["gaps"], "gap")
+    if 0 < figures["gaps"] == figures["paired_rows"] - figures["episodes"]:
+        gaps = "sequence_number counts no rows"  # a timestamp
+    info(f"{rows}, {ended}, {gaps}")
 
     def log(level: Callable[[str], None], figure: str, one: str, several: str, rest: str) -> None:
         if figures[figure]:
