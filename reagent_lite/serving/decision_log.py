@@ -28,7 +28,7 @@ from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.writing.decisions import decision_ids, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
-from reagent_lite.files import alone_in, appearing_file, require_writable, room_in
+from reagent_lite.files import alone_in, appearing_file, require_writable, room_in, sync
 
 _STEM = 21  # characters of the time in a file's name
 
@@ -63,13 +63,14 @@ class DecisionLog:
 
     def __init__(self, config: ServeConfig, worker: int, folders: Sequence[Path]) -> None:
         self.written = 0
+        self._epoch, self._latest = time.time_ns() - time.monotonic_ns(), 0
         self._config, self._worker, self._folder = config, worker, folders[0]
         self._waiting: dict[str, _Decision] = {}
         self._closed: dict[str, float] = {}  # ids in Parquet files, until no reward could come any more
         self._older = [file for folder in folders for file in sorted(folder.glob("*.jsonl"))]
         self._recover()
         self._number = itertools.count()
-        self._start = self._stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        self._start = self._stem = self._stem_now()
         self._descriptor, self._size = self._open(self._stem), 0
         self._rotated, self._since, self._unsynced = time.monotonic(), 0, False
         self._rotating = asyncio.Lock()
@@ -90,20 +91,14 @@ class DecisionLog:
         Raises:
             OSError: the disk took none of them.
         """
-        now, found = time.time(), {}
+        found = {}
         for event in events:
-            number = next(self._number)
-            one = f"{self._worker}-{self._start}-{number}"
-            alone = event["mdp_id"] is None
-            filled: dict[str, Any] = {
-                "mdp_id": one if alone else event["mdp_id"],
-                "sequence_number": time.time_ns() // 1000
-                if event["sequence_number"] is None
-                else event["sequence_number"],
-                "terminal": alone,
-            }
-            line = to_json({"decision_id": one, "at": now, **event, **filled}) + b"\n"
-            found[one] = _Decision(now, filled["mdp_id"], line)
+            one, now = f"{self._worker}-{self._start}-{next(self._number)}", self._microseconds()
+            alone, place = event["mdp_id"] is None, event["sequence_number"]
+            episode, at = one if alone else event["mdp_id"], now / 1e6
+            filled = {"mdp_id": episode, "sequence_number": now if place is None else place, "terminal": alone}
+            line = to_json({"decision_id": one, "at": at, **event, **filled}) + b"\n"
+            found[one] = _Decision(at, episode, line)
         self._write(b"".join(one.line for one in found.values()))
         self._waiting |= found
         return list(found)
@@ -125,11 +120,11 @@ class DecisionLog:
         return "joined"
 
     async def poll(self) -> None:
-        """Syncs the journal, and writes a Parquet file when one is due; what fails is tried again."""
+        """Writes a Parquet file when one is due, and syncs the journal; what fails is tried again."""
         due = time.monotonic() - self._rotated > self._config.rotate_seconds or self.failure
         if due or self._since > self._config.rotate_mb * 1e6 or self.waiting > self._config.waiting_decisions:
             await self.rotate()
-        elif self._unsynced:
+        if self._unsynced:
             self._unsynced = False
             try:
                 await asyncio.to_thread(os.fsync, self._descriptor)
@@ -150,8 +145,7 @@ class DecisionLog:
                     self._waiting[one].closed = True
                 decisions = [self._waiting[one] for one in ready]
                 others = [line for one in self._waiting.values() if not one.closed for line in (one.line, one.reward)]
-                if decisions:
-                    await asyncio.to_thread(self._write_out, stem, decisions)
+                await asyncio.to_thread(self._write_out, stem, decisions)
             except (OSError, DataError) as error:
                 for one in ready:
                     self._waiting[one].closed = False
@@ -169,7 +163,7 @@ class DecisionLog:
 
     def _ready(self) -> list[str]:
         """Returns the ids of complete decisions before which none of their episode still waits."""
-        late = time.time() - self._config.reward_seconds
+        late = self._microseconds() / 1e6 - self._config.reward_seconds
         above, blocked, ready = self.waiting - self._config.waiting_decisions, set(), []
         for place, (one, decision) in enumerate(self._waiting.items()):
             complete = decision.reward or decision.at <= late or place < above
@@ -180,7 +174,7 @@ class DecisionLog:
         return ready
 
     def _switch(self) -> None:
-        stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        stem = self._stem_now()
         descriptor = self._open(stem)
         os.close(self._descriptor)
         if self._size:
@@ -190,9 +184,12 @@ class DecisionLog:
         self._stem, self._descriptor, self._size, self._unsynced = stem, descriptor, 0, False
 
     def _write_out(self, stem: str, decisions: list[_Decision]) -> None:
-        target = self._folder.parent / f"{stem}-{self._worker}.parquet"
-        write_decisions(target, [one.row() for one in decisions])
-        machine_logger.info(f"{target}: {counted(len(decisions), 'decision')}")
+        for file in self._older:  # their last lines, as what follows may fail
+            sync(file)
+        if decisions:
+            target = self._folder.parent / f"{stem}-{self._worker}.parquet"
+            write_decisions(target, [one.row() for one in decisions])
+            machine_logger.info(f"{target}: {counted(len(decisions), 'decision')}")
 
     def _keep(self, others: list[bytes]) -> None:
         """Writes lines that are still needed into one file in the place of the journals before the current one."""
@@ -204,7 +201,7 @@ class DecisionLog:
         self._older = [kept]
 
     def _forget(self) -> None:
-        now = time.time()
+        now = self._microseconds() / 1e6
         while self._closed:
             oldest = next(iter(self._closed))
             if self._closed[oldest] > now and len(self._closed) <= self._config.waiting_decisions:
@@ -215,6 +212,14 @@ class DecisionLog:
         if self.failure != str(error):
             machine_logger.warning(f"the log cannot be written and is tried again: {error}")
         self.failure = str(error)
+
+    def _microseconds(self) -> int:
+        """Returns the time since 1970, later at each call; a clock that is set while the process runs is ignored."""
+        self._latest = max((self._epoch + time.monotonic_ns()) // 1000, self._latest + 1)
+        return self._latest
+
+    def _stem_now(self) -> str:
+        return f"{datetime.fromtimestamp(self._microseconds() / 1e6, UTC):%Y%m%dT%H%M%S%f}"
 
     def _file(self, stem: str) -> Path:
         return self._folder / f"{stem}.jsonl"

@@ -103,6 +103,47 @@ def test_a_disk_that_takes_the_parquet_file_and_no_journal_repeats_no_decision(
     assert worker.log.waiting == 1
 
 
+def test_lines_before_a_failed_rotation_are_on_the_disk(
+    named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[Path, int] = {}
+    worker, sync = opened(named), os.fsync
+
+    def syncing(descriptor: int) -> None:
+        sync(descriptor)
+        synced[Path(os.readlink(f"/proc/self/fd/{descriptor}"))] = os.fstat(descriptor).st_size
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    for broken in ("write_decisions", "appearing_file", "DecisionLog._open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"reagent_lite.serving.decision_log.{broken}", full)
+            one = decided(worker, mdp_id=broken)
+            worker.post("/reward", decision_id=one, reward=1.0)
+            asyncio.run(worker.log.rotate())
+            asyncio.run(worker.log.poll())
+        journals = [file for file in worker.folder.glob(".worker-0/*.jsonl") if file.stat().st_size]
+        assert journals
+        assert {file: synced.get(file) for file in journals} == {file: file.stat().st_size for file in journals}
+
+
+def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(
+    named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, clock, after = opened(named), time.time_ns, []
+    for back in (0, 3600, 0):
+        monkeypatch.setattr(time, "time_ns", lambda back=back: clock() - back * 10**9)
+        monkeypatch.setattr(time, "time", lambda: time.time_ns() / 1e9)
+        after += [one["decision_id"] for one in worker.post("/decide", rows=[ROW] * 500)["decisions"]]
+    worker.post("/reward", decision_id=after[-1], reward=1.0, terminal=True)
+    rows = [one.row() for one in worker.log._waiting.values()]
+    assert [row["decision_id"] for row in rows] == after
+    assert (np.diff([row["sequence_number"] for row in rows]) > 0).all()
+    assert abs(rows[-1]["sequence_number"] / 1e6 - time.time()) < 100
+
+
 def test_a_journal_that_cannot_be_written_is_unhealthy_until_the_next_poll(named: Path, opened: Open) -> None:
     worker = opened(named)
     first, journal = decided(worker), worker.log._descriptor
