@@ -260,10 +260,14 @@ class BundleError(ReagentLiteError):
 
 
 class KernelBuildError(ReagentLiteError):
-    """An environment does not compile, or there is no compiler; `got` has the compiler's message."""
+    """An environment does not compile; `got` has the compiler's message."""
 
     title = "environment cannot be compiled"
     exit_code = 2
+
+
+class NoCompilerError(KernelBuildError):
+    """This machine has no compiler for environments; another machine may have one."""
 
 
 class SimulationError(ReagentLiteError):

@@ -207,11 +207,12 @@ class WorkflowConfig(Section):
                 '"ddp" or "none" while use_gpu is false',
                 "torch's DataParallel divides a minibatch over the GPUs of one machine",
             )
-        if not self.use_all_avail_gpus:
+        elif not self.use_all_avail_gpus:
             yield self.wrong(
                 "use_all_avail_gpus",
                 'true with parallel "dp"',
-                "Its one process uses all of them; CUDA_VISIBLE_DEVICES chooses some",
+                "It needs GPUs, and its one process uses all of them; CUDA_VISIBLE_DEVICES chooses some. "
+                'On a machine without a GPU set parallel to "ddp" or "none"',
             )
         if self.training.use_batch_norm:
             yield self.wrong(

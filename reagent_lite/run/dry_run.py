@@ -18,7 +18,7 @@ from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.launcher import Processes, choose_processes
-from reagent_lite.errors import ConfigError, KernelBuildError, ReagentLiteError, counted, needing
+from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, counted, needing
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
@@ -130,8 +130,9 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         processes: processes on this machine.
 
     Raises:
-        SimulationError, ConfigError, BundleError: the run would fail on every machine, because there is no such
-            environment, or because it lacks the parameters or types of agents that the config names.
+        KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine, because there
+            is no such environment, or one that does not compile, or because it lacks the parameters or types of agents
+            that the config names.
     """
     inputs, place = _inputs(config), Place.read()
     world = processes.count * config.num_nodes if place is None else place.world_size
@@ -176,7 +177,7 @@ def _inputs(config: WorkflowConfig) -> Inputs:
         find_environment(config.simulation.env)
     of_this_machine = (
         (_with_data, ReagentLiteError),
-        (_with_environment, KernelBuildError),
+        (_with_environment, NoCompilerError),
         (_with_widths, ReagentLiteError),
         (_with_trackers, ConfigError),
     )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from reagent_lite.errors import KernelBuildError, Problem, install
+from reagent_lite.errors import NoCompilerError, Problem, install
 from reagent_lite.files import shipped
 
 KERNELS = shipped("kernels")
@@ -34,7 +34,7 @@ def find_compiler() -> Compiler:
     """Returns g++, else clang++, else the ziglang wheel's.
 
     Raises:
-        KernelBuildError: there is none.
+        NoCompilerError: there is none.
     """
     for name, flags in (("g++", _GNU_FLAGS), ("clang++", ())):
         path = shutil.which(name)
@@ -44,7 +44,7 @@ def find_compiler() -> Compiler:
                 return Compiler((path, *flags), answer.stdout)
     if importlib.util.find_spec("ziglang") is not None:
         return zig_compiler()
-    raise KernelBuildError(
+    raise NoCompilerError(
         Problem(
             "simulation on the CPU",
             "a C++ compiler",

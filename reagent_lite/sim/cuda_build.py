@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from reagent_lite.errors import KernelBuildError, Problem, install
+from reagent_lite.errors import KernelBuildError, NoCompilerError, Problem, install
 from reagent_lite.sim.cache import cache_folder, cached, make_key
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.sources import built_from, compilation_unit
@@ -67,7 +67,7 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
 
     def build(target: Path) -> None:
         if nvcc is None:
-            raise KernelBuildError(_no_nvcc())
+            raise NoCompilerError(_no_nvcc())
         source = target.with_suffix(".cu")
         source.write_text(unit, encoding="utf-8")
         command = (str(nvcc), "-cubin", *flags, f"-I{KERNELS}", f"-I{path.parent}", str(source), "-o", str(target))

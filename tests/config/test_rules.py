@@ -51,7 +51,7 @@ RULES = [
     ("logged", "parallel=none use_all_avail_gpus=true", "use_all_avail_gpus", "false with parallel"),
     ("logged", "parallel=none num_processes_per_node=2", "num_processes_per_node", "absent or 1 with parallel"),
     ("logged", "parallel=dp use_all_avail_gpus=true num_nodes=2", "num_nodes", "absent or 1 with parallel"),
-    ("logged", "parallel=dp use_gpu=true", "use_all_avail_gpus", "true with parallel"),
+    ("logged", "parallel=dp use_gpu=true", "use_all_avail_gpus", "On a machine without a GPU set parallel to"),
     ("logged", "parallel=dp use_gpu=false", "parallel", "DataParallel divides a minibatch over the GPUs"),
     ("logged", "parallel=dp training.use_batch_norm=true", "training.use_batch_norm", "false with parallel"),
     ("logged", "parallel=fsdp", "parallel", "'ddp', 'dp' or 'none'"),

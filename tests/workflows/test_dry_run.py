@@ -201,6 +201,19 @@ def test_packages_of_trackers(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+def test_a_faulty_environment_is_an_error_and_a_missing_compiler_a_warning(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "team.cuh"
+    file.write_text(TEAM.replace("size", "sise", 1))
+    simulation = {"simulation": {"env": str(file), "env_parameters": {"size": 3}}}
+    assert any(f"{file}: expected an environment that compiles" in line for line in plan(ONLINE | simulation, code=2))
+    file.write_text(TEAM)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    assert "expected a C++ compiler" in only(plan(ONLINE | simulation), "warning:")
+
+
 @pytest.mark.parametrize(
     ("env", "near"), [("cartpole_v2", "cartpole_v1"), ("gymnasium:CartPol-v1", "CartPole-v1")], ids=["kernel", "Python"]
 )
