@@ -118,8 +118,8 @@ class Evaluation:
         agents: evaluations of types of agents by name, where there are several.
     """
 
-    scalars: dict[str, float]
-    document: dict[str, Any]
+    scalars: dict[str, float] = field(default_factory=dict)
+    document: dict[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     result: CPEResult | None = None
     played: Played | None = None

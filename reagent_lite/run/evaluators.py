@@ -109,7 +109,7 @@ class Evaluators:
 
     def at_end(self) -> Evaluation:
         """Returns the final evaluation, whose document has a section for each evaluator."""
-        whole = Evaluation(scalars={}, document={})
+        whole = Evaluation()
         for evaluator in reversed(self._parts.values()):  # estimates before returns
             part = evaluator.evaluate(final=True)
             whole = Evaluation(
@@ -238,7 +238,7 @@ class LogEvaluator:
         page = gather_page(part, torch.from_numpy(divided.split.scored.sequence[divided.order]), self._group)
         divided.scored_rows.release()
         if page is None:
-            return Evaluation(scalars={}, document={})
+            return Evaluation()
         generator = torch.Generator().manual_seed(self._config.seed)
         with progress("estimating", "outcomes", brief=True) as show:
             result = evaluate_page(
@@ -253,8 +253,11 @@ class LogEvaluator:
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
             scalars |= reward_model_scalars(page, self._data.spec.action_names)
+        scalars |= cpe_scalars(result)
+        if not final:  # of an epoch's evaluation the scalars alone are used
+            return Evaluation(scalars=scalars)
         return Evaluation(
-            scalars=scalars | cpe_scalars(result),
+            scalars=scalars,
             document={"cpe": as_json(result) | choices},
             lines=tuple(lines(result)),
             result=result,
@@ -448,7 +451,7 @@ class SimulationEvaluator:
         self.latest = earned.total.value
         scores = {tag_of(kind, tag): value for tag, value in played.scores().items()}
         if RANDOM not in tables:
-            return Evaluation(scalars=scores, document={})
+            return Evaluation(scalars=scores)
         line = (
             f"simulation: {spec.name}: {f'{kind}: ' if kind else ''}{self._target}: return {earned.total} over "
             f"{counted(played.episodes, 'episode')}, {evaluation.confidence_level:.0%} interval; "

@@ -10,18 +10,21 @@ settings are used again.
 import hashlib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
-from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.place import parents_of
-from reagent_lite.data.shards.machines import fetch, shard
-from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import is_writable
+
+if TYPE_CHECKING:
+    from reagent_lite.config.shard import ShardConfig
+
+# what performs a stage is imported where it is performed: most runs have none
 
 Paths = dict[str, str | None]
 """training_data_path and eval_data_path."""
@@ -68,6 +71,8 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
             if first:
                 _require_no_timeline(config, path)
             continue
+        from reagent_lite.data.timeline.stage import run_timeline
+
         made = run_timeline(_timeline(config, group, source, first=first))
         found[key] = made.train
         if first and made.eval is not None:
@@ -115,6 +120,8 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
 
     Only node 0 calls it; what other machines have at training_data_path does not matter.
     """
+    from reagent_lite.data.shards.machines import shard
+
     found = {}
     for key, path in paths.items():
         if path is not None:
@@ -127,6 +134,8 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
 
 def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
     """Copies this machine's part of each generation to its disk and returns the paths by config key."""
+    from reagent_lite.data.shards.machines import fetch
+
     found: Paths = {}
     for key, generation in generations.items():
         name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
@@ -136,7 +145,9 @@ def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: 
     return found
 
 
-def _sharding(config: WorkflowConfig, group: Group, key: str, own: dict[str, str | int]) -> ShardConfig:
+def _sharding(config: WorkflowConfig, group: Group, key: str, own: dict[str, str | int]) -> "ShardConfig":
+    from reagent_lite.config.shard import ShardConfig
+
     assert config.data.shards_path is not None
     path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"
     common = {"shards_path": path, "layout": config.data.layout, "seed": config.seed, "num_nodes": group.num_nodes}

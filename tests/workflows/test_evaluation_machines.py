@@ -144,7 +144,7 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     facts = {"present": present_shares(data), "found": str(sources_of(config, data)[0].rows)}
     told = {"name": name, "rows": len(part), **facts}
     if page is None:
-        assert evaluation == Evaluation(scalars={}, document={})
+        assert evaluation == Evaluation()
         return told
     gate = gate_of(config, evaluation)
     Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
