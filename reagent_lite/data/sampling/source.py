@@ -175,7 +175,7 @@ class LoggedRows:
 def build_rows(
     copy: TrainingCopy,
     spans: Spans,
-    usable: np.ndarray[Any, Any],
+    usable: NDArray[np.int64] | None,
     state: Columns,
     candidate_features: Columns | None = None,
     *,
@@ -186,28 +186,27 @@ def build_rows(
     Args:
         copy: the memory-mapped rows.
         spans: rewards and steps, see spans.py.
-        usable: [n] row numbers that may be learned from, see spans.learnable_rows.
+        usable: rows that may be learned from, see spans.learnable_rows.
         state: columns over copy.state; the small columns go where these are.
         candidate_features: columns over copy.candidates for parametric rows.
         metric_names: names of the columns of metrics, 0 where the copy has none of that name; None for the copy's own.
     """
     names = copy.metric_names if metric_names is None else metric_names
     metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
-    last, bootstrap = spans.last, np.asarray(copy.bootstrap)[spans.last]
+    bootstrap = spans.at_end(copy.bootstrap)
     scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
-    next_action = np.asarray(copy.next_action)[last]
-    choices = np.stack((np.maximum(copy.action, 0), np.maximum(next_action, 0)), axis=1)
+    choices = np.stack((np.maximum(copy.action, 0), np.maximum(spans.at_end(copy.next_action), 0)), axis=1)
     place = state.values.device
     return LoggedRows(
         state=state,
-        next_index=torch.from_numpy(np.asarray(copy.next_index)[last]).to(place),
+        next_index=torch.from_numpy(spans.at_end(copy.next_index)).to(place),
         scalars=torch.from_numpy(scalars).to(place),
         choices=torch.from_numpy(choices).to(place),
-        masks=_masks(copy, last, bootstrap, place) if candidate_features is None else None,
-        candidates=None if candidate_features is None else _lists(copy, candidate_features, last, place),
+        masks=_masks(copy, spans, bootstrap, place) if candidate_features is None else None,
+        candidates=None if candidate_features is None else _lists(copy, candidate_features, spans, place),
         num_choices=0 if candidate_features is not None else copy.mask.shape[1],
         metrics=torch.from_numpy(metrics).to(place),
-        usable=None if len(usable) == len(copy.action) else torch.from_numpy(usable).to(place),
+        usable=None if usable is None else torch.from_numpy(usable).to(place),
     )
 
 
@@ -313,21 +312,19 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
         yield rows.take(index, torch.ones(len(index), device=place)).to(device)
 
 
-def _masks(
-    copy: TrainingCopy, last: NDArray[np.int64], bootstrap: np.ndarray[Any, Any], place: torch.device
-) -> Tensor | None:
-    now, after = np.asarray(copy.mask, bool), np.asarray(copy.next_mask, bool)[last]
+def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], place: torch.device) -> Tensor | None:
+    now, after = np.asarray(copy.mask, bool), spans.at_end(np.asarray(copy.next_mask, bool))
     if now.all() and after[bootstrap > 0].all():
         return None  # masks behind an end do not matter: nothing is bootstrapped there
     return torch.from_numpy(np.stack((now, after), axis=1)).to(place)
 
 
-def _lists(copy: TrainingCopy, features: Columns, last: NDArray[np.int64], place: torch.device) -> Candidates:
+def _lists(copy: TrainingCopy, features: Columns, spans: Spans, place: torch.device) -> Candidates:
     lengths = np.diff(copy.list_offsets)
     return Candidates(
         features=features,
         longest=max(int(lengths.max(initial=1)), 1),
         offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(place),
         now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(place),
-        after=torch.from_numpy(np.asarray(copy.next_list, np.int64)[last]).to(place),
+        after=torch.from_numpy(spans.at_end(np.asarray(copy.next_list, np.int64))).to(place),
     )

@@ -6,12 +6,15 @@ n-step       Σ γ^k r_{t+k}, k < m             steps m            next state of
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.errors import DataError, Problem, counted
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +24,21 @@ class Spans:
     Attributes:
         reward: [R] float32, summed and discounted over the span.
         steps: [R] float32.
-        last: [R] row whose next state, next actions and bootstrap end the span.
+        last: [R] row whose next state, next actions and bootstrap end the span; None where every row ends its own.
     """
 
     reward: NDArray[np.float32]
     steps: NDArray[np.float32]
-    last: NDArray[np.int64]
+    last: NDArray[np.int64] | None = None
+
+    def at_end(self, values: NDArray[T]) -> NDArray[T]:
+        """Returns a copy of values [R, ...], taken at the row that ends each span."""
+        return np.array(values) if self.last is None else np.asarray(values)[self.last]
 
 
 def single_steps(copy: TrainingCopy) -> Spans:
     """Returns rows as they are: of one step each, or of the steps that a timeline has summed up."""
-    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32), last=np.arange(len(copy)))
+    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32))
 
 
 def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
@@ -47,7 +54,7 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     _refuse(copy, wrong, expected, f"{copy.time_diff[int(wrong.argmax())]:g}", todo)
     # a terminal row's time_diff discounts nothing, and with 0 steps and γ 0 there would be 0 ** 0
     steps = np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1)
-    return Spans(reward=copy.reward, steps=steps.astype(np.float32), last=np.arange(len(copy)))
+    return Spans(reward=copy.reward, steps=steps.astype(np.float32))
 
 
 def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.float64] | None = None) -> Spans:
@@ -81,8 +88,8 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
 
 def learnable_rows(
     copy: TrainingCopy, spans: Spans, *, maxq: bool, unit_reward: bool
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Returns the rows a learner may use, [n] int64, and sentences about those it may not.
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Returns the rows a learner may use, [n] int64 or None for all, and sentences about those it may not.
 
     Args:
         copy: the training copy.
@@ -98,8 +105,8 @@ def learnable_rows(
     if not usable.all():
         notes.append(f"{counted(int((~usable).sum()), 'row has', 'rows have')} no action and no part in the loss")
     if not maxq:
-        missing = (np.asarray(copy.next_action)[spans.last] < 0) & (np.asarray(copy.bootstrap)[spans.last] > 0)
-        cut = missing & (np.asarray(copy.truncated)[spans.last] > 0)
+        missing = (spans.at_end(copy.next_action) < 0) & (spans.at_end(copy.bootstrap) > 0)
+        cut = missing & (spans.at_end(copy.truncated) > 0)
         todo = "Add next_action to rows that go on, or set rl.maxq_learning to true"
         _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none", todo)
         if cut.any():
@@ -111,7 +118,7 @@ def learnable_rows(
         expected = "a reward in [0, 1], as rl.q_network_loss is bce_with_logits"
         got = f"{copy.reward[int(wrong.argmax())]:g}"
         _refuse(copy, wrong, expected, got, "Rescale the reward, or choose another loss")
-    return np.flatnonzero(usable), tuple(notes)
+    return None if usable.all() else np.flatnonzero(usable), tuple(notes)
 
 
 def _refuse_summed(copy: TrainingCopy, reason: str, todo: str) -> None:

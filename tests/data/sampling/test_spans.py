@@ -27,8 +27,9 @@ def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
     copy = timeline(tmp_path)
     spans = n_steps(copy, 2, 0.9)
     np.testing.assert_allclose(spans.reward, [0.9, 4.6, 8.5, 5.0], rtol=1e-6)
-    assert (spans.steps.tolist(), spans.last.tolist()) == ([2, 2, 2, 1], [1, 2, 3, 3])
-    assert copy.bootstrap[spans.last].tolist() == [1, 1, 0, 0]
+    assert spans.steps.tolist() == [2, 2, 2, 1]
+    assert spans.at_end(np.arange(4)).tolist() == [1, 2, 3, 3]
+    assert spans.at_end(copy.bootstrap).tolist() == [1, 1, 0, 0]
     beyond = n_steps(copy, 50, 0.5)
     np.testing.assert_allclose(beyond.reward, [0 + 0.5 + 1 + 0.625, 1 + 2 + 1.25, 4 + 2.5, 5], rtol=1e-6)
     assert beyond.steps.tolist() == [4, 3, 2, 1]
@@ -54,6 +55,8 @@ def test_time_is_divided_by_its_unit(tmp_path: Path) -> None:
     assert time_steps(copy, 1.0).steps.tolist() == [1, 3, 1, 1]
     assert time_steps(copy, 2.0).steps.tolist() == [0.5, 1.5, 0.5, 1]
     assert single_steps(copy).steps.tolist() == [1, 1, 1, 1]
+    assert single_steps(copy).last is time_steps(copy, 1.0).last is None  # no index of 8 bytes a row
+    assert single_steps(copy).at_end(copy.bootstrap).tolist() == [1, 1, 1, 0]
 
 
 def test_a_row_that_goes_on_needs_time(tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_sarsa_needs_a_next_action_but_not_at_a_time_limit(tmp_path: Path) -> No
     usable, notes = learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False)
     assert usable.tolist() == [0, 1, 2]
     assert notes == ("1 row ends at a time limit without a next action; SARSA leaves that out",)
-    assert len(learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False)[0]) == 4
+    assert learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False) == (None, ())
 
 
 def test_unknown_actions_are_left_out_and_counted(tmp_path: Path) -> None:
