@@ -16,7 +16,7 @@ MAX_EXAMPLES = 3
 EXTRAS = {
     "compiler": ("ziglang",),
     "cuda": ("pycuda",),
-    "data": ("pyarrow", "duckdb", "scipy"),
+    "data": ("pyarrow", "scipy"),
     "gymnasium": ("gymnasium",),
     "minari": ("minari", "h5py"),
     "pictures": ("matplotlib", "PIL"),

@@ -122,23 +122,23 @@ class QuerySection(Section):
 
 
 class EngineKeys(Section):
-    """What does the work: DuckDB in this process, or a Spark that is there."""
+    """What does the work: this machine, or a Spark that is there."""
 
-    engine: Literal["duckdb", "spark"] = "duckdb"
-    """duckdb works on this machine's cores and disk; spark needs reagent-lite[spark], Java 17 or newer, and executors
+    engine: Literal["local", "duckdb", "spark"] = "local"
+    """local works on this machine's cores and disk; duckdb is the same, by its name until 2026-11; spark needs reagent-lite[spark], Java 17 or newer, and executors
     whose Python, named by PYSPARK_PYTHON, has reagent-lite."""
     master: str | None = None
     """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
-    """Memory that DuckDB may take before it uses the disk; absent: 60 % of what is free."""
+    """Memory that events may take here before they go to the disk; absent: 60 % of what is free."""
     temporary_directory: str | None = None
-    """Disk for what does not fit into memory, local for DuckDB, one that all its machines see for Spark; absent: beside
+    """Disk for what does not fit into memory, of this machine, or one that all machines of Spark see; absent: beside
     the output."""
 
     def rules(self) -> Iterator[Problem]:
         """Yields keys of the other engine."""
-        if self.engine == "duckdb" and self.master is not None:
-            yield self.wrong("master", "absent with engine duckdb", 'Set engine to "spark"')
+        if self.engine != "spark" and self.master is not None:
+            yield self.wrong("master", "absent without engine spark", 'Set engine to "spark"')
         if self.engine == "spark" and self.master is None:
             yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
         if self.engine == "spark" and self.memory_limit_mb is not None:

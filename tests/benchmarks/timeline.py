@@ -1,4 +1,4 @@
-"""Events to transitions, whole processes: ours in DuckDB, and the same job written by hand for Spark local[2].
+"""Events to transitions, whole processes: ours on this machine, and the same job written by hand for Spark local[2].
 
     python -m tests.benchmarks.timeline [--rows 5000000] [--repeats 3] [--suffix .jsonl] [--memory_rows 10000000]
                                         [--memory_limit_mb 200]

@@ -303,7 +303,7 @@ def test_reading_needs_numpy_and_onnxruntime_only_and_collects_nothing(discrete_
     """By itself onnxruntime opens a database below the user's cache, and sends what is in it."""
     program = f"""
 import os, sys
-for name in ("torch", "pydantic", "pandas", "pyarrow", "onnx", "safetensors", "scipy", "duckdb"):
+for name in ("torch", "pydantic", "pandas", "pyarrow", "onnx", "safetensors", "scipy"):
     sys.modules[name] = None  # importing it fails
 import numpy as np
 from reagent_lite import load_bundle

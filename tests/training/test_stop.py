@@ -117,7 +117,7 @@ def test_a_signal_in_a_callback_whose_errors_are_only_reported(capsys: pytest.Ca
 
 
 def test_an_error_after_a_signal_is_its_consequence() -> None:
-    """As DuckDB, which ends its query with a RuntimeError of its own when a signal's handler raises."""
+    """As a library that ends its query with a RuntimeError of its own when a signal's handler raises."""
 
     def query() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Timelines by DuckDB: pairs, ends, spans of several rows, what is left out, what is refused."""
+"""Timelines of this machine's engine: pairs, ends, spans of several rows, what is left out, what is refused."""
 
 import bz2
 import json
@@ -18,7 +18,10 @@ from oracles.logs import write_lines
 from oracles.runs import Runner
 from oracles.transitions import check_copy
 
+from reagent_lite.data import buckets
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.timeline import stage
+from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 
@@ -242,7 +245,7 @@ def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: P
     rows = [event(f"e{n}", k, n + k, terminal=k == 2) for n in range(300) for k in range(3)]
     assert make(tmp_path / "one", rows).made
     stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "one/train").glob("part-*")}
-    again = make(tmp_path / "one", rows)
+    again = make(tmp_path / "one", rows, {"engine": "duckdb"})  # the former name
     assert not again.made
     assert (again.train_rows, again.episodes) == (900, 300)
     assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "one/train").glob("part-*")}
@@ -256,32 +259,52 @@ def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: P
     assert make(tmp_path / "one", [*rows, event("new", 0, 0.0)], steps=2, gamma=0.5).made
 
 
-def test_little_memory_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Forty features of 60 000 rows are more than a sort has room for in the least memory: it takes them in parts."""
-    rng, count = np.random.default_rng(0), 60_000
-    values_ = rng.normal(size=(count, 41)).astype(np.float32).astype(np.float64)
-    rows = {"mdp_id": [str(n // 20) for n in range(count)], "sequence_number": np.arange(count) % 20,
-            "action": ["l"] * count, "reward": values_[:, 40]}  # fmt: skip
-    states = pa.StructArray.from_arrays([pa.array(one) for one in values_[:, :40].T], [str(n) for n in range(40)])
-    pq.write_table(pa.table({**rows, "state_features": states}), tmp_path / "events.parquet")
+@pytest.fixture
+def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the engine a thousandth of its memory, so that small events go to the disk and are sorted in groups."""
+    monkeypatch.setattr(buckets, "GROUP_BYTES", 1 << 14)
+    monkeypatch.setattr(stage, "LocalEngine", lambda folder, memory: LocalEngine(folder, memory // 1000))
+
+
+def test_little_memory_gives_the_same_bytes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    order = np.random.default_rng(0).permutation(3000)
+    rows = [event(f"e{at // 20}", at % 20, at, 0.0 if at % 7 else 1.0, terminal=at % 20 == 19) for at in order.tolist()]
+    doubled = [event("e3", 4, -1.0), event("long", 0, -2.0), *(event("long", at, at) for at in range(1000))]
+    source = write_lines(tmp_path / "events.jsonl", [*rows, *doubled])
     found = []
-    for memory in (100, 2000):
-        make(tmp_path / str(memory), tmp_path / "events.parquet", {"memory_limit_mb": memory}, numOutputShards=2)
-        found.append([file.read_bytes() for file in sorted((tmp_path / str(memory) / "train").glob("*.parquet"))])
+    for name in ("much", "little"):
+        if name == "little":
+            request.getfixturevalue("scarce_memory")
+        make(tmp_path / name, source, {"memory_limit_mb": 300}, numOutputShards=2, outlierEpisodeLengthPercentile=0.999)
+        found.append({file.name: file.read_bytes() for file in (tmp_path / name / "train").iterdir()})
     assert found[0] == found[1]
-    assert report(tmp_path / "100/train")["episodes"] == 3000
+    counts = report(tmp_path / "little/train")
+    assert (counts["episodes"], counts["duplicate_rows"], counts["outliers"]["rows"]) == (151, 2, 0)
 
 
-@pytest.mark.parametrize("size", ["4k", "1500k"])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, size: str) -> None:
+@pytest.fixture(scope="module")
+def many_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     rows = [event(f"e{n}", k, 0.0, state_features={str(i): float(x) for i, x in enumerate(rng.normal(size=20))})
             for n in range(2000) for k in range(5)]  # fmt: skip
-    source = write_lines(tmp_path / "events.jsonl", rows)
+    return write_lines(tmp_path_factory.mktemp("many") / "events.jsonl", rows)
+
+
+@pytest.mark.parametrize("size", ["4k", "500k"])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, many_events: Path, size: str) -> None:
     with small_disk(tmp_path / "disk", size=size, files=64) as disk:
-        with pytest.raises((ConfigError, DataError), match=r"No space left on device"):
-            make(disk, source)
+        with pytest.raises(ConfigError, match=r"timeline.outputTableName: .* No space left on device"):
+            make(disk, many_events)
         assert list(disk.iterdir()) == []
+
+
+@pytest.mark.usefixtures("scarce_memory")
+def test_a_full_temporary_directory_is_named(tmp_path: Path, many_events: Path) -> None:
+    with small_disk(tmp_path / "disk", size="1500k", files=2000) as disk:
+        with pytest.raises(ConfigError, match=r"temporary_directory: .* No space left on device"):
+            make(tmp_path, many_events, {"temporary_directory": str(disk), "memory_limit_mb": 1000})
+        assert list(disk.iterdir()) == []
+    assert not (tmp_path / "train").exists()
 
 
 def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data.buckets import Buckets, in_order
 from reagent_lite.data.formats.blocks import Block, Position, Show, num_threads
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks, require_hash
+from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
 from reagent_lite.data.formats.schema import conformed, in_one_piece, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
@@ -38,9 +39,8 @@ from reagent_lite.data.stage import StageManifest, data_files, left_out, require
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
 KIND = "shard"
-BUCKET_BYTES = 1 << 25
-"""Size in memory, at most, of the rows that are sorted together; a thread holds twice as much while it sorts."""
-_MOST_BUCKETS = 512  # rows of a block go to all of them: more buckets, smaller pieces
+_MEMORY_BYTES = 1 << 27
+"""What rows take in memory, at most, before they go to the disk."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
 _SLACK = 0.02
@@ -176,7 +176,8 @@ def _deal(
     for number, targets in enumerate(orders):
         show = progress and partial(_show_part, progress, number, len(orders))
         with tempfile.TemporaryDirectory(prefix=".spool-", dir=shards[0].folder.parent) as scratch:
-            schema, buckets = _spread(files, _salt(config.seed, number), Path(scratch), positions, show)
+            buckets = Buckets(Path(scratch), _MEMORY_BYTES)
+            schema = _spread(files, _salt(config.seed, number), buckets, positions, show)
             _write(schema, buckets, targets)
     return tuple(position.sha256 for position in positions), schema
 
@@ -186,70 +187,43 @@ def _show_part(progress: Show, number: int, count: int, done: int, total: int) -
 
 
 def _spread(
-    files: tuple[InputFile, ...], salt: Hashes, scratch: Path, positions: list[Position], show: Show | None
-) -> tuple[pa.Schema, dict[Path, int]]:
-    """Writes rows to buckets, each with an equal part of all hashes of episodes.
+    files: tuple[InputFile, ...], salt: Hashes, buckets: Buckets, positions: list[Position], show: Show | None
+) -> pa.Schema:
+    """Puts rows into buckets, with the hash of a row's episode as the last column.
 
     Returns:
-        The columns that hold the values of all rows, and {file: rows} of the buckets that have some, in the order of
-        their hashes. A file holds Arrow streams one behind the other, each with the columns of its rows; the hash of a
-        row's episode is the last one.
+        The columns that hold the values of all rows; tables of the buckets have the columns of their rows.
     """
-    count = min(_MOST_BUCKETS, 1 + 2 * _arrow_bytes(files) // BUCKET_BYTES)
-    rows, fields = np.zeros(count, np.int64), dict[str, pa.Field]()
-    paths = [scratch / str(number) for number in range(count)]
+    fields = dict[str, pa.Field]()
 
-    def by_bucket(block: Block) -> tuple[pa.Table, Hashes, NDArray[np.int64]]:
-        keys = episode_hashes(block, salt)
-        bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
-        order = np.argsort(bucket, kind="stable")
-        return block.table.take(pa.array(order)), keys[order], np.searchsorted(bucket[order], np.arange(count + 1))
+    def hashed(block: Block) -> tuple[pa.Table, Hashes]:
+        return block.table, episode_hashes(block, salt)
 
-    for table, keys, bounds in read_blocks(files, by_bucket, positions, show, ALL_COLUMNS):
+    for table, hashes in read_blocks(files, hashed, positions, show, ALL_COLUMNS):
         fields = merge_fields(fields, {one.name: one for one in table.schema})
-        keyed = table.append_column("hash", pa.array(keys))
-        for number in np.flatnonzero(np.diff(bounds)).tolist():
-            start, stop = bounds[number : number + 2]
-            with pa.OSFile(str(paths[number]), "ab") as sink, pa.ipc.new_stream(sink, keyed.schema) as stream:
-                stream.write_table(keyed.slice(start, stop - start))
-        rows += np.diff(bounds)
-    return pa.schema(list(fields.values())), {paths[number]: int(rows[number]) for number in np.flatnonzero(rows)}
+        buckets.add(table.append_column("hash", pa.array(hashes)), hashes >> np.uint64(32))
+    return pa.schema(list(fields.values()))
 
 
-def _arrow_bytes(files: tuple[InputFile, ...]) -> int:
-    """Returns about how many bytes files take in Arrow's form: their size, times the ratio that the first rows have."""
-    if (found := first_block(files, ALL_COLUMNS)) is None:
-        return 0
-    block, num_bytes = found
-    return int(block.table.nbytes) * sum(file.size for file in files) // max(1, num_bytes)
-
-
-def _sorted(bucket: Path, schema: pa.Schema) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Returns the rows of a bucket by episode, and the first row of each episode and the end of the last."""
-    tables, hashes, fields = [], [], {one.name: one for one in schema}
-    with pa.OSFile(str(bucket), "rb") as source:
-        while source.tell() < source.size():
-            table = pa.ipc.open_stream(source).read_all()
-            hashes.append(to_numpy(in_one_piece(table.column(table.num_columns - 1))))
-            tables.append(conformed(table.remove_column(table.num_columns - 1), fields))
-    bucket.unlink()
-    keys = np.concatenate(hashes)
+def _sorted(tables: list[pa.Table], schema: pa.Schema) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Returns the rows of a group by episode, and the first row of each episode and the end of the last."""
+    fields = {one.name: one for one in schema}
+    keys = np.concatenate([to_numpy(in_one_piece(one.column(one.num_columns - 1))) for one in tables])
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order])) + 1
-    table, indices = pa.concat_tables(tables), pa.array(order)
-    # column by column, which takes twice the memory of the table; all at once would take three times
-    columns = [in_one_piece(column).take(indices) for column in table.columns]
-    return pa.table(columns, schema=table.schema), np.concatenate(([0], starts, [len(keys)]))
+    rows = [conformed(one.remove_column(one.num_columns - 1), fields) for one in tables]
+    return in_order(rows, pa.array(order)), np.concatenate(([0], starts, [len(keys)]))
 
 
-def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]) -> None:
+def _write(schema: pa.Schema, buckets: Buckets, shards: Sequence[_Shard]) -> None:
     """Writes the rows of buckets in the order of their hashes, and to each shard as many as it lacks."""
-    paths, ends = list(buckets), np.cumsum(list(buckets.values()))
+    groups = buckets.groups()
+    ends = np.cumsum([group.rows for group in groups])
     wanted = np.cumsum([one.lacking for one in shards])
     wanted = wanted[:-1] * (ends[-1] / wanted[-1])
 
     def finish(number: int) -> None:
-        table, starts = _sorted(paths[number], schema)
+        table, starts = _sorted(buckets.tables(groups[number]), schema)
         cuts = _cuts(starts, wanted - (ends[number] - table.num_rows)).tolist()
         for one, (start, stop) in zip(shards, itertools.pairwise(cuts), strict=True):
             if start < stop:
@@ -258,7 +232,7 @@ def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]
                 pa.parquet.write_table(table.slice(start, stop - start), one.folder / name, ROW_GROUP_ROWS, **PARQUET)
 
     with ThreadPoolExecutor(min(2, num_threads())) as pool:
-        list(pool.map(finish, range(len(paths))))
+        list(pool.map(finish, range(len(groups))))
 
 
 def episode_hashes(block: Block, salt: Hashes) -> Hashes:

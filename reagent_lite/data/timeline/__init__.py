@@ -1,1 +1,1 @@
-"""Events as transitions: DuckDB here, or Spark."""
+"""Events as transitions: here, or on Spark."""

@@ -1,6 +1,6 @@
 """Events read, checked and taken: what an engine sorts, and what reading them has found.
 
-    files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► temporary Parquet
+    files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► an engine
 
 Every row has its place: `_place` and `_folder` come from a hash of mdp_id, so that an episode is in one file whatever
 the order of its rows; `_rule` is the rule that the row breaks, null where it breaks none; `_file` and `_line` say where
@@ -10,19 +10,18 @@ it is from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
@@ -30,17 +29,14 @@ from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import NO_RULE, Faults
 from reagent_lite.data.rows.table import event_schema, event_table
-from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS
 from reagent_lite.errors import FaultsByKind
 from reagent_lite.feature_ids import read, written
 
-HASHES = 2**32
-"""Hashes are below it."""
 _SAMPLE, _EVAL, _PLACE = 0, 1, 2
 """Which four bytes of md5(mdp_id) say whether an episode is taken, in which folder it goes, and its place there."""
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
-ORDER = "_place, mdp_id, sequence_number, _file, _line"
-"""SQL: what an engine sorts events by."""
+ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
+"""What an engine sorts events by."""
 Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
 
 
@@ -112,33 +108,33 @@ def event_columns(config: TimelineConfig) -> pa.Schema:
 
 
 def check_events(
-    config: TimelineConfig, files: Sequence[InputFile], first: int, target: Path, show: Show | None
+    config: TimelineConfig,
+    files: Sequence[InputFile],
+    first: int,
+    add: Callable[[pa.Table], None],
+    show: Show | None,
 ) -> Checked:
-    """Reads files of any format, checks their rows and writes those that are taken as Parquet, in bounded memory.
+    """Reads files of any format, checks their rows and passes those that are taken on, in bounded memory.
 
     Args:
         config: the config of the timeline.
         files: some of the events, in order.
         first: number of the first of them among all.
-        target: the Parquet file.
+        add: called with some rows at a time, in order, with the columns of event_columns.
         show: called with bytes read and bytes in all.
 
     Raises:
         DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
     """
-    contract, columns, positions = contract_of(config), event_columns(config), [Position() for _ in files]
+    contract, positions = contract_of(config), [Position() for _ in files]
 
     def transform(block: Block) -> tuple[pa.Table, Checked]:
         return _take(config, block, first, *event_table(block, contract))
 
     found = Checked()
-    with (
-        target.open("wb") as stream,
-        pa.parquet.ParquetWriter(stream, columns, compression="lz4", use_dictionary=False) as writer,
-    ):
-        for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
-            writer.write_table(table, ROW_GROUP_ROWS)
-            found.add(of_block)
+    for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
+        add(table)
+        found.add(of_block)
     found.hashes = [position.sha256 for position in positions]
     return found
 

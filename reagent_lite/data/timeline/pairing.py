@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.events import HASHES, Checked, event_columns
+from reagent_lite.data.timeline.events import Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
 MAX_DUPLICATES = 3
@@ -96,12 +97,12 @@ class Pairing:
     longest: float | None
 
     def write(
-        self, batches: Iterable[pa.RecordBatch], folders: Sequence[Path], show: Show
+        self, tables: Iterable[pa.Table], folders: Sequence[Path], show: Show
     ) -> tuple[list[dict[int, int]], Counts]:
         """Writes the transitions of sorted events as files part-00000.parquet and so on.
 
         Args:
-            batches: events in the order of place, mdp_id, sequence_number, file and line.
+            tables: whole episodes of events each, sorted by events.ORDER.
             folders: where the files go, by the events' number of a folder.
             show: called with (events done, events in all).
 
@@ -119,7 +120,7 @@ class Pairing:
         waiting: deque[Future[None]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, "pair") as pairing, ThreadPoolExecutor(1, "write") as writing:
             outputs = [stack.enter_context(self.output(folder)) for folder in folders]
-            for rows in whole_episodes(batches):
+            for rows in tables:
                 # these are paired while those before them are written
                 waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
                 if len(waiting) > 2:

@@ -2,7 +2,7 @@
 
     one task per file: readers, contract ─► Parquet in a folder that all see ─► sorted by Spark
                        this package's Python                                          │
-    files of transitions, paired and written by the same Python as DuckDB's ◄─── one task or more per file
+    files of transitions, paired and written by the same Python as here ◄─── one task or more per file
 
 Executors run this package: PYSPARK_PYTHON is a Python in which it is installed, under one path on all machines.
 """
@@ -25,16 +25,21 @@ import pyarrow.parquet
 from pydantic import TypeAdapter
 
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import no_rows
-from reagent_lite.data.timeline.events import HASHES, ORDER, Checked, check_events
-from reagent_lite.data.timeline.pairing import Counts, Pairing
+from reagent_lite.data.timeline.events import ORDER, Checked, check_events, event_columns
+from reagent_lite.data.timeline.pairing import Counts, Pairing, whole_episodes
 from reagent_lite.data.timeline.spark_session import opened, problems_of_spark
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any
 
 Batches = Iterable[pa.RecordBatch]
+_LENGTHS = (
+    "SELECT length, COUNT(*) AS episodes FROM (SELECT COUNT(DISTINCT sequence_number) AS length FROM events "
+    "WHERE mdp_id IS NOT NULL GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length"
+)
 _CHECKED, _COUNTS = TypeAdapter(Checked), TypeAdapter(Counts)
 
 
@@ -82,10 +87,10 @@ class SparkEngine:
                 found.hashes.append(report["sha256"])
         return found
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Runs a query of few rows."""
+    def lengths(self) -> dict[int, int]:
+        """Returns how many episodes have each number of rows; see Engine."""
         with problems_of_spark():
-            return [tuple(row) for row in self._session.sql(query).collect()]
+            return {row["length"]: row["episodes"] for row in self._session.sql(_LENGTHS).collect()}
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes each file in one task; see Engine."""
@@ -94,7 +99,7 @@ class SparkEngine:
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (
             f"SELECT /*+ REPARTITION({files}, part) */ * FROM (SELECT *, FLOOR(_place * {files} / {HASHES}) AS part "
-            f"FROM events WHERE mdp_id IS NOT NULL) events SORT BY {ORDER}"
+            f"FROM events WHERE mdp_id IS NOT NULL) events SORT BY {', '.join(ORDER)}"
         )
         together = folders[0] / "spark.tmp"  # on the same disk as the files will be
         together.mkdir()
@@ -138,7 +143,8 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path) 
             problem = Problem(path, expected, f"nothing there on {socket.gethostname()}", todo)
             return report | {"problems": [asdict(problem)]}
     try:
-        found = check_events(config, [file], number, spool / part, None)
+        with pa.parquet.ParquetWriter(spool / part, event_columns(config), compression="lz4") as writer:
+            found = check_events(config, [file], number, writer.write_table, None)
         return report | {"found": _CHECKED.dump_json(found).decode()}
     except NoRowsError:
         return report | {"sha256": sha256_of(file)}
@@ -153,7 +159,7 @@ def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batche
     for folder in own:
         folder.mkdir(parents=True)
     events = (batch.drop_columns("part") for batch in batches)
-    written, counts = pairing.write(events, own, lambda done, total: None)
+    written, counts = pairing.write(whole_episodes(events), own, lambda done, total: None)
     files = [(at, number, rows) for at, of in enumerate(written) for number, rows in of.items()]
     report = {"task": task, "counts": _COUNTS.dump_json(counts).decode(), "files": files}
     yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})

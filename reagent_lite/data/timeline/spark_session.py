@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {  # results do not depend on the user's
-    "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB
+    "spark.sql.ansi.enabled": "true",  # an overflow is an error
     "spark.sql.variable.substitute": "false",  # a name of the user's may hold ${...}
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
@@ -61,7 +61,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _lacks(expected: str, got: str) -> ConfigError:
-    todo = f"{install('spark')}, and Java 17 or newer, found by JAVA_HOME or PATH; or set engine to duckdb"
+    todo = f"{install('spark')}, and Java 17 or newer, found by JAVA_HOME or PATH; or set engine to local"
     return ConfigError(Problem("engine", f"{expected}, as it is spark", got, todo))
 
 

@@ -3,7 +3,7 @@
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
 3 check    files ─► checked events, with what is wrong with them: an error, or their episodes are left out     events.py
-4 sort     by episode and sequence_number, in DuckDB here or in a Spark that is there                        *_engine.py
+4 sort     by episode and sequence_number, here or in a Spark that is there                                  *_engine.py
 5 pair     each row with what follows it, up to `steps` rows                                                 pairing.py
 6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
@@ -37,8 +37,8 @@ from reagent_lite.data.stage import (
     require_unchanged,
     states_of,
 )
-from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
 from reagent_lite.data.timeline.events import Checked
+from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts, Pairing
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
@@ -51,30 +51,25 @@ VERSION = 3
 """Version of the transformation; folders of another version are made again."""
 _ROWS_PER_FILE = 300_000
 _MEMORY_SHARE = 0.6
-_LENGTHS = (
-    "SELECT length, COUNT(*) FROM (SELECT mdp_id, COUNT(DISTINCT sequence_number) AS length FROM events "
-    "WHERE mdp_id IS NOT NULL GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length ORDER BY length"
-)
-"""SQL: how many episodes without a refused row have each number of rows."""
 
 
 class Engine(Protocol):
     """Checks and sorts events, here or on other machines."""
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
-        """Makes relation `events` of the files, with the columns of events.event_columns.
+        """Reads the events of the files, and keeps them with the columns of events.event_columns.
 
         Raises:
             DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
         """
         ...
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Runs a query of few rows and returns them."""
+    def lengths(self) -> dict[int, int]:
+        """Returns how many episodes without a refused row have each number of rows of different sequence_number."""
         ...
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
-        """Sorts the events by place, mdp_id, sequence_number, file and line, and writes their transitions.
+        """Sorts the events by events.ORDER, and writes their transitions.
 
         Returns:
             (rows of each file that has some, by folder; what was counted).
@@ -261,9 +256,9 @@ def _by_rows(found: Checked) -> list[tuple[str, int]]:
 def _longest(config: TimelineConfig, engine: Engine) -> float | None:
     """Returns how many rows an episode may have; logs what that leaves out."""
     share = config.timeline.outlierEpisodeLengthPercentile
-    if share is None or not (found := engine.rows(_LENGTHS)):
+    if share is None or not (found := sorted(engine.lengths().items())):
         return None
-    lengths, numbers = (np.array(column, np.int64) for column in zip(*found, strict=True))
+    lengths, numbers = np.array(found, np.int64).T
     behind, total = np.cumsum(numbers), int(numbers.sum())
     if config.timeline.percentileFunction == "percentile":
         place = share * (total - 1)
@@ -375,7 +370,7 @@ def _engine(config: TimelineConfig, work: Path) -> Iterator[Engine]:
         engine = SparkEngine(config.master or "", work)
     else:
         limit = config.memory_limit_mb
-        engine = DuckDBEngine(work, limit * 1_000_000 if limit else int(_MEMORY_SHARE * free_host_bytes()))
+        engine = LocalEngine(work, limit * 1_000_000 if limit else int(_MEMORY_SHARE * free_host_bytes()))
     try:
         yield engine
     finally:

@@ -17,6 +17,7 @@ from oracles.logs import random_rows, write_lines
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data import buckets
 from reagent_lite.data.shards import dealing
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest, data_files
@@ -108,7 +109,7 @@ EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
 @settings(max_examples=40, deadline=None)
 @given(
     files=st.lists(EPISODES, min_size=1, max_size=4),
-    bucket_bytes=st.sampled_from([1 << 11, 1 << 25]),
+    memory_bytes=st.sampled_from([0, 1 << 13, 1 << 27]),
     num_nodes=st.integers(1, 6),
     seed=st.integers(0, 3),
     spread=st.booleans(),
@@ -116,7 +117,7 @@ EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
     timeline=st.booleans(),
 )
 def test_any_episodes_in_any_files(
-    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], bucket_bytes: int, num_nodes: int, seed: int,
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], memory_bytes: int, num_nodes: int, seed: int,
     spread: bool, ids: str, timeline: bool,
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("any")
@@ -142,7 +143,8 @@ def test_any_episodes_in_any_files(
     whole = pa.concat_tables(tables)
     expected = [plain(row, whole.schema) for row in whole.to_pylist()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "BUCKET_BYTES", bucket_bytes)
+        patch.setattr(dealing, "_MEMORY_BYTES", memory_bytes)
+        patch.setattr(buckets, "GROUP_BYTES", 1 << 11)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(expected)
     named = [[row for row in shard if row["mdp_id"] is not None] for shard in shards]
@@ -187,7 +189,7 @@ def test_json_lines_with_columns_of_mixed_types(
 
 
 def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "BUCKET_BYTES", 1 << 10)  # several parts
+    monkeypatch.setattr(buckets, "GROUP_BYTES", 1 << 9)  # several parts
     path = scattered(tmp_path / "in")
     copies, manifests = made(path, tmp_path / "out", 3, layout="replicas")
     expected = multiset(rows_of(path))

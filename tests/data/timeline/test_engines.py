@@ -1,4 +1,4 @@
-"""DuckDB and a real local Spark make the same transitions, counts and reports of the same events."""
+"""This machine and a real local Spark make the same transitions, counts and reports of the same events."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
 @pytest.mark.parametrize(
     "name", [*list(SCENARIOS)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCENARIOS)[1:])]
 )
-def test_spark_makes_the_files_that_duckdb_makes(
+def test_spark_makes_the_files_that_this_machine_makes(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     parametric, form, files, timeline, query = SCENARIOS[name]
@@ -119,7 +119,7 @@ def test_spark_makes_the_files_that_duckdb_makes(
         row["state_features"] = {named.get(key, key): value for key, value in row["state_features"].items()}
     events = write_events(rows, tmp_path / "events", form, files)
     made = []
-    for engine in ("duckdb", "spark"):
+    for engine in ("local", "spark"):
         out = tmp_path / engine
         here = timeline | ({"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {})
         made.append(make(capsys, engine, events, out, query, actionDiscrete=not parametric, **here))
@@ -138,12 +138,10 @@ def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsy
     query: Row = {"actions": ["l", "r"]}
     ours, theirs = (
         make(capsys, engine, events, tmp_path / "reward=7" / engine, query, on_refused="drop_episode")
-        for engine in ("duckdb", "spark")
+        for engine in ("local", "spark")
     )
     assert theirs == ours
-    refused = [
-        refusal(engine, events, tmp_path / f"{engine} + refuses %41[1]", query) for engine in ("duckdb", "spark")
-    ]
+    refused = [refusal(engine, events, tmp_path / f"{engine} + refuses %41[1]", query) for engine in ("local", "spark")]
     assert refused[1] == refused[0]
     assert "events-1.jsonl:" in refused[0]
 
@@ -168,7 +166,7 @@ def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Pat
     }  # fmt: skip
     for name, (data, sentence) in bad.items():
         (tmp_path / name).write_bytes(data)
-        refused = [refusal(engine, tmp_path / name, tmp_path / engine / name) for engine in ("duckdb", "spark")]
+        refused = [refusal(engine, tmp_path / name, tmp_path / engine / name) for engine in ("local", "spark")]
         assert sentence in refused[0]
         assert refused[1] == refused[0]
 

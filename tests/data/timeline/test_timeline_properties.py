@@ -19,7 +19,7 @@ from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.stage import data_files
-from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
+from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.timeline.stage import Engine, make_timeline
 
@@ -86,8 +86,8 @@ def check_timeline(make: Callable[[Path], Engine], rows: list[Row], form: str, *
             check_copy(copy, wanted, actions, in_file_order=False)
 
 
-def duckdb(work: Path) -> Engine:
-    return DuckDBEngine(work, 400_000_000)
+def local(work: Path) -> Engine:
+    return LocalEngine(work, 400_000_000)
 
 
 forms = st.sampled_from(FORMATS)
@@ -98,7 +98,7 @@ forms = st.sampled_from(FORMATS)
 @given(data=st.data(), form=forms, add=st.booleans())
 def test_episodes_come_back_as_their_transitions(parametric: bool, data: st.DataObject, form: str, add: bool) -> None:
     rows = data.draw(logs(parametric, st.integers(1, 4)))
-    check_timeline(duckdb, rows, form, parametric=parametric, add=add)
+    check_timeline(local, rows, form, parametric=parametric, add=add)
 
 
 @pytest.mark.slow

@@ -1,0 +1,117 @@
+"""Rows in buckets by a hash, on a disk where memory is short, so that any number of them can be sorted group by group.
+
+    rows ─► held until they are a chunk ─► dealt by hash ─► in memory while there is room, else one file a bucket
+    groups of buckets, of some 16 MiB each ◄────────────────────────────────────────────────────────────┘
+
+Rows of one hash are in one group, in the order in which they were added.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.schema import in_one_piece
+
+HASHES = 2**32
+"""Hashes are below it."""
+GROUP_BYTES = 1 << 24
+"""Size in memory of the rows that are sorted together; a sort takes twice as much in addition."""
+_BUCKETS = 512
+_MOST_CHUNK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Buckets from `start` to below `stop`, and how many rows they have."""
+
+    start: int
+    stop: int
+    rows: int
+
+
+class Buckets:
+    """Holds rows by their hash.
+
+    Args of the constructor:
+        folder: empty; gets a file for each bucket, as soon as memory does not suffice.
+        memory_bytes: how many bytes rows take in memory, at most.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self._paths = [folder / f"{number}.arrows" for number in range(_BUCKETS)]
+        # the rest is for the chunk and its copy in order
+        self._chunk_bytes, self._room = min(memory_bytes // 4, _MOST_CHUNK_BYTES), memory_bytes // 2
+        self._chunk: list[tuple[pa.Table, NDArray[Any]]] = []
+        self._chunk_size = self._bytes = 0
+        self._dealt: list[tuple[pa.Table, NDArray[np.int64]]] = []
+        self._rows = np.zeros(_BUCKETS, np.int64)
+
+    def add(self, table: pa.Table, hashes: NDArray[Any]) -> None:
+        """Adds n rows with their hashes [n], integers below HASHES."""
+        if self._chunk and self._chunk[0][0].schema != table.schema:
+            self._deal()
+        self._chunk.append((table, hashes))
+        self._chunk_size += table.nbytes
+        if self._chunk_size >= self._chunk_bytes:
+            self._deal()
+
+    def _deal(self) -> None:
+        tables, hashes = zip(*self._chunk, strict=True)
+        bucket = np.concatenate(hashes) // (HASHES // _BUCKETS)
+        order = np.argsort(bucket.astype(np.uint16), kind="stable")
+        table, bounds = in_order(tables, pa.array(order)), np.searchsorted(bucket[order], np.arange(_BUCKETS + 1))
+        self._rows += np.diff(bounds)
+        self._bytes += self._chunk_size
+        self._chunk, self._chunk_size = [], 0
+        if table.nbytes <= self._room:
+            self._room -= table.nbytes
+            self._dealt.append((table, bounds))
+            return
+        self._room = 0  # later rows lie behind those in memory
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            start, stop = bounds[number : number + 2]
+            with pa.OSFile(str(self._paths[number]), "ab") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table.slice(start, stop - start))
+
+    def groups(self) -> list[Group]:
+        """Returns the groups that have rows, in the order of their hashes, once all rows are added."""
+        if self._chunk:
+            self._deal()
+        size = self._bytes / max(1, self._rows.sum())
+        changes = np.diff(np.cumsum(self._rows) * size // GROUP_BYTES)
+        bounds = itertools.pairwise((0, *(np.flatnonzero(changes) + 1).tolist(), _BUCKETS))
+        groups = [Group(start=start, stop=stop, rows=int(self._rows[start:stop].sum())) for start, stop in bounds]
+        return [group for group in groups if group.rows]
+
+    def tables(self, group: Group, *, last: bool = True) -> list[pa.Table]:
+        """Returns the rows of a group; each table has the columns with which its rows were added.
+
+        Args:
+            group: one of `groups`.
+            last: nobody reads the group again; frees its disk.
+        """
+        bounded = ((table, bounds[group.start], bounds[group.stop]) for table, bounds in self._dealt)
+        tables = [table.slice(start, stop - start) for table, start, stop in bounded if start < stop]
+        for path in filter(Path.exists, self._paths[group.start : group.stop]):
+            with pa.OSFile(str(path), "rb") as source:
+                while source.tell() < source.size():
+                    tables.append(pa.ipc.open_stream(source).read_all())
+            if last:
+                path.unlink()
+        return tables
+
+
+def in_order(tables: Sequence[pa.Table], order: pa.Array) -> pa.Table:
+    """Returns the rows of tables of the same columns in another order."""
+    table = pa.concat_tables(tables)
+    # column by column, which takes twice the memory of the table; all at once would take three times
+    columns = [in_one_piece(column).take(order) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
