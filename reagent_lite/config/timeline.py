@@ -125,8 +125,8 @@ class EngineKeys(Section):
     """What does the work: this machine, or a Spark that is there."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
-    """local works on this machine's cores and disk; duckdb is the same, by its name until 2026-11; spark needs reagent-lite[spark], Java 17 or newer, and executors
-    whose Python, named by PYSPARK_PYTHON, has reagent-lite."""
+    """local works on this machine's cores and disk, and duckdb is its former name; spark needs reagent-lite[spark],
+    Java 17 or newer, and executors whose Python, named by PYSPARK_PYTHON, has reagent-lite."""
     master: str | None = None
     """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
