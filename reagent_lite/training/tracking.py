@@ -50,8 +50,11 @@ class _Mlflow:
         self._client = mlflow.MlflowClient(tracking_uri=config.uri)
         experiment = self._experiment(config.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default"))
         started = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run}'", max_results=1)
+        self._had: dict[str, int] = {}
+        """Last step of each metric in earlier starts; MLflow would keep a second value of a step beside the first."""
         if started:
             self._run = started[0].info.run_id
+            self._had = {one.key: one.step for one in started[0].data.to_proto().metrics}
             self._client.update_run(self._run, status="RUNNING")
             return
         tags = importlib.import_module("mlflow.tracking.context.registry").resolve_tags({_RUN_TAG: run})
@@ -71,7 +74,9 @@ class _Mlflow:
 
     def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
         at = int(1000 * seconds)
-        metrics = [self._entities.Metric(_legal(name), value, at, step) for name, value in scalars.items()]
+        legal = {_legal(name): value for name, value in scalars.items()}
+        new = {name: value for name, value in legal.items() if step > self._had.get(name, -1)}
+        metrics = [self._entities.Metric(name, value, at, step) for name, value in new.items()]
         for first in range(0, len(metrics), _METRICS):
             self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS])
 
@@ -224,6 +229,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _sections(config: WorkflowConfig) -> dict[str, Section]:
+    if config.collects:  # the figures are the learner's
+        return {}
     sections = {name: getattr(config.tracking, name) for name in _CLIENTS}
     return {name: section for name, section in sections.items() if section is not None}
 

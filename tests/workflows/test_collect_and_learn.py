@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,7 +36,7 @@ from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles import policies
-from reagent_lite.run.roles.collect import Collector, named_block
+from reagent_lite.run.roles.collect import Collector, collect, named_block
 from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
@@ -43,6 +44,7 @@ from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.sim.rollout import Player
 from reagent_lite.training.checkpoint import flat, nested
 from reagent_lite.training.stop import StopSignal
+from reagent_lite.training.tracking import require_trackers
 from workflows.evaluate import evaluate
 from workflows.simulate import simulate
 
@@ -257,6 +259,15 @@ def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_oth
     random = role(tmp_path, "collect", **TAG, policies={"runner": "random"})
     with pytest.raises(ConfigError, match=r"simulation\.policies.*\n?.*random"):
         collector(random).run()
+
+
+def test_a_collector_has_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    config = checked({**role(tmp_path, "collect"), "tracking": {"mlflow": {}}})
+    require_trackers(config)
+    with pytest.raises(IdleError):
+        collect(config, ALONE)
+    assert fifo(tmp_path)
 
 
 @pytest.mark.parametrize("env", ["cartpole_v1", "recommend", "gymnasium:CartPole-v1"])
