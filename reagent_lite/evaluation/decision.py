@@ -14,13 +14,12 @@ from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
-from reagent_lite.evaluation.page import REWARD_NAME
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED, OTHER_MODEL = "logged policy", "other model"
-_UNITS = (("discounted return of an episode", "reward of a row"), ("discounted sum over an episode", "mean of a row"))
+_UNITS = (("discounted return per episode", "reward per row"), ("discounted sum per episode", "mean per row"))
 """What is averaged: of the reward, and of a metric; over episodes, and over rows."""
 
 
@@ -47,7 +46,7 @@ class Comparison:
 
     Attributes:
         outcome: "Reward", or "Metric" and its name, which may be "reward" as well.
-        unit: what is averaged, such as "discounted return of an episode".
+        unit: what is averaged, such as "discounted return per episode".
         decides: whether the decision rests on it.
         reference_name: what the estimates are compared with.
         reference: its value; None where the estimates are differences themselves.
@@ -82,7 +81,7 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
         for number, (family, unit) in enumerate(zip(families, _UNITS[place > 0], strict=True)):
             first = not place and not number
             yield Comparison(
-                outcome=f"Metric {outcome.name}" if place else outcome.name,
+                outcome=_title(place, outcome.name),
                 unit=unit,
                 decides=decides and first,
                 reference=family.logged,
@@ -93,16 +92,20 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
 
 def compared_models(found: Mapping[str, Sequence[Estimate]]) -> Iterator[Comparison]:
     """Yields what `cpe.differences` returns; those of the reward's return decide."""
-    for outcome, estimates in found.items():
-        for sequential, unit in zip((True, False), _UNITS[0], strict=True):
+    for place, (name, estimates) in enumerate(found.items()):
+        for sequential, unit in zip((True, False), _UNITS[place > 0], strict=True):
             yield Comparison(
-                outcome=outcome,
+                outcome=_title(place, name),
                 unit=unit,
-                decides=outcome == REWARD_NAME and sequential,
+                decides=not place and sequential,
                 reference_name=OTHER_MODEL,
                 reference=None,
                 rows=tuple(one for one in estimates if ESTIMATORS[one.name].sequential == sequential),
             )
+
+
+def _title(place: int, name: str) -> str:
+    return f"Metric {name}" if place else name  # the reward comes first; a metric may have the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What an evaluation found: as JSON, as TensorBoard tags and as text, and all findings of workflows.evaluate."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.decision import Decision, Evidence, compared, compared_models, decide
+from reagent_lite.evaluation.decision import Comparison, Decision, Evidence, compared, compared_models, decide
 from reagent_lite.evaluation.estimates import Estimates
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import finite, number
@@ -41,19 +41,24 @@ def _plain(value: Any) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def scalars(result: CPEResult) -> dict[str, float]:
-    """Returns {tag: value} for TensorBoard: `CPE/{outcome}/{estimator}`, intervals and diagnostics beside them.
-
-    Undefined figures are left out.
-    """
+def values(result: CPEResult) -> dict[str, float]:
+    """Returns {`CPE/{outcome}/{estimator}`: estimate}, with Logged_Reward and Logged_Return of each outcome."""
     tags: dict[str, float] = {}
     for outcome in result.outcomes:
-        for estimate in outcome.estimates:
-            tag = f"CPE/{outcome.name}/{estimate.name}"
-            tags |= {tag: estimate.figure.value, f"{tag}/low": estimate.figure.low, f"{tag}/high": estimate.figure.high}
-            tags[f"{tag}/normalized"] = estimate.normalized
-        tags[f"CPE/{outcome.name}/Logged_Reward"] = outcome.one_step.logged.value
-        tags[f"CPE/{outcome.name}/Logged_Return"] = outcome.sequential.logged.value
+        tag = f"CPE/{outcome.name}"
+        tags |= {f"{tag}/{one.name}": one.figure.value for one in outcome.estimates}
+        tags[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
+        tags[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
+    return tags
+
+
+def scalars(result: CPEResult) -> dict[str, float]:
+    """Returns the tags of `values` for TensorBoard, with intervals and diagnostics; undefined ones are left out."""
+    tags = values(result)
+    for outcome in result.outcomes:
+        for one in outcome.estimates:
+            tag = f"CPE/{outcome.name}/{one.name}"
+            tags |= {f"{tag}/low": one.figure.low, f"{tag}/high": one.figure.high, f"{tag}/normalized": one.normalized}
     if result.overlap is not None and result.weighted:
         tags["CPE/overlap/mean_weight"] = result.overlap.mean_weight.value
         for name in ("effective_rows", "effective_episodes", "unsupported_share", "horizon_reached"):
@@ -88,15 +93,15 @@ def lines(result: CPEResult) -> Iterator[str]:
     )
     if result.num_episodes_left_out or result.num_rows_beyond_horizon:
         yield f"  {not_scored(result)}"
-    for outcome in result.outcomes:
-        for unit, family in (
-            ("reward of a row", outcome.one_step),
-            ("discounted return of an episode", outcome.sequential),
-        ):
-            yield f"{outcome.name}, {unit}: logged {family.logged}"
-            for one in family.estimates:
-                ratio = f" = {number(one.normalized)} x logged" if math.isfinite(one.normalized) else ""
-                yield f"  {one.name}: {one.figure}{ratio}; {one.verdict}: {one.reason}"
+    yield from _comparison_lines(compared(result))
+
+
+def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
+    for one in comparisons:
+        yield f"{one.title}: {one.reference_name} {one.reference}" if one.reference else one.title
+        for row in one.rows:
+            ratio = f" = {number(row.normalized)} x logged" if math.isfinite(row.normalized) else ""
+            yield f"  {row.name}: {row.figure}{ratio}; {row.verdict}: {row.reason}"
 
 
 def not_scored(result: CPEResult) -> str:
@@ -241,18 +246,11 @@ class Findings:
             if self.played is not None:
                 aim = AIM if self.comparable else "not comparable, see below"
                 yield f"  discounted return in simulation: {self.played.policies[model.key].discounted}; {aim}"
-        for name, found in estimates.compared.items():
-            yield f"{name}: model minus against"
-            yield from (f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found)
+        yield from _comparison_lines(compared_models(estimates.compared))
 
     def scores(self) -> dict[str, float | None]:
         """Returns the model's figures by tag, null where undefined."""
-        scores: dict[str, float] = {}
-        for outcome in self.estimates.results[0].outcomes if self.estimates is not None else ():
-            tag = f"CPE/{outcome.name}"
-            scores[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
-            scores[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
-            scores |= {f"{tag}/{estimate.name}": estimate.figure.value for estimate in outcome.estimates}
+        scores = {} if self.estimates is None else values(self.estimates.results[0])
         if self.played is not None:
             scores |= self.played.scores()
         return {tag: finite(value) for tag, value in scores.items()}

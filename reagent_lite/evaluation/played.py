@@ -14,7 +14,7 @@ from reagent_lite.evaluation.returns import estimates
 from reagent_lite.sim.spec import EnvSpec
 
 MODEL, AGAINST, RANDOM = "model", "against", "random"
-AIM = "what estimates of the reward's discounted return of an episode aim at, if the log is this environment's"
+AIM = "what the estimates of the discounted return per episode aim at, if the log is from this environment"
 _DIFFERENCES = {AGAINST: "difference", RANDOM: "difference_to_random"}
 _NEGLIGIBLE = 0.01  # what a step counts, against the first; and a share of episodes
 

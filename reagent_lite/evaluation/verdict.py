@@ -58,14 +58,14 @@ def weighted_verdict(
         faults.append(
             (
                 Verdict.WIDE,
-                f"{counted(overlap.num_episodes, 'episode')}: an interval over so few promises more than it holds",
+                f"{counted(overlap.num_episodes, 'episode')}: an interval from so few is too narrow",
             )
         )
     if largest > _MAX_LARGEST_SHARE:
         faults.append((Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"))
     width = figure.high - figure.low
     if width > _WIDE_SHARE * scale:
-        reason = f"the interval is {number(width)} wide where figures are of size {number(scale)}"
+        reason = f"the interval is {number(width)} wide, for values of size {number(scale)}"
         faults.append((Verdict.WIDE, reason))
     unusable = (one for one in faults if one[0] is Verdict.DO_NOT_USE)
     reason = f"{effective:.0f} effective {unit}s, mean weight {overlap.mean_weight.value:.3g}"

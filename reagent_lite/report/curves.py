@@ -19,7 +19,7 @@ _ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the other
 _RETURN = "Return in simulation"
 _TOGETHER = {
     _RETURN: (
-        "return of an episode",
+        "return per episode",
         {
             "simulation/return/mean": "learned policy",
             "simulation/training_return/mean": "episodes that ended while learning",
@@ -94,7 +94,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
         _by_name("Learned policy's actions", "share of evaluated rows", "actions/model/", curved),
         _by_name("Value by action", "discounted return", "value/model/", by_action),
         _by_name("Reward model by action", "mean reward", "reward/model/", by_action, reward),
-        _by_name("Estimated discounted return of an episode", "discounted return", _ESTIMATES, estimates, logged),
+        _by_name("Estimated discounted return per episode", "discounted return", _ESTIMATES, estimates, logged),
     ]
     used = {tag for _, names in _TOGETHER.values() for tag in names}
     for tag in sorted(curved):

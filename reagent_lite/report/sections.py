@@ -79,7 +79,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         f"A dot is an estimate, the line through it the {level:.0%} interval, the dashed line and band what it is "
         f"compared with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An interval without an end mark continues."
     )
-    rest = "Estimates of a row's reward compare single choices in the states of the log; they do not decide."
+    rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
     return Section(
         title="Estimates",
         notes=(note, _weight_of(evidence.overlap), rest if len(shown) > 1 else ""),
@@ -156,7 +156,7 @@ def simulated_section(played: Played | None, names: Mapping[str, str], level: fl
     )
     differences = {key: one.total for key, one in played.differences.items()}
     table = Table(
-        title=f"Mean of an episode with {level:.0%} intervals",
+        title=f"Means per episode with {level:.0%} intervals",
         columns=columns,
         rows=[
             (names[key], one.total, one.discounted, differences.get(key), one.length, one.cut_share)
@@ -181,7 +181,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
     shares = {
         "Largest share of one row": overlap.largest_row_share,
         "Largest share of one episode": overlap.largest_episode_share,
-        "Rows logged as certain where the policy may differ": overlap.unsupported_share,
+        "Rows logged with probability 1 where the policy may choose otherwise": overlap.unsupported_share,
         "Episodes cut before their end": overlap.cut_share,
     }
     facts: tuple[tuple[str, Cell], ...] = (
@@ -195,8 +195,8 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
         *((name, percent(share)) for name, share in shares.items()),
     )
     note = (
-        "Weighted estimates know only what the log has tried. Effective episodes: how many equally weighted ones "
-        f"would be worth as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
+        "Weighted estimates rest on the actions that the log has tried. Effective episodes: how many equally weighted "
+        f"ones say as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
     )
     by_step = (
         ("effective episodes", overlap.effective_episodes_by_step, (enough, f"enough: {number(enough)}")),

@@ -22,18 +22,18 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
     ("rows", "choice", "reason"),
     [
         ([estimated("a", 12.5, 1), estimated("b_c", 13, 2.5)], SHIP,
-         "b c estimates a discounted return of an episode of 13.0 (10.5 to 15.5) against 10 (9 to 11) of the logged "
+         "b c estimates a discounted return per episode of 13.0 (10.5 to 15.5) against 10 (9 to 11) of the logged "
          "policy, a difference of 3.0 (0.5 to 5.5)"),
         ([estimated("a", 8, 1), estimated("b", 20, 1, Verdict.DO_NOT_USE)], NOT,
-         "a estimates a discounted return of an episode of 8 (7 to 9) against 10 (9 to 11) of the logged policy, a "
+         "a estimates a discounted return per episode of 8 (7 to 9) against 10 (9 to 11) of the logged policy, a "
          "difference of -2 (-3 to -1)"),
         ([estimated("a", 12, 1), estimated("b", 10, 1)], UNCLEAR,
-         "b estimates a discounted return of an episode of 10 (9 to 11) against 10 (9 to 11) of the logged policy, a "
+         "b estimates a discounted return per episode of 10 (9 to 11) against 10 (9 to 11) of the logged policy, a "
          "difference of 0 (-1 to 1), which may be 0"),
         ([estimated("a", 12, 1), estimated("b", 8, 1)], UNCLEAR,
          "trustworthy estimates contradict each other about the logged policy"),
         ([estimated("a", 12, 1, Verdict.WIDE), undefined("b"), undefined("c")], UNCLEAR,
-         "no estimate of the discounted return of an episode can be trusted in comparison with the logged policy's "
+         "no estimate of the discounted return per episode can be trusted in comparison with the logged policy's "
          "10 (9 to 11); the most frequent reason is: no propensities"),
     ],
 )  # fmt: skip
@@ -101,17 +101,17 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     outcomes = tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward"))
     found = tuple(compared(replace(RESULT, outcomes=outcomes), simulated=FIGURE))
     assert [(one.title, one.decides, one.simulated, one.rows[0].name) for one in found] == [
-        ("Reward: discounted return of an episode", True, FIGURE, "MAGIC"),
-        ("Reward: reward of a row", False, None, "IPS_Reward"),
-        ("Metric reward: discounted sum over an episode", False, None, "MAGIC"),
-        ("Metric reward: mean of a row", False, None, "IPS_Reward"),
+        ("Reward: discounted return per episode", True, FIGURE, "MAGIC"),
+        ("Reward: reward per row", False, None, "IPS_Reward"),
+        ("Metric reward: discounted sum per episode", False, None, "MAGIC"),
+        ("Metric reward: mean per row", False, None, "IPS_Reward"),
     ]
     # of two models the better one is wanted, whatever the logged policy was
     assert not any(one.decides for one in compared(replace(RESULT, outcomes=outcomes), decides=False))
     differences = tuple(compared_models({one.name: one.estimates for one in outcomes}))
     assert [(one.title, one.decides, one.rows[0].name) for one in differences] == [
-        ("Reward: discounted return of an episode, model minus against", True, "MAGIC"),
-        ("Reward: reward of a row, model minus against", False, "IPS_Reward"),
-        ("reward: discounted return of an episode, model minus against", False, "MAGIC"),
-        ("reward: reward of a row, model minus against", False, "IPS_Reward"),
+        ("Reward: discounted return per episode, model minus against", True, "MAGIC"),
+        ("Reward: reward per row, model minus against", False, "IPS_Reward"),
+        ("Metric reward: discounted sum per episode, model minus against", False, "MAGIC"),
+        ("Metric reward: mean per row, model minus against", False, "IPS_Reward"),
     ]

@@ -89,7 +89,7 @@ def estimate(
 
 
 def comparison(*rows: Estimate) -> Comparison:
-    unit = "discounted return of an episode"
+    unit = "discounted return per episode"
     return Comparison(outcome="Reward", unit=unit, decides=True, reference=around(10.0, 1.0), rows=rows)
 
 

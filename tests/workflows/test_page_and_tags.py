@@ -135,9 +135,9 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build
     assert tags["CPE/overlap/mean_weight"] == pytest.approx(overlap["mean_weight"]["value"], rel=1e-6)
 
     # the page has all digits
-    units = {"Reward": ("Reward: discounted return of an episode", "Reward: reward of a row"),
-             case.metric: (f"Metric {case.metric}: discounted sum over an episode",
-                           f"Metric {case.metric}: mean of a row")}  # fmt: skip
+    units = {"Reward": ("Reward: discounted return per episode", "Reward: reward per row"),
+             case.metric: (f"Metric {case.metric}: discounted sum per episode",
+                           f"Metric {case.metric}: mean per row")}  # fmt: skip
     for metric, captions in units.items():
         for name in ESTIMATORS:
             caption = f"{captions[name.endswith('_Reward')]}, beside the logged policy"
