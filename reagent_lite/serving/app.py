@@ -8,18 +8,17 @@ POST /reward   ─► the worker of the decision ─► log  GET /openapi.json, 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
-from reagent_lite.errors import BundleError, Problem
+from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem
 from reagent_lite.export.bundle import parts
 from reagent_lite.serving.bodies import (
     CandidateLists,
@@ -30,10 +29,13 @@ from reagent_lite.serving.bodies import (
     NamedRows,
     Ranked,
     Rankings,
+    RefusedError,
     Reward,
     exact,
+    known_key,
+    refusal,
 )
-from reagent_lite.serving.deciding import MOST_CHOICES, Decider, RefusedError, Rows
+from reagent_lite.serving.deciding import MOST_CHOICES, Decider, Rows
 from reagent_lite.serving.decision_log import DecisionLog, Joined
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
@@ -47,10 +49,15 @@ def _answers(texts: dict[int, str]) -> Answers:
     return {status: {"model": Faults, "description": text} for status, text in texts.items()}
 
 
-_ERRORS = _answers({
-    408: "The body did not arrive in time", 413: "The body is too large", 422: "The body is wrong",
-    503: "The log cannot be written: try again later",
-})  # fmt: skip
+_ERRORS = _answers(
+    {
+        400: "The body is no text in UTF-8",
+        408: "The body did not arrive in time",
+        413: "The body is too large",
+        422: "The body is wrong",
+        503: "The log cannot be written: try again later",
+    }
+)
 _JSON = "Send the header content-type: application/json"
 _OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
 
@@ -142,19 +149,12 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     service = Service(config, worker, model, log, join)
     app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling, redoc_url=None)
     app.add_middleware(Limits, config=config, figures=service.figures)
-    for kind in (RefusedError, BundleError, RequestValidationError, OSError):
+    for kind in (RefusedError, BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, _refused)
+    decide: Any = service.decide_listed if model.bundle.parametric else service.decide_named
+    app.post("/decide", response_model=Decisions, responses=_ERRORS, summary="Choose in each row, and log it")(decide)
     if model.bundle.parametric:
-        app.post(
-            "/decide", response_model=Decisions, responses=_ERRORS, summary="Choose a candidate in each row, and log it"
-        )(service.decide_listed)
-        app.post("/rank", responses=_ERRORS, summary="Order the candidates of each row by their value; not logged")(
-            service.rank
-        )
-    else:
-        app.post(
-            "/decide", response_model=Decisions, responses=_ERRORS, summary="Choose an action in each row, and log it"
-        )(service.decide_named)
+        app.post("/rank", responses=_ERRORS, summary="Order the candidates of each row; not logged")(service.rank)
     app.post("/reward", responses=_ERRORS | _OF_REWARD, status_code=204)(service.reward)
     app.get("/healthz", responses={503: _ERRORS[503]})(service.healthz)
     app.get("/metrics", response_class=Response, include_in_schema=False)(service.metrics)
@@ -163,22 +163,28 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     return app
 
 
-async def _refused(_: Any, error: Any) -> Response:
+async def _refused(request: Request, error: Any) -> Response:
     """Answers with the problems of an error."""
-    status, problems = 422, getattr(error, "problems", ())
     if isinstance(error, RefusedError):
-        status = error.status
-    elif isinstance(error, RequestValidationError):
-        problems = [
-            Problem(
-                ".".join(map(str, one["loc"])),
-                one["msg"],
-                f"{one['input']!r:.100}",
-                _JSON if isinstance(one["input"], bytes) else "",
-            )
-            for one in error.errors()[:20]
-        ]
-    elif isinstance(error, OSError):
+        return refusal(error.status, error.problems)
+    if isinstance(error, BundleError):
+        return refusal(422, error.problems)
+    if isinstance(error, RequestValidationError):
+        return refusal(422, [_fault(request, one) for one in error.errors()[:MAX_PROBLEMS]])
+    where = f"{request.method} {request.url.path}"
+    if isinstance(error, HTTPException):
+        expected = "a body in UTF-8" if error.status_code == 400 else "a path and method of /docs"
+        return refusal(error.status_code, [Problem(where, expected, error.detail)], error.headers)
+    if isinstance(error, OSError):
         got = error.strerror or str(error)
-        status, problems = 503, [Problem("log", "a disk that takes the log", got, "Try again later")]
-    return JSONResponse({"problems": [asdict(one) for one in problems]}, status)
+        return refusal(503, [Problem("log", "a disk that takes the log", got, "Try again later")])
+    return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
+
+
+def _fault(request: Request, found: dict[str, Any]) -> Problem:
+    """Returns what pydantic found in a body."""
+    place, given = found["loc"], found["input"]
+    todo = _JSON if isinstance(given, bytes) else ""
+    if found["type"] == "extra_forbidden":
+        todo = known_key(get_type_hints(request.scope["endpoint"])["body"], place[1:])
+    return Problem(".".join(map(str, place)), found["msg"], f"{given!r:.100}", todo)

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
-from reagent_lite.serving.bodies import CandidateRow, NamedRow
+from reagent_lite.serving.bodies import CandidateRow, NamedRow, RefusedError
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.served_model import ServedModel
@@ -25,13 +25,6 @@ MOST_CHOICES = 1 << 16
 """Most choices in one prediction, in which every row is padded to the widest."""
 Rows = Sequence[NamedRow] | Sequence[CandidateRow]
 Choices = Sequence[NDArray[Any]] | NDArray[np.bool_]
-
-
-class RefusedError(Exception):
-    """A request that is answered with an error; `status` is its HTTP status."""
-
-    def __init__(self, status: int, *problems: Problem) -> None:
-        self.status, self.problems = status, problems
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,18 +1,15 @@
 """Limits of requests, and what is counted of each."""
 
 import asyncio
-import json
 import time
 from typing import Any
 
 from reagent_lite.config.serve import ServeConfig
+from reagent_lite.errors import Problem
+from reagent_lite.serving.bodies import RefusedError, refusal
 from reagent_lite.serving.figures import Figures
 
 _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")
-
-
-class _TooLargeError(Exception):
-    pass
 
 
 class Limits:
@@ -39,27 +36,27 @@ class Limits:
                 body = await self._body(scope, receive)
                 receive = _replayed(body, receive)
             await self._app(scope, receive, sending)
-        except TimeoutError:
-            await _answer(sending, 408, f"a whole body within {self._config.request_seconds:g} s", "a part of it")
-        except _TooLargeError:
-            await _answer(sending, 413, f"at most {self._most} bytes", "more")
+        except RefusedError as error:
+            await refusal(error.status, error.problems, {"connection": "close"})(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in _ROUTES else "other"
             self._figures.requests.labels(path, str(status)).inc()
             self._figures.seconds.labels(path).observe(time.perf_counter() - begun)
 
     async def _body(self, scope: Any, receive: Any) -> bytes:
-        if int(dict(scope["headers"]).get(b"content-length", b"0")) > self._most:
-            raise _TooLargeError
-        body = b""
-        async with asyncio.timeout(self._config.request_seconds):
-            while True:
-                message: dict[str, Any] = await receive()
-                body += bytes(message.get("body", b""))
-                if len(body) > self._most:
-                    raise _TooLargeError
-                if not message.get("more_body", False):
-                    return body
+        body, more, length = b"", True, int(dict(scope["headers"]).get(b"content-length", b"0"))
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                while more and max(length, len(body)) <= self._most:
+                    message: dict[str, Any] = await receive()
+                    body += bytes(message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            expected = f"a whole body within {self._config.request_seconds:g} s"
+            raise RefusedError(408, Problem("body", expected, "a part of it")) from None
+        if max(length, len(body)) > self._most:
+            raise RefusedError(413, Problem("body", f"at most {self._most} bytes", "more"))
+        return body
 
 
 def _replayed(body: bytes, receive: Any) -> Any:
@@ -73,11 +70,3 @@ def _replayed(body: bytes, receive: Any) -> Any:
         return await receive()
 
     return replay
-
-
-async def _answer(send: Any, status: int, expected: str, got: str) -> None:
-    content = json.dumps({"problems": [{"where": "body", "expected": expected, "got": got, "todo": ""}]}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})

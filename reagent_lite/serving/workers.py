@@ -37,6 +37,7 @@ from reagent_lite.serving.served_model import ServedModel
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests that are under way
+_MOST_CONNECTIONS = 900  # of a worker: a process may usually open 1024 files, and the log needs some
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -146,7 +147,12 @@ async def _answering(
         async with _rewards(config, number, shared, log) as join:
             app = create_app(config, number, model, log, join)
             settings = uvicorn.Config(
-                app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=_GRACE_SECONDS
+                app,
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
             )
             server = uvicorn.Server(settings)
             loop = asyncio.get_running_loop()

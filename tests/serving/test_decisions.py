@@ -80,9 +80,36 @@ def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, bo
     assert worker.log.waiting == 0
 
 
-def test_a_body_without_the_header_of_json_is_told_so(named: Path, opened: Open) -> None:
-    answer = opened(named).client.post("/decide", content=b'{"rows": []}', headers={"content-type": "text/plain"})
-    assert answer.json()["problems"][0]["todo"] == "Send the header content-type: application/json"
+MISSPELT = [
+    ("/decide", {"row": [ROW]}, "Did you mean 'rows'?"),
+    ("/decide", {"rows": [ROW | {"mdp": "7"}]}, "Did you mean 'mdp_id'?"),
+    ("/decide", {"rows": [ROW | {"rows": 7}]}, ""),  # a key, but not there
+    ("/reward", {"decision_id": "1", "reward": 1.0, "terminate": True}, "Did you mean 'terminal'?"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "todo"), MISSPELT)
+def test_a_misspelt_key_is_told_the_nearest(named: Path, opened: Open, path: str, body: Any, todo: str) -> None:
+    assert opened(named).client.post(path, json=body).json()["problems"][-1]["todo"] == todo
+
+
+def test_every_refusal_has_one_form(named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, json = opened(named), {"content-type": "application/json"}
+
+    def problem(status: int, method: str, path: str, **given: Any) -> dict[str, str]:
+        answer = worker.client.request(method, path, **given)
+        assert (answer.status_code, list(answer.json())) == (status, ["problems"])
+        one: dict[str, str] = answer.json()["problems"][0]
+        assert one.keys() == {"where", "expected", "got", "todo"}
+        return one
+
+    assert problem(404, "GET", "/decisions")["where"] == "GET /decisions"
+    assert problem(405, "GET", "/decide")["expected"] == "a path and method of /docs"
+    assert problem(400, "POST", "/decide", content=b'{"\xff": 1}', headers=json)["expected"] == "a body in UTF-8"
+    plain = problem(422, "POST", "/decide", content=b'{"rows": []}', headers={"content-type": "text/plain"})
+    assert plain["todo"] == "Send the header content-type: application/json"
+    monkeypatch.setattr(worker.model.bundle, "predict", lambda *_: 1 / 0)
+    assert problem(500, "POST", "/decide", json={"rows": [ROW]})["got"] == "ZeroDivisionError"
 
 
 def test_bodies_that_are_too_large(named: Path, opened: Open) -> None:
