@@ -61,12 +61,19 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = f"{__name__}.{_MODULES[name]}"
     if name == "read_log":  # the only one that cannot even be imported without an extra
         from reagent_lite.errors import needing
 
         with needing("data", f"{__name__}.{name}"):
-            return importlib.import_module(f"{__name__}.{_MODULES[name]}").read_log
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+            return importlib.import_module(module).read_log
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if not module.startswith(str(error.name)):
+            raise
+        todo = "Run: pip uninstall reagent-lite-bundle, then pip install reagent-lite"
+        raise ImportError(f"{__name__}.{name}: reagent-lite-bundle only loads models. {todo}") from None
 
 
 def __dir__() -> list[str]:

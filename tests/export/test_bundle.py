@@ -299,13 +299,24 @@ def test_draw_never_takes_what_has_no_probability(drawn: float, expected: list[i
     assert found.tolist() == pytest.approx(taken)
 
 
-def test_reading_needs_numpy_and_onnxruntime_only_and_collects_nothing(discrete_folder: Path) -> None:
+def test_the_small_distribution_reads_with_numpy_and_onnxruntime_only_and_collects_nothing(
+    discrete_folder: Path, tmp_path: Path
+) -> None:
     """By itself onnxruntime opens a database below the user's cache, and sends what is in it."""
+    checkout = Path(__file__).parents[2]
+    distribution = tomllib.loads((checkout / "deploy/bundle/pyproject.toml").read_text())
+    shipped = distribution["tool"]["setuptools"]["py-modules"]
+    for name in shipped:
+        file = tmp_path / f"{name.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(checkout / file.relative_to(tmp_path), file)
     program = f"""
 import os, sys
 for name in ("torch", "pydantic", "pandas", "pyarrow", "onnx", "safetensors", "scipy"):
     sys.modules[name] = None  # importing it fails
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in str(one)]  # which finds the checkout's modules
 import numpy as np
+import reagent_lite
 from reagent_lite import load_bundle
 bundle = load_bundle({str(discrete_folder)!r})
 assert bundle.check_golden() < 1e-5
@@ -314,23 +325,26 @@ print(bundle.predict_rows([{{"4": 5, "7": 1}}]).greedy[0], action[0], propensity
 print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
 files = [os.path.realpath(f"/proc/self/fd/{{name}}") for name in os.listdir("/proc/self/fd")]
 print([file for file in files if "onnxruntime.db" in file])
+try:
+    reagent_lite.train
+except ImportError as error:
+    print(error)
 """
     result = subprocess.run(
         [sys.executable, "-c", program],
-        env={name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"},
+        env={name: os.environ[name] for name in os.environ.keys() - {"ORT_DISABLE_TELEMETRY", "PYTHONPATH"}},
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=tmp_path,
         timeout=60,
     )
-    decision, modules, databases = result.stdout.splitlines()
+    decision, modules, databases, of_train = result.stdout.splitlines()
     assert decision.split()[:2] == ["1", "1"]
     assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
-    distribution = tomllib.loads((Path(__file__).parents[2] / "deploy/bundle/pyproject.toml").read_text())
-    shipped = distribution["tool"]["setuptools"]["py-modules"]
     assert modules.split() == sorted(name.removesuffix(".__init__") for name in shipped)
     assert databases == "[]"
+    assert of_train.startswith("reagent_lite.train: reagent-lite-bundle only loads models. Run: pip")
     assert result.stderr == ""
 
 
