@@ -61,25 +61,19 @@ def _text(value: Any) -> str:
     return "nothing" if value is None else f"{json.dumps(value):.200}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class EpisodeFile:
-    """A file of the folder by its name.
+    """A file of the folder by its name; files are ordered by number, then by name.
 
     Attributes:
-        name: relative to the folder.
         number: its place in the order; 0 for protected files.
+        name: relative to the folder.
         steps: steps of environments, from its name; 0 for protected files.
     """
 
-    name: str
     number: int = 0
+    name: str
     steps: int = 0
-
-    @classmethod
-    def of(cls, name: str) -> EpisodeFile | None:
-        """Returns a file of fifo, or None for a name that no collector gives."""
-        match = _NAME.fullmatch(name)
-        return None if match is None else cls(name=f"{FIFO}/{name}", number=int(match[1]), steps=int(match[2]))
 
 
 class EpisodeFolder:
@@ -99,9 +93,14 @@ class EpisodeFolder:
 
     def files(self) -> list[EpisodeFile]:
         """Returns the files in order: protected ones by name, then those of fifo by number."""
-        kept = sorted(name for name in _names(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._")
-        written = sorted(filter(None, map(EpisodeFile.of, _names(self.fifo))), key=lambda one: (one.number, one.name))
-        return [*(EpisodeFile(name=f"{PROTECTED}/{name}") for name in kept), *written]
+        given = [name for name in _names(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
+        written = [found for found in map(_NAME.fullmatch, _names(self.fifo)) if found]
+        return sorted(
+            [
+                *(EpisodeFile(name=f"{PROTECTED}/{name}") for name in given),
+                *(EpisodeFile(number=int(one[1]), name=f"{FIFO}/{one[0]}", steps=int(one[2])) for one in written),
+            ]
+        )
 
     def unread(self, through: int) -> int:
         """Returns the environment steps of fifo's files with numbers above `through`."""

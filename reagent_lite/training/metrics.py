@@ -166,8 +166,10 @@ class JsonLines(_FileSink):
     """
 
     def __init__(self, folder: Path, *, lines: int = 0) -> None:
-        _keep_first_lines(folder / "metrics.jsonl", lines)
-        super().__init__(folder / "metrics.jsonl")
+        file = folder / "metrics.jsonl"
+        kept = file.read_bytes().splitlines(keepends=True)[:lines] if lines and file.is_file() else []
+        write_whole(file, b"".join(kept))
+        super().__init__(file)
 
     def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Appends a line."""
@@ -229,11 +231,10 @@ def file_sinks(
         yield TensorBoard(folder, run, parameters, step=step)
 
 
-class MetricsWriter:
-    """Writes the figures of a run to all its sinks; ranks other than 0 have none.
+class MetricsWriter(ExitStack):
+    """Writes the figures of a run to all its sinks, which its `with` block closes; ranks other than 0 have none.
 
-    Sinks are closed when the `with` block ends. Lines that a disk refuses are kept and written later, so that a disk
-    that is full for a moment ends no run.
+    Lines that a disk refuses are kept and written later, so that a disk that is full for a moment ends no run.
 
     Args:
         lines: see the attribute.
@@ -245,14 +246,14 @@ class MetricsWriter:
     """
 
     def __init__(self, *, lines: int = 0, figures: Mapping[str, float] | None = None) -> None:
+        super().__init__()
         self.lines, self.figures = lines, dict(figures or {})
         self._sinks: list[Sink] = []
-        self._open = ExitStack()
 
     def add(self, sinks: Iterable[Sink]) -> None:
         """Opens sinks one after the other."""
         for sink in sinks:
-            self._sinks.append(self._open.enter_context(sink))
+            self._sinks.append(self.enter_context(sink))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes the scalars of a step; a value that is not finite becomes null."""
@@ -279,19 +280,3 @@ class MetricsWriter:
         """Calls `keep` and returns what a checkpoint holds: lines and figures."""
         self.keep()
         return {"lines": self.lines, "figures": self.figures}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
-
-
-def _keep_first_lines(file: Path, count: int) -> None:
-    """Cuts off what follows a file's first `count` lines."""
-    kept = b""
-    if count and file.is_file():
-        kept = b"".join(file.read_bytes().splitlines(keepends=True)[:count])
-    write_whole(file, kept)

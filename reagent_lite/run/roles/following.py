@@ -157,10 +157,8 @@ class FollowedEpisodes:
                 files = self._folder.files()
                 self._seen.intersection_update(one.name for one in files)
                 self._pending.extend(one for one in files if one.name not in self._seen)
-            frames = self.frames
-            while self._pending and (frames < wanted or not chosen):
+            while self._pending and (not chosen or self.frames + sum(steps for _, steps in chosen) < wanted):
                 chosen += self._checked(self._pending.popleft())
-                frames = self.frames + sum(steps for _, steps in chosen)
             self._warn()
         return self._read_shares(chosen, count=True)
 
@@ -249,11 +247,8 @@ class FollowedEpisodes:
         again: list[tuple[str, int]] = []
         if self._group.is_first:
             protected = state.get(PROTECTED, {})  # a checkpoint has no empty dictionaries
-            read = [
-                one
-                for one in self._folder.files()
-                if (one.number <= self._through if one.number else Path(one.name).name in protected)
-            ]
+            read = [one for one in self._folder.files() if one.number <= self._through]
+            read = [one for one in read if one.number or Path(one.name).name in protected]
             self._seen.update(one.name for one in read)
             while read and sum(steps for _, steps in again) < self._most_frames:
                 again += self._checked(read.pop())
