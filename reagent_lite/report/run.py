@@ -9,7 +9,7 @@ training copies, stages ────┘
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,21 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts about what was learned from; empty for simulation.
+
+    Attributes:
+        present: {column: {id: share of sampled rows that have the feature}}.
+        note: what the shares are of.
+        sources: what was learned from and evaluated on.
+    """
+
+    present: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    note: str = ""
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
     """What a training run left.
 
@@ -83,9 +98,7 @@ class RunFigures:
         candidates: what is chosen among candidates; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
         normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
-        present: {column: {id: share of sampled rows that have the feature}}.
-        present_note: what the shares are of.
-        sources: what was learned from; empty for simulation.
+        facts: facts about what was learned from.
         identity: sha256 of it, or of the environment.
     """
 
@@ -96,9 +109,7 @@ class RunFigures:
     steps: int
     rows: int
     normalization: Mapping[str, Mapping[str, str]]
-    present: Mapping[str, Mapping[int, float]]
-    present_note: str
-    sources: tuple[Source, ...]
+    facts: Facts
     identity: str
 
 
@@ -129,9 +140,9 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
             curves_section(series),
             actions_section(_shares(config.actions, series), _WHERE),
             candidates_section(figures.candidates, _WHERE),
-            features_section(figures.normalization, figures.present, figures.present_note),
+            features_section(figures.normalization, figures.facts.present, figures.facts.note),
             drift_section(config),
-            lineage_section(figures.sources),
+            lineage_section(figures.facts.sources),
             config_section(resolved(config)),
         ),
     )

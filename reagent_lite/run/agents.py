@@ -7,7 +7,7 @@ simulation.policies: "learn"   the type has its own learner, replay ring and exp
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,61 +90,47 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
             expected = f"absent, as the agents of {spec.name} are of one type, which learns"
             raise ConfigError(Problem(_KEY, expected, str(dict(settings.policies))))
         return (AgentType(name=ONLY, agents=tuple(range(spec.agents))),)
-    plays = {name: settings.policies.get(name, LEARN) for name in names}
-    learning = [name for name in names if plays[name] == LEARN]
-    problems = unknown_types(settings.policies, spec, _KEY)
-    problems += [
-        Problem(
-            "simulation.env_parameters",
-            f"those with which {spec.name} has an agent of each type",
-            f"no {name}",
-            "AGENTS of the environment follows from them",
-        )
-        for number, name in enumerate(names)
-        if not spec.agents_of(number)
-    ]
-    if not learning:
-        problems.append(
-            Problem(
-                _KEY,
-                f'"{LEARN}" for at least one of {", ".join(names)}',
-                str(dict(settings.policies)),
-                "Leave out the type that is to learn",
-            )
-        )
-    if config.training_data_path:
-        problems.append(
-            Problem(
-                "simulation.env",
-                "an environment whose agents are of one type beside training_data_path",
-                f"{spec.name} with {' and '.join(names)}",
-                "Rows of a log do not name a type of agents: remove training_data_path",
-            )
-        )
-    if settings.stop_at_return is not None and len(learning) > 1:
-        problems.append(
-            Problem(
-                "simulation.stop_at_return",
-                "absent where several types learn",
-                f"{settings.stop_at_return:g} with {' and '.join(learning)}",
-                "The return of one type depends on what the others have learned",
-            )
-        )
-    problems += [
-        Problem(
-            f"type of agents of {spec.name}",
-            f"a name of letters, digits, - and _ other than {', '.join(_TAKEN)}: its model is a folder of that name",
-            repr(name),
-        )
-        for name in learning
-        if not _NAME.fullmatch(name) or name in _TAKEN
-    ]
-    if problems:
+    if problems := list(_problems(config, spec)):
         raise ConfigError(problems)
     return tuple(
-        agent_type(name, plays[name], spec, key=_KEY, words=(LEARN, RANDOM), parametric=config.parametric)
+        agent_type(
+            name,
+            settings.policies.get(name, LEARN),
+            spec,
+            key=_KEY,
+            words=(LEARN, RANDOM),
+            parametric=config.parametric,
+        )
         for name in names
     )
+
+
+def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
+    """Yields what is wrong with a config for an environment of several types of agents."""
+    settings, names = config.environments, spec.agent_type_names
+    learning = [name for name in names if settings.policies.get(name, LEARN) == LEARN]
+    yield from unknown_types(settings.policies, spec, _KEY)
+    for number, name in enumerate(names):
+        if not spec.agents_of(number):
+            expected = f"those with which {spec.name} has an agent of each type"
+            todo = "AGENTS of the environment follows from them"
+            yield Problem("simulation.env_parameters", expected, f"no {name}", todo)
+    if not learning:
+        expected = f'"{LEARN}" for at least one of {", ".join(names)}'
+        yield Problem(_KEY, expected, str(dict(settings.policies)), "Leave out the type that is to learn")
+    if config.training_data_path:
+        expected = "an environment whose agents are of one type beside training_data_path"
+        todo = "Rows of a log do not name a type of agents: remove training_data_path"
+        yield Problem("simulation.env", expected, f"{spec.name} with {' and '.join(names)}", todo)
+    if settings.stop_at_return is not None and len(learning) > 1:
+        got = f"{settings.stop_at_return:g} with {' and '.join(learning)}"
+        todo = "The return of one type depends on what the others have learned"
+        yield Problem("simulation.stop_at_return", "absent where several types learn", got, todo)
+    for name in learning:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            others = ", ".join(_TAKEN)
+            expected = f"a name of letters, digits, - and _ other than {others}: its model is a folder of that name"
+            yield Problem(f"type of agents of {spec.name}", expected, repr(name))
 
 
 def unknown_types(policies: Mapping[str, str], spec: EnvSpec, key: str) -> list[Problem]:

@@ -37,11 +37,10 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.result import Brief, Result
-from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
+from reagent_lite.report.run import PAGE, Facts, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.pictures import PICTURES
-from reagent_lite.run.samples import PRESENCE_ROWS
 from reagent_lite.run.sources import Source
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
@@ -195,65 +194,72 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         learned: the trained learner and its evaluation.
         seconds: wall-clock time since this start.
     """
-    folder, scores = config.folder, learned.scores
     give_back_memory()
     facts = source.facts()
     reason = brief = None
     if group.is_first:
-        policy, evaluation = str(target_policy(config.rl)), learned.evaluation
-        gate = gate_of(config, evaluation)
-        found = evaluation_of_run(config, policy, evaluation, scores, gate)
-        brief = Brief.of(found)
-        logger.info(str(found.decision))
+        gate = gate_of(config, learned.evaluation)
+        found = {kind: _found(config, learned, gate, kind) for kind in {ONLY, *source.types}}
+        brief = Brief.of(found[ONLY])
+        logger.info(str(found[ONLY].decision))
         if gate is None or gate.passed:
-            for kind, learner in learners_of(learned.learner).items():
-                own = evaluation_of_run(config, policy, evaluation.of(kind), scores, gate) if kind else found
-                write_bundle(
-                    model_folder(folder, kind),
-                    _predictor(config, source.normalization, learner),
-                    content=_content(config, source, learned, own, kind),
-                )
-            (folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
+            _export(config, source, learned, found)
         else:
             reason = gate.reason
-            write_whole(folder / _NOT_PUBLISHED, canonical(gate.document))
-            logger.info(f"not published: {reason}; see {folder / _NOT_PUBLISHED}")
-        for file in source.draw(folder, learned.learner):
+            write_whole(config.folder / _NOT_PUBLISHED, canonical(gate.document))
+            logger.info(f"not published: {reason}; see {config.folder / _NOT_PUBLISHED}")
+        for file in source.draw(config.folder, learned.learner):
             logger.info(f"picture: {file}")
-        figures = RunFigures(
-            config=config,
-            policy=policy,
-            found=found,
-            candidates=evaluation.document.get("cpe", {}).get("candidates"),
-            steps=learned.position.step,
-            rows=learned.position.rows,
-            normalization=source.normalization.json(),
-            present=facts.present,
-            present_note=f"Present: in at most {PRESENCE_ROWS:,} rows spread over the training data."
-            if facts.present
-            else "",
-            sources=facts.used,
-            identity=source.hash,
-        )
-        if failure := write_page(folder, figures):
-            logger.warning(f"no {PAGE}: {failure}")  # the model is valid without the report
-        else:
-            logger.info(f"report: {folder / PAGE}")
+        _write_report(config, source, facts, learned, found[ONLY])
         report_model_saved()
         if failure := learned.checkpoints.finish():
             logger.warning(f"the model was exported, but the run could not be marked as ended: {failure}")
     group.barrier()
-    models = {kind: str(model_folder(folder, kind)) for kind in source.types}
+    models = {kind: str(model_folder(config.folder, kind)) for kind in source.types}
     return Outcome(
         model=None if reason else models.get(ONLY, models),
         steps=learned.position.step,
         rows=learned.position.rows,
         rows_per_second=round(learned.rows_per_second, 1),
         seconds=round(seconds, 3),
-        scores=scores,
+        scores=learned.scores,
         not_published=reason,
         brief=brief,
     )
+
+
+def _found(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
+    """Returns what the evaluation of a type of agents found; "" is all of them together."""
+    policy, evaluation = str(target_policy(config.rl)), learned.evaluation.of(kind)
+    return evaluation_of_run(config, policy, evaluation, learned.scores, gate)
+
+
+def _export(config: WorkflowConfig, source: Source, learned: Learned, found: Mapping[str, Report]) -> None:
+    for kind, learner in learners_of(learned.learner).items():
+        write_bundle(
+            model_folder(config.folder, kind),
+            _predictor(config, source.normalization, learner),
+            content=_content(config, source, learned, found[kind], kind),
+        )
+    (config.folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
+
+
+def _write_report(config: WorkflowConfig, source: Source, facts: Facts, learned: Learned, found: Report) -> None:
+    figures = RunFigures(
+        config=config,
+        policy=str(target_policy(config.rl)),
+        found=found,
+        candidates=learned.evaluation.document.get("cpe", {}).get("candidates"),
+        steps=learned.position.step,
+        rows=learned.position.rows,
+        normalization=source.normalization.json(),
+        facts=facts,
+        identity=source.hash,
+    )
+    if failure := write_page(config.folder, figures):
+        logger.warning(f"no {PAGE}: {failure}")  # the model is valid without the report
+    else:
+        logger.info(f"report: {config.folder / PAGE}")
 
 
 def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:

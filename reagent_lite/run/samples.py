@@ -11,52 +11,31 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts
 from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
-from reagent_lite.report.run import Source
+from reagent_lite.report.run import Facts, Source
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
 from reagent_lite.run.normalization import Normalization
 
-PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most 0.8 %
-
-Presence = dict[str, dict[int, float]]
+_PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most 0.8 %
 
 
-def present_shares(data: Data) -> Presence:
-    """Returns the share of training rows that have each feature, by column and feature id.
+def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
+    """Returns the files of training and eval data, and how often each feature is present in the training data.
 
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
-    most PRESENCE_ROWS rows. Every rank calls the function and gets the result.
+    most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
     train, found = data.train, data.found
-    shares = {
+    present = {
         "state": _present(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
         "action": _present(data.shards, train.candidates, train.action_ids, found.action_ids),
     }
     train.release()
-    return shares
-
-
-def _present(
-    shards: Shards, values: NDArray[np.float32], ids: tuple[int, ...], wanted: tuple[int, ...]
-) -> dict[int, float]:
-    if not wanted:
-        return {}
-    counts = shards.counts(len(values))
-    own = apportion(counts, min(PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
-    numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
-    sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
-    present = torch.from_numpy((~np.isnan(sample)).sum(0).astype(np.float64))
-    rows = max(sum(shards.group.each(len(numbers))), 1)
-    return dict(zip(wanted, (shards.group.sum(present) / rows).tolist(), strict=True))
-
-
-def sources_of(config: WorkflowConfig, data: Data) -> tuple[Source, ...]:
-    """Returns the training and eval data for the report."""
     used = [
         ("training data", config.training_data_path, data.found, data.train),
         ("eval data", config.eval_data_path, data.held_out_found, data.held_out),
     ]
-    return tuple(
+    sources = tuple(
         Source(
             use=use,
             path=path or "by the timeline",
@@ -68,6 +47,22 @@ def sources_of(config: WorkflowConfig, data: Data) -> tuple[Source, ...]:
         for use, path, found, copy in used
         if found is not None and copy is not None
     )
+    note = f"Present: in at most {_PRESENCE_ROWS:,} rows spread over the training data."
+    return Facts(present=present, note=note, sources=sources)
+
+
+def _present(
+    shards: Shards, values: NDArray[np.float32], ids: tuple[int, ...], wanted: tuple[int, ...]
+) -> dict[int, float]:
+    if not wanted:
+        return {}
+    counts = shards.counts(len(values))
+    own = apportion(counts, min(_PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
+    numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
+    sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
+    present = torch.from_numpy((~np.isnan(sample)).sum(0).astype(np.float64))
+    rows = max(sum(shards.group.each(len(numbers))), 1)
+    return dict(zip(wanted, (shards.group.sum(present) / rows).tolist(), strict=True))
 
 
 def logged_sample(data: Data, count: int) -> SampleRows:

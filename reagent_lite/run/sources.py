@@ -7,7 +7,7 @@ Followed   files of collectors ─► replay ───────────�
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,14 +20,14 @@ from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.export.content import SampleRows
-from reagent_lite.report.run import Source as LoggedFacts
+from reagent_lite.report.run import Facts
 from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource
-from reagent_lite.run.samples import Presence, logged_sample, present_shares, simulated_sample, sources_of
+from reagent_lite.run.samples import logged_facts, logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
 from reagent_lite.sim.rollout import ONLY, RolloutSource
@@ -97,19 +97,6 @@ class Stream:
             return self.rollouts.deal(states, rank, self.group.world_size)
         simulated = [state["1"] for state in states]  # the parts of a MixedSource
         return {"0": {"step": step}, "1": self.rollouts.deal(simulated, rank, self.group.world_size)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Facts about a source for the report; empty for simulations.
-
-    Attributes:
-        present: share of sampled rows that have each feature, by column and feature id.
-        used: the data that was learned from and evaluated on.
-    """
-
-    present: Presence = field(default_factory=dict)
-    used: tuple[LoggedFacts, ...] = ()
 
 
 class Source(Protocol):
@@ -236,7 +223,7 @@ class Logged(Source):
 
     def facts(self) -> Facts:
         """Returns how often each feature is present, and the files."""
-        return Facts(present=present_shares(self.data), used=sources_of(self._config, self.data))
+        return logged_facts(self._config, self.data)
 
 
 class Simulated(Source):

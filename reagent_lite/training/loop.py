@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from reagent_lite.distributed.group import Group, rehearse
+from reagent_lite.training.capture import eager
 from reagent_lite.training.metrics import Meter
 from reagent_lite.types import BatchSource
 
@@ -61,6 +61,11 @@ class Optimization:
                 nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    @property
+    def learning_rate(self) -> float:
+        """The present learning rate."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def progress(self) -> dict[str, Any] | None:
         """Returns the schedule's progress as JSON; the rates are in the optimizer's settings."""
@@ -172,7 +177,7 @@ def fit(
     hooks: Hooks,
     *,
     every_steps: int | None = None,
-    capture: Callable[[Update], Update] = lambda update: update,
+    capture: Callable[[Update], Update] = eager,
 ) -> None:
     """Trains from the run's position to the plan's last step and keeps the position up to date.
 
@@ -184,69 +189,83 @@ def fit(
         every_steps: reports between the ends of epochs, or None.
         capture: turns an update on fixed buffers into one that is replayed on the device.
     """
-    learner, optimization, at = running.learner, running.optimization, running.position
-    wrapped = group.wrap(learner)
-    clock = Clock()
-    learner.train()
-    rehearsed = False
-
-    def update() -> None:
-        nonlocal rehearsed
-        for minibatch in range(plan.minibatches_per_step):
-            with clock("time/gather"):
-                batch = next(running.source)
-            if not rehearsed:
-                rehearse(wrapped, lambda: wrapped(batch)[0])  # noqa: B023 # called at once
-                rehearsed = True
-            last = minibatch == plan.minibatches_per_step - 1
-            with group.gradients_stay_local(wrapped, last=last), clock("time/learn"):
-                loss, metrics = wrapped(batch)
-                if last:
-                    group.enter_collective(at.step)  # gradients are averaged on the way back
-                loss.backward()
-            running.source.learned(learner.row_errors)  # type: ignore[arg-type]
-            at.meter.add(metrics)
-        with clock("time/step"):
-            optimization.step()
-            learner.after_step()  # type: ignore[operator]
-
-    one_step = capture(update)
-    num_steps, steps_per_epoch = plan.num_steps, plan.steps_per_epoch
-    since = time.perf_counter()
-    while at.step < num_steps:
-        if at.step and at.step % steps_per_epoch == 0 and hooks.satisfied():
+    optimization, at, clock = running.optimization, running.position, _Clock()
+    update = capture(_Step(running, plan.minibatches_per_step, group, clock))
+    while at.step < plan.num_steps:
+        if at.step and at.step % plan.steps_per_epoch == 0 and hooks.satisfied():
             break
         with clock("time/simulate"):
             hooks.before_step(at.step)
-        one_step()
+        update()
         at.meter.step()
         at.rows += plan.rows_of_step(at.step)
         at.step += 1
-        end_of_epoch = at.step % steps_per_epoch == 0 or at.step == num_steps
+        end_of_epoch = at.step % plan.steps_per_epoch == 0 or at.step == plan.num_steps
         if end_of_epoch and optimization.schedule is not None:
             optimization.schedule.step()
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
-            figures = at.meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
-            epoch = -(-at.step // steps_per_epoch) if end_of_epoch else at.step // steps_per_epoch
-            seconds = time.perf_counter() - since
+            whole, begun = divmod(at.step, plan.steps_per_epoch)
             hooks.report(
                 Report(
-                    step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures, seconds=seconds
+                    step=at.step,
+                    epoch=whole + (end_of_epoch and begun > 0),  # the last epoch may be shorter
+                    end_of_epoch=end_of_epoch,
+                    rows=at.rows,
+                    metrics=at.meter.means(group) | clock.stages | {"learning_rate": optimization.learning_rate},
+                    seconds=clock.seconds,
                 )
             )
-            since = time.perf_counter()
+            clock.restart()
         hooks.after_step()
 
 
-class Clock:
-    """Host seconds by stage; on a GPU they are the time to queue the work."""
+class _Step:
+    """An optimizer step: the gradients of its minibatches, then new parameters and targets."""
+
+    def __init__(self, running: Running, minibatches: int, group: Group, clock: "_Clock") -> None:
+        self._running, self._minibatches, self._group, self._clock = running, minibatches, group, clock
+        self._wrapped, self._rehearsed = group.wrap(running.learner), False
+        running.learner.train()
+
+    def __call__(self) -> None:
+        for minibatch in range(self._minibatches):
+            self._add_gradient(last=minibatch == self._minibatches - 1)
+        with self._clock("time/step"):
+            self._running.optimization.step()
+            self._running.learner.after_step()  # type: ignore[operator]
+
+    def _add_gradient(self, *, last: bool) -> None:
+        running, wrapped = self._running, self._wrapped
+        with self._clock("time/gather"):
+            batch = next(running.source)
+        if not self._rehearsed:
+            rehearse(wrapped, lambda: wrapped(batch)[0])
+            self._rehearsed = True
+        with self._group.gradients_stay_local(wrapped, last=last), self._clock("time/learn"):
+            loss, metrics = wrapped(batch)
+            if last:
+                self._group.enter_collective(running.position.step)  # gradients are averaged on the way back
+            loss.backward()
+        running.source.learned(running.learner.row_errors)  # type: ignore[arg-type]
+        running.position.meter.add(metrics)
+
+
+class _Clock:
+    """Host seconds since the last restart, in all and by stage; on a GPU a stage's are the time to queue its work."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._stage = ""
-        self._start = 0.0
+        self._stage, self._start = "", 0.0
+        self.restart()
 
-    def __call__(self, stage: str) -> "Clock":
+    def restart(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._since
+
+    def __call__(self, stage: str) -> "_Clock":
         """Sets the stage of the next `with` block."""
         self._stage = stage
         return self
@@ -255,14 +274,4 @@ class Clock:
         self._start = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + time.perf_counter() - self._start
-
-    def seconds(self) -> dict[str, float]:
-        """Returns the seconds by stage since the last call and resets them."""
-        seconds, self._seconds = self._seconds, {}
-        return seconds
-
-
-def _learning_rate(optimization: Optimization) -> float:
-    rate = optimization.optimizer.param_groups[0]["lr"]
-    return float(rate.item() if isinstance(rate, torch.Tensor) else rate)
+        self.stages[self._stage] = self.stages.get(self._stage, 0.0) + time.perf_counter() - self._start

@@ -25,7 +25,7 @@ from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.publish import gate_of
-from reagent_lite.run.samples import present_shares, sources_of
+from reagent_lite.run.samples import logged_facts
 
 Rows = list[dict[str, Any]]
 
@@ -141,8 +141,8 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     part, _ = evaluator._scored_part(final=False)
     divided = evaluator._divided
     page = gather_page(part, torch.from_numpy(divided.split.scored.sequence[divided.order]), group)
-    facts = {"present": present_shares(data), "found": str(sources_of(config, data)[0].rows)}
-    told = {"name": name, "rows": len(part), **facts}
+    facts = logged_facts(config, data)
+    told = {"name": name, "rows": len(part), "present": facts.present, "found": str(facts.sources[0].rows)}
     if page is None:
         assert evaluation == Evaluation()
         return told
