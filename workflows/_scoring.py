@@ -23,7 +23,7 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.rows.reading import action_mask
-from reagent_lite.data.rows.table import by_name, list_array, map_array, typed_column
+from reagent_lite.data.rows.table import as_text, by_name, list_array, map_array, typed_column
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import Problem, nearest, raise_any
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
@@ -40,9 +40,9 @@ def scored_table(config: ScoreConfig) -> pa.Table:
 def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generator[pa.Table]:
     """Yields the actions and scores of rows, in order.
 
-    The columns are mdp_id and sequence_number, null where the input has none; action, a name or the features of a
-    candidate; index, its place among the model's actions or in possible_actions; score; action_probability; and with
-    `all_scores` scores by action, or a list by candidate, null where one may not be taken.
+    The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name or the
+    features of a candidate; index, its place among the model's actions or in possible_actions; score;
+    action_probability; and with `all_scores` scores by action, or a list by candidate, null where one may not be taken.
 
     Raises:
         BundleError: the model fails its check.
@@ -52,16 +52,18 @@ def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generato
     if isinstance(config.columns.get("state_features"), list):
         _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
     rng, seen, positions = np.random.default_rng(config.seed), (set[int](), set[int]()), [Position() for _ in files]
-    readers = readers_of((*_KEYS, "state_features", "possible_actions"))
+    columns, readers = set[str](), readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
         progress("scoring", "bytes") as show,
-        closing(read_blocks(files, partial(_predicted, bundle), positions, show, readers)) as blocks,
+        closing(read_blocks(files, partial(_predicted, bundle, config.keep), positions, show, readers)) as blocks,
     ):
         for block in blocks:
             for part in block:
+                columns.update(part.columns)
                 seen[0].update(part.state_ids)
                 seen[1].update(part.candidates.features.ids if part.candidates else ())
                 yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
+    require_columns(sorted(columns), config.keep, config.data_path)
     _require_features("state", bundle.state_feature_ids, seen[0], config.data_path)
     _require_features("candidate", bundle.action_feature_ids, seen[1], config.data_path)
 
@@ -84,13 +86,15 @@ class _Part:
     """Rows of a block.
 
     Attributes:
-        keys: columns of _KEYS.
+        columns: names of columns that the block has, the log's own of those to keep.
+        keys: columns of _KEYS, and those to keep.
         state_ids: features that the block has.
         candidates: None if actions are fixed.
         prediction: the prediction of the model.
     """
 
-    keys: list[pa.Array]
+    columns: set[str]
+    keys: dict[str, pa.Array]
     state_ids: tuple[int, ...]
     candidates: Lists | None
     prediction: Prediction
@@ -100,7 +104,7 @@ class _Part:
         index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else found.draw(rng)
         none, at = index < 0, np.maximum(index, 0)
         columns = {
-            **dict(zip(_KEYS, self.keys, strict=True)),
+            **self.keys,
             "action": self._actions(bundle, index),
             "index": pa.array(index, mask=none),
             "score": pa.array(np.take_along_axis(found.q, at[:, None], 1)[:, 0], mask=none),
@@ -130,7 +134,7 @@ class _Part:
         return list_array(pa.array(q[exists], mask=~mask[exists]), lengths, np.ones(len(q), bool))
 
 
-def _predicted(bundle: Bundle, block: Block) -> list[_Part]:
+def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]:
     """Returns the rows of a block with the model's predictions.
 
     Raises:
@@ -141,14 +145,18 @@ def _predicted(bundle: Bundle, block: Block) -> list[_Part]:
     faults, column = Faults(block), partial(column_of, block)
     state, present = features(column("state_features"), faults)
     require_present("state_features", present, faults)
-    keys = [typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()]
+    keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
+    fields = {name: block.file.columns.meaning(name) if block.file.columns else name for name in keep}
+    keys |= {name: as_text(column(one), faults)[0] for name, one in fields.items()}
+    columns = {*block.table.column_names, *(name for name, one in fields.items() if one in block.table.column_names)}
     values = state.aligned(bundle.state_feature_ids)
     if not bundle.parametric:
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
         faults.require_none()
         return [
             _Part(
-                keys=[key[part] for key in keys],
+                columns=columns,
+                keys={name: key[part] for name, key in keys.items()},
                 state_ids=state.ids,
                 candidates=None,
                 prediction=bundle.predict(values[part], mask=mask[part]),
@@ -165,6 +173,12 @@ def _predicted(bundle: Bundle, block: Block) -> list[_Part]:
         own = Lists(lists.lengths[part], FeatureMatrix(lists.features.ids, lists.features.values[span]))
         prediction = bundle.predict(values[part], candidates=choices[part])
         found.append(
-            _Part(keys=[key[part] for key in keys], state_ids=state.ids, candidates=own, prediction=prediction)
+            _Part(
+                columns=columns,
+                keys={name: key[part] for name, key in keys.items()},
+                state_ids=state.ids,
+                candidates=own,
+                prediction=prediction,
+            )
         )
     return found

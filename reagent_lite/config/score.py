@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.section import LocalPath, Section, Seed
+from reagent_lite.config.section import LocalPath, Names, Section, Seed
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
+
+SCORE_COLUMNS = ("mdp_id", "sequence_number", "action", "index", "score", "action_probability", "scores")
+"""What every table of scores has; `scores` where that is asked for."""
 
 
 class ScoreConfig(Section):
@@ -18,6 +21,9 @@ class ScoreConfig(Section):
     """The rows, in any format that training reads; a log need not have actions or rewards here."""
     columns: Columns = {}
     """The log's own names for columns of the contract, as data.columns of training."""
+    keep: Names = ()
+    """Further columns of the log that the scores have as well, by the log's own names and as text, such as keys to join
+    by; mdp_id and sequence_number are always there."""
     output_path: LocalPath = ""
     """.parquet, or another format that a log may have; replaced if it is there, and whole or not there at all."""
     policy: Literal["acting", "greedy"] = "acting"
@@ -35,5 +41,9 @@ class ScoreConfig(Section):
                 yield self.wrong(key, "a path", f"Or give --{key.removesuffix('_path')}")
         if self.output_path:
             yield from output_problems(self.output_path, LOG_SUFFIXES)
+        features = {name for source in self.columns.values() if isinstance(source, list) for name in source}
+        for name in self.keep:
+            if name in (*SCORE_COLUMNS, *features):
+                yield self.wrong("keep", f"columns other than {', '.join(SCORE_COLUMNS)}, and no features")
         if self.policy == "greedy":
             yield from self.changes("", ("seed",), "absent with policy greedy")

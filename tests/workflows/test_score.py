@@ -156,15 +156,20 @@ def test_every_format_has_the_same_scores(kind: str, tmp_path: Path, request: py
 def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     frame = pd.DataFrame({"3": [1.0, 0.0, -2.0], "age": [0.5, 2.0, -1.0], "customer": ["a", "b", "c"]})
+    frame["region"], frame["day"] = [7, None, 9], pd.to_datetime(["2026-11-01", "2026-11-02", None])
     columns = {"state_features": ["3", "age"], "mdp_id": "customer"}
-    table = reagent_lite.score(named, frame, config={"columns": columns, "policy": "greedy"})
-    assert table["mdp_id"].to_pylist() == ["a", "b", "c"]
+    config = {"columns": columns, "policy": "greedy", "keep": ["region", "customer", "day"]}
+    table = reagent_lite.score(named, frame, config=config)
+    assert table.column_names[:5] == ["mdp_id", "sequence_number", "region", "customer", "day"]
+    assert table["mdp_id"].to_pylist() == table["customer"].to_pylist() == ["a", "b", "c"]
+    assert table["region"].to_pylist() == ["7", None, "9"]
+    assert [one and one[:10] for one in table["day"].to_pylist()] == ["2026-11-01", "2026-11-02", None]
     assert table["action"].to_pylist() == ["mail", "call", "wait"]
     assert table["score"].to_pylist() == [1.0, 2.0, 0.0]
     assert table["sequence_number"].null_count == 3
     frame.to_parquet(tmp_path / "rows.parquet")
     flags = ("--model", str(named), "--data", str(tmp_path / "rows.parquet"), "--output", str(tmp_path / "s.parquet"))
-    command = run("score", {"columns": columns, "policy": "greedy"}, *flags)
+    command = run("score", config, *flags)
     assert command.code == 0, command.err
     assert {key: command.outcome[key] for key in ("rows", "undecided_rows")} == {"rows": 3, "undecided_rows": 0}
     assert pq.read_table(tmp_path / "s.parquet") == table
@@ -186,6 +191,9 @@ REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
     ("named", [{"state_features": {**STATE, "3": 1e39}}], {}, DataError, "finite numbers in state_features"),
     ("named", [{"state_features": STATE, "possible_actions": ["fax"]}], {}, DataError, "names of actions"),
     ("named", [], {}, DataError, "rows of data"),
+    ("named", [{"state_features": STATE, "regions": 1}], {"keep": ["region"]}, DataError, "column: 'regions'"),
+    ("named", [{"state_features": STATE}], {"keep": ["action"]}, ConfigError, "keep: expected columns other than"),
+    ("named", [{"age": 1}], {"keep": ["age"], "columns": {"state_features": ["age"]}}, ConfigError, "no features"),
     ("named", [{"state_features": STATE}], {"output_path": ""}, ConfigError, "output_path: expected a path"),
     ("named", [{"state_features": STATE}], {"output_path": "rows.jsonl"}, ConfigError, "apart from the input"),
     ("named", [{"state_features": STATE}], {"output_path": "s.xlsx"}, ConfigError, "a name that ends in"),

@@ -78,7 +78,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     kinds = {}
     for name in contract.extra:
         if name not in contract.rewards:
-            found[name], kinds[name] = _as_text(column[name], faults)
+            found[name], kinds[name] = as_text(column[name], faults)
     found |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
     require_present("mdp_id", valid_rows(found["mdp_id"]), faults, "It says which rows are one episode")
     todo = "It says in which order the rows of an episode happened"
@@ -290,7 +290,7 @@ def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) ->
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))
 
 
-def _as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
+def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     """Returns a further column's values as text, and of what kind they are, "" without any; bytes are faults."""
     array, kind, types = column.array, column.array.type, pa.types
     if array.null_count == len(array):
