@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, main_alone
-from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
+from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION
 from reagent_lite.data.stage import data_files, left_out, require_apart
@@ -62,7 +62,8 @@ def convert(config: ConvertConfig) -> Converted:
     for note in left_out(config.input_path):
         logger.warning(note)
     require_apart(config.input_path, files, {"output_path": target})
-    _require_of_its_kind(target)
+    if config.to_minari:
+        _require_replaceable(target)
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     found = Survey() if jsonl else survey(files)
@@ -94,14 +95,13 @@ def convert(config: ConvertConfig) -> Converted:
     )
 
 
-def _require_of_its_kind(target: Path) -> None:
-    """Refuses a target where something of another kind is."""
-    to_minari = target.name.endswith(MINARI_SUFFIX)
+def _require_replaceable(target: Path) -> None:
+    """Refuses a dataset in the place of something else."""
     is_dataset = (target / "data" / MINARI_DESCRIPTION).is_file()
-    if target.is_dir() and not (to_minari and (is_dataset or not any(target.iterdir()))):
-        kind = "a folder that is new or a Minari dataset" if to_minari else "a file"
+    if target.is_dir() and any(target.iterdir()) and not is_dataset:
+        kind = "a folder that is new or a Minari dataset"
         raise ConfigError(Problem("output_path", kind, f"the folder {target}", "Choose another name"))
-    if target.is_file() and to_minari:
+    if target.is_file():
         raise ConfigError(Problem("output_path", "a folder", f"the file {target}", "Choose another name"))
 
 

@@ -81,8 +81,6 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     """
     start = time.monotonic()
     given = None if config.output_path is None else Path(config.output_path).expanduser()
-    if given is not None and given.is_dir():
-        raise ConfigError(Problem("output_path", "a file", f"the folder {given}", "Choose another name"))
     models = _models(config)
     folder = models[0].path.resolve().parent if given is None else given.parent
     require_writable(folder, "output_path")

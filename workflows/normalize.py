@@ -74,14 +74,9 @@ def normalize(config: NormalizeConfig) -> Normalized:
     with needing("data", "training_data_path"):
         from reagent_lite.data.features.log import ACTION, STATE
     start = time.monotonic()
-    params, key = config.norm_params, "norm_params.output_dir"
-    folder = Path(params.output_dir or "").expanduser().absolute()
-    paths = {"training": config.training_data_path, "reference": config.reference_data_path}
-    files = {side: () if path is None else data_files(path, config.columns) for side, path in paths.items()}
-    for note in (note for path in paths.values() if path is not None for note in left_out(path)):
-        logger.warning(note)
-    # the name says which of the two data sets a file belongs to
-    inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
+    folder, key = Path(config.norm_params.output_dir or "").expanduser().absolute(), "norm_params.output_dir"
+    files = _files(config)
+    inputs = (*files["training"], *files["reference"])
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     settings |= {"version": VERSION, "compared": bool(files["reference"])}
@@ -92,8 +87,8 @@ def normalize(config: NormalizeConfig) -> Normalized:
     require_writable(folder.parent, key)
 
     training = _summary(config, files["training"], "reading", config.parametric)
-    fitted, drifts = _fitted(config, training), dict[str, Drift]()
-    hashes, parent = training.hashes, StageManifest.read(config.training_data_path)
+    fitted, drifts, hashes = _fitted(config, training), dict[str, Drift](), training.hashes
+    parent = StageManifest.read(config.training_data_path)
     if files["reference"]:
         reference = _summary(config, files["reference"], "reading the reference", training.parametric)
         hashes += reference.hashes
@@ -101,22 +96,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
             where = f"{config.training_data_path} and {config.reference_data_path}: {name}"
             drifts[name] = drift_between(column, reference.columns[name], config.drift, where=where)
     ids = {name: tuple(column.features) for name, column in training.columns.items()}
-    documents: Json = {f"{name}_norm.json": normalization_json(fit.spec) for name, fit in fitted.items()}
-    rows = {f"{name}_norm.json": {"rows": len(ids[name])} for name in fitted}
-    about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
-    columns = {name: fit.statistics for name, fit in fitted.items()}
-    documents["statistics.json"] = {"data": config.training_data_path, "seed": config.seed, **about, "columns": columns}
-    rows["statistics.json"] = {"rows": sum(map(len, ids.values()))}
-    if drifts:
-        documents["drift.json"] = {name: drift.document() for name, drift in drifts.items()}
-        rows["drift.json"] = {"rows": sum(len(drift.features) for drift in drifts.values())}
-    report = {
-        "parametric": training.parametric,
-        "rows_by_position": training.rows_by_position,
-        "types": {name: _counts(one.feature_type for one in fit.spec.features) for name, fit in fitted.items()},
-        "drift": {name: _counts(one.verdict for one in drift.features) for name, drift in drifts.items()} or None,
-        "notes": [note for fit in fitted.values() for note in fit.notes],
-    }
+    documents = _documents(config, training, fitted, drifts)
     manifest = StageManifest(
         kind=KIND,
         rows=training.rows,
@@ -126,16 +106,51 @@ def normalize(config: NormalizeConfig) -> Normalized:
         settings=settings,
         inputs=states_of(inputs, hashes),
         parent="" if parent is None else parent.digest,
-        report=report,
-        files=rows,
+        report={
+            "parametric": training.parametric,
+            "rows_by_position": training.rows_by_position,
+            "types": {name: _counts(one.feature_type for one in fit.spec.features) for name, fit in fitted.items()},
+            "drift": {name: _counts(one.verdict for one in drift.features) for name, drift in drifts.items()} or None,
+            "notes": [note for fit in fitted.values() for note in fit.notes],
+        },
+        files={name: {"rows": rows} for name, (rows, _) in documents.items()},
     )
     errors = disk_errors(str(folder), "a folder that can be written", "Free some space there")
     with errors, appearing_folder(folder) as temporary:
-        for name, tree in documents.items():
+        for name, (_, tree) in documents.items():
             write_whole(temporary / name, json.dumps(tree, indent=1, allow_nan=False).encode() + b"\n")
         manifest.write(temporary)
     _log_results(config, manifest, drifts)
     return _outcome(folder, manifest, start, skipped=False)
+
+
+def _files(config: NormalizeConfig) -> dict[str, tuple[InputFile, ...]]:
+    """Returns the files of the training and the reference data, with names that say to which of them they belong."""
+    found: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
+    for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
+        if path is not None:
+            for note in left_out(path):
+                logger.warning(note)
+            found[side] = tuple(replace(one, name=f"{side}/{one.name}") for one in data_files(path, config.columns))
+    return found
+
+
+def _documents(
+    config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted], drifts: dict[str, Drift]
+) -> dict[str, tuple[int, Json]]:
+    """Returns (number of features, content) of each file by its name."""
+    numbers = {name: len(column.features) for name, column in training.columns.items()}
+    found: dict[str, tuple[int, Json]] = {
+        f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
+    }
+    about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
+    statistics = {name: fit.statistics for name, fit in fitted.items()}
+    about = {"data": config.training_data_path, "seed": config.seed, **about, "columns": statistics}
+    found["statistics.json"] = (sum(numbers.values()), about)
+    if drifts:
+        compared = sum(len(drift.features) for drift in drifts.values())
+        found["drift.json"] = (compared, {name: drift.document() for name, drift in drifts.items()})
+    return found
 
 
 def _summary(

@@ -17,7 +17,7 @@ from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.console import logger
 from reagent_lite.data.stage import data_files, left_out, require_apart
-from reagent_lite.errors import ConfigError, Problem, counted, needing
+from reagent_lite.errors import ConfigError, counted, needing
 from reagent_lite.files import require_writable
 
 
@@ -56,8 +56,6 @@ def score(config: ScoreConfig) -> Scored:
     target = Path(config.output_path).expanduser().absolute()
     files = data_files(config.data_path, config.columns)
     require_apart(config.data_path, files, {"output_path": target})
-    if target.is_dir():
-        raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
     require_writable(target.parent, "output_path")
     for note in left_out(config.data_path):
         logger.warning(note)

@@ -95,8 +95,6 @@ def simulate(config: SimulateConfig) -> Simulated:
         from reagent_lite.data.writing.files import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser()
-    if target.is_dir():
-        raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
     with _own_keys():
         backend = open_backend(
             config.env,

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from typing import Final
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.section import LocalPath, Names, Section
-from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
+from reagent_lite.config.simulate import LOG_SUFFIXES, MINARI_SUFFIX, output_problems
 from reagent_lite.errors import Problem
 
-MINARI_SUFFIX: Final = ".minari"
 # What minari accepts as the name of a dataset.
 _DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
 

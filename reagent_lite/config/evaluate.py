@@ -12,6 +12,7 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.section import LocalPath, Positive, Section, Seed, Share
+from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
@@ -83,8 +84,8 @@ class EvaluateConfig(Section):
             unread = set(LogEvaluationConfig.model_fields) - {*_OF_INTERVALS, *_OF_TRAINING}
             for name, keys in (("", {"training_copy_dir", "timeline", "query"}), ("evaluation", unread)):
                 yield from self.changes(name, sorted(keys), "its default without data_path", "It is about the log")
-        if self.output_path is not None and not self.output_path.endswith(".json"):
-            yield self.wrong("output_path", "a file that ends in .json")
+        if self.output_path is not None:
+            yield from output_problems(self.output_path, (".json",))
         if self.temperature is not None and self.policy != "softmax":
             yield self.wrong("temperature", f"absent with policy {self.policy}", "It is of softmax")
         if self.query.actions:

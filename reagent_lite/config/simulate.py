@@ -1,6 +1,7 @@
 """The whole JSON of `workflows.simulate`: an environment, a policy that plays it, and the log that is written."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from reagent_lite.config.section import Count, LocalPath, Positive, Section, See
 from reagent_lite.errors import Problem
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
+MINARI_SUFFIX: Final = ".minari"
 _READ_BY: Final = {
     "model": ("greedy", "epsilon_greedy", "softmax"),
     "epsilon": ("epsilon_greedy",),
@@ -18,12 +20,14 @@ _READ_BY: Final = {
 
 
 def output_problems(path: str, suffixes: tuple[str, ...]) -> Iterator[Problem]:
-    """Yields what keeps `output_path` from naming a log of a known format."""
+    """Yields what keeps `output_path` from naming a file of one of the formats, or a Minari dataset."""
     name = path.rstrip("/").rpartition("/")[2]
     if not path:
         yield Problem("output_path", "a path", "nothing")
     elif not any(name.endswith(suffix) and name != suffix for suffix in suffixes):
         yield Problem("output_path", f"a name that ends in {', '.join(suffixes)}", repr(path))
+    elif Path(path).expanduser().is_dir() and not name.endswith(MINARI_SUFFIX):
+        yield Problem("output_path", "a file", f"the folder {path}", "Choose another name")
 
 
 class PlayConfig(Section):

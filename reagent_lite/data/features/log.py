@@ -6,6 +6,7 @@ files ─► blocks ─► in threads: states, candidates, hashes of rows ─►
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
-from reagent_lite.data.rows.contract import require_columns
+from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
 from reagent_lite.data.rows.maps import candidate_lists, features
@@ -69,27 +70,12 @@ def summarize_log(
         DataError: with file and line: no state_features, infinite values, keys that are no ids; no
             rows; actions of two kinds.
     """
-    merges: dict[str, Merge] = {
-        name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm
-    }
+    most = settings.max_unique_enum_values
+    merges: dict[str, Merge] = {name: Merge(settings.num_samples, most) for name in settings.cols_to_norm}
     positions = [Position() for _ in files]
     rows = by_position = 0
     refused, known = FaultsByKind(), parametric
-
-    def read(block: Block) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary]]:
-        """Returns (faults, rows known by position, whether actions are candidates, columns) of a block."""
-        faults, found = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
-        hashes, unnamed = _hashes(block, faults, seed)
-        with_features = _has_features(block) if parametric is None else parametric
-        if STATE in merges:
-            found[STATE] = _states(block, faults), hashes
-        if with_features and ACTION in merges:
-            of_row, candidates = _candidates(block, faults)
-            found[ACTION] = candidates, hashes[of_row]
-        most = settings.max_unique_enum_values
-        columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in found.items()}
-        return faults, unnamed, with_features, columns
-
+    read = partial(_summarized, settings, parametric, seed)
     for faults, unnamed, with_features, columns in read_blocks(files, read, positions, progress):
         rows, by_position = rows + len(faults.rows), by_position + unnamed
         refused.merge(faults.by_kind())
@@ -111,6 +97,23 @@ def summarize_log(
     )
 
 
+def _summarized(
+    settings: NormParams, parametric: bool | None, seed: int, block: Block
+) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary]]:
+    """Returns (faults, rows known by position, whether actions are candidates, columns) of a block."""
+    faults, found = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
+    hashes, unnamed = _hashes(block, faults, seed)
+    with_features = _has_features(block) if parametric is None else parametric
+    if STATE in settings.cols_to_norm:
+        found[STATE] = _states(block, faults), hashes
+    if with_features and ACTION in settings.cols_to_norm:
+        of_row, candidates = _candidates(block, faults)
+        found[ACTION] = candidates, hashes[of_row]
+    most = settings.max_unique_enum_values
+    columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in found.items()}
+    return faults, unnamed, with_features, columns
+
+
 def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
     """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
     codes, distinct = strings(column_of(block, "mdp_id"), faults)
@@ -124,7 +127,7 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
 def _states(block: Block, faults: Faults) -> FeatureMatrix:
     require_columns(block.table.column_names, (STATE,), block.where(0))
     found, present = features(column_of(block, STATE), faults)
-    faults.add(~present, STATE, lambda _: "null", rule=f"{STATE}_absent")
+    require_present(STATE, present, faults)
     return found
 
 

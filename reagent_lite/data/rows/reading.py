@@ -114,9 +114,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     else:
         choices = _discrete(column, faults, contract.actions)
 
-    ends = np.where(truncated & np.isnan(ends), 0.0, ends)
-    looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
-    terminal = np.where(np.isnan(ends), looks_terminal, ends == 1)
+    terminal = _terminal(ends, truncated, choices)
     lacking = ~terminal & np.isnan(next_state.values).all(axis=1)
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none")
     lacking = ~terminal & ~choices.has_next
@@ -161,6 +159,12 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         },
         faults=faults.by_kind(),
     )
+
+
+def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _Choices) -> Mask:
+    """Returns [n] whether each row is terminal, by `ends` [n] where that is no NaN, else as this module's text says."""
+    looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
+    return np.where(np.isnan(ends), looks_terminal & ~truncated, ends == 1)
 
 
 def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
