@@ -94,7 +94,7 @@ def test_a_wrong_row_on_one_host_ends_both_with_file_and_line(job: Make, lines: 
     second[3] = second[3].replace('"reward": 1.0', '"reward": NaN')
     work = job([first, second], **STEPS)
     started = work.start_all()
-    work.done(2, within=30)
+    work.done(2)
     for one in started:
         assert "job/train.jsonl:4" in one.stderr
     assert not (work.out() / "model").exists()
@@ -104,7 +104,7 @@ def test_missing_data_on_one_host_ends_both_before_training(two_hosts: Hosts, jo
     work = job()
     two_hosts[1].run("rm", two_hosts[1].data / "job/train.jsonl")
     started = work.start_all()
-    work.done(2, within=30)
+    work.done(2)
     for one in started:
         assert "node 1 (host node1" in one.stderr
         assert "train.jsonl" in one.stderr

@@ -49,6 +49,10 @@ class Run:
             wait_until(step.exists, self.logs)
         return started
 
+    def let_end(self) -> None:
+        """Makes workers end after their next step, in this attempt and later ones."""
+        self.hosts[0].write("end", b"")
+
     def logs(self) -> str:
         return "\n".join(f"== {i}\n{machine.stderr}" for i, machine in enumerate(self.started))
 
@@ -116,10 +120,11 @@ def test_a_network_that_is_cut_while_machines_meet(run: Run, heals: bool) -> Non
 def test_a_cut_that_heals(run: Run, seconds: float) -> None:
     """A short one is survived, after a longer one the run begins again."""
     longer = seconds > LOST_AFTER
-    both = run.under_way(steps=60 if longer else 120, restarts=2)
+    both = run.under_way(steps=2000, restarts=2)
     run.hosts[1].cut("silent")
     time.sleep(seconds)
     run.hosts[1].heal()
+    run.let_end()
     run.ends_well(int(longer))
     for machine in both:
         assert ("restart 1 of at most 2" in machine.stderr) == longer
@@ -130,9 +135,10 @@ def test_a_cut_that_heals(run: Run, seconds: float) -> None:
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, silent: bool) -> None:
     """Node 0's new start begins with attempt 0; the other one's makes node 0 begin attempt 1."""
-    both = run.under_way(steps=60, restarts=1)
+    both = run.under_way(steps=2000, restarts=1)
     host, other = run.hosts[victim], both[1 - victim]
     host.kill_all(silent=silent)
+    run.let_end()
     again = run.start(host)
     assert (again.wait(90), other.wait(90)) == (0, 0), run.logs()
     assert ("lost node 0: run " if victim == 0 else f"node 1 (host node1, pid {both[1].pid})") in other.stderr
@@ -169,8 +175,9 @@ def test_a_share_that_cannot_be_used(run: Run, fault: Fault, words: str) -> None
 
 @SLOW
 def test_a_share_that_hangs_later_does_not_matter(run: Run) -> None:
-    run.under_way(steps=60)
+    run.under_way(steps=2000)
     run.hosts.share_fault("hangs")
+    run.let_end()
     wait_until(run.hosts[0].seen_from_here(run.hosts[0].data / "sum_0").exists, run.logs, 60)
     run.hosts.share_heal()
     run.ends_well()

@@ -168,7 +168,10 @@ def main(options: dict[str, Any]) -> None:
 
 
 def work(options: dict[str, Any]) -> None:
-    """Sums over ranks `steps` times; the victim fails as `work` says after step 3 of the first attempt."""
+    """Sums over ranks `steps` times, or until a file `end` is there.
+
+    The victim fails as `work` says after step 3 of the first attempt.
+    """
     end_with_parent()
     place = Place.read()
     assert place is not None
@@ -183,7 +186,7 @@ def work(options: dict[str, Any]) -> None:
         with group.waiting_at_most(options.get("wait", 60), then=60):
             for step in range(steps):
                 group.enter_collective(step)
-                total = group.sum(torch.tensor([place.rank + 1, len(stops)]))
+                total = group.sum(torch.tensor([place.rank + 1, len(stops), (out / "end").exists()]))
                 if total[1]:
                     group.barrier()
                     sys.exit(Preempted.exit_code)
@@ -191,6 +194,8 @@ def work(options: dict[str, Any]) -> None:
                     fail(task, options)
                 time.sleep(0.05 if steps > 1 else 0)
                 (out / f"step_{place.rank}").write_text(str(step))
+                if total[2]:
+                    break
         node = f"node {place.node} of {place.num_nodes} local {place.local_rank}"
         line = f"{int(total[0])} attempt {attempt_here()} {node}"
         (out / f"sum_{place.rank}").write_text(line)
