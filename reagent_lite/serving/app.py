@@ -55,7 +55,7 @@ _ERRORS = _answers(
         408: "The body did not arrive in time",
         413: "The body is too large",
         422: "The body is wrong",
-        503: "The log cannot be written: try again later",
+        503: "The log cannot be written, or too many requests wait: try again later",
     }
 )
 _JSON = "Send the header content-type: application/json"

@@ -9,6 +9,7 @@ from reagent_lite.errors import Problem
 from reagent_lite.serving.bodies import RefusedError, refusal
 from reagent_lite.serving.figures import Figures
 
+_MOST_AT_ONCE = 1000  # bodies that a worker reads or decides; another is answered 503, not late
 _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")
 
 
@@ -17,14 +18,15 @@ class Limits:
 
     def __init__(self, app: Any, config: ServeConfig, figures: Figures) -> None:
         self._app, self._config, self._figures = app, config, figures
-        self._most = int(config.max_body_kb * 1000)
+        self._most, self._posts = int(config.max_body_kb * 1000), 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers 408 and 413, or hands the request on."""
+        """Answers 408, 413 and, of more than can be handled at once, 503; or hands the request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        begun, status, posted = time.perf_counter(), 500, scope["method"] == "POST"
+        self._posts += posted
 
         async def sending(message: Any) -> None:
             nonlocal status
@@ -32,18 +34,20 @@ class Limits:
             await send(message)
 
         try:
-            if scope["method"] == "POST":
-                body = await self._body(scope, receive)
-                receive = _replayed(body, receive)
+            if posted:
+                receive = _replayed(await self._body(scope, receive), receive)
             await self._app(scope, receive, sending)
         except RefusedError as error:
             await refusal(error.status, error.problems, {"connection": "close"})(scope, receive, sending)
         finally:
+            self._posts -= posted
             path = scope["path"] if scope["path"] in _ROUTES else "other"
             self._figures.requests.labels(path, str(status)).inc()
             self._figures.seconds.labels(path).observe(time.perf_counter() - begun)
 
     async def _body(self, scope: Any, receive: Any) -> bytes:
+        if self._posts > _MOST_AT_ONCE:
+            raise RefusedError(503, Problem("requests", f"at most {_MOST_AT_ONCE} at once", "more", "Try again later"))
         body, more, length = b"", True, int(dict(scope["headers"]).get(b"content-length", b"0"))
         try:
             async with asyncio.timeout(self._config.request_seconds):

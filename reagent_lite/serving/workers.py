@@ -10,6 +10,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
@@ -37,7 +38,6 @@ from reagent_lite.serving.served_model import ServedModel
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests that are under way
-_MOST_CONNECTIONS = 900  # of a worker: a process may usually open 1024 files, and the log needs some
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -128,6 +128,8 @@ def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> i
 
 def _work(config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any) -> None:
     """Serves in a process of its own."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else 1000 connections leave no file to the log
     stopping = threading.Event()
     for one in _SIGNALS:
         signal.signal(one, lambda *_: stopping.set())
@@ -147,12 +149,7 @@ async def _answering(
         async with _rewards(config, number, shared, log) as join:
             app = create_app(config, number, model, log, join)
             settings = uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
+                app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=_GRACE_SECONDS
             )
             server = uvicorn.Server(settings)
             loop = asyncio.get_running_loop()

@@ -163,6 +163,18 @@ def together(worker: Worker, bodies: list[Any]) -> list[httpx.Response]:
     return asyncio.run(answers())
 
 
+def test_more_requests_than_a_worker_handles_at_once_are_told_to_come_later(
+    named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reagent_lite.serving.limits._MOST_AT_ONCE", 2)
+    worker = opened(named)
+    for _ in range(2):
+        answers = together(worker, [{"rows": [ROW]}] * 5)
+        assert [one.status_code for one in answers] == [200, 200, 503, 503, 503]
+        assert answers[4].json()["problems"][0]["todo"] == "Try again later"
+    assert worker.client.get("/healthz").json()["waiting"] == worker.log.waiting == 4
+
+
 def test_a_row_without_a_value_is_refused_beside_others(candidates: Path, opened: Open) -> None:
     worker, items = opened(candidates), [{"7": 1.0, "8": 1e38}]
     bodies = [{"rows": [{"state_features": {"age": age}, "possible_actions": items}]} for age in (0.5, 1e38, 0.25)]
