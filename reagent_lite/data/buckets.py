@@ -1,7 +1,7 @@
 """Rows in buckets by a hash, on a disk where memory is short, so that any number of them can be sorted group by group.
 
     rows ─► held until they are a chunk ─► dealt by hash ─► in memory while there is room, else one file a bucket
-    groups of buckets, of some 16 MiB each ◄────────────────────────────────────────────────────────────┘
+    groups of buckets, to be sorted ◄───────────────────────────────────────────────────────────────────┘
 
 Rows of one hash are in one group, in the order in which they were added.
 """
@@ -22,8 +22,6 @@ from reagent_lite.data.formats.schema import in_one_piece
 
 HASHES = 2**32
 """Hashes are below it."""
-GROUP_BYTES = 1 << 24
-"""Size in memory of the rows that are sorted together; a sort takes twice as much in addition."""
 _BUCKETS = 512
 _MOST_CHUNK_BYTES = 1 << 26
 
@@ -81,12 +79,12 @@ class Buckets:
             with pa.OSFile(str(self._paths[number]), "ab") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table.slice(start, stop - start))
 
-    def groups(self) -> list[Group]:
-        """Returns the groups that have rows, in the order of their hashes, once all rows are added."""
+    def groups(self, num_bytes: int) -> list[Group]:
+        """Returns all rows, once they are added, in groups of about `num_bytes` in memory, in the order of hashes."""
         if self._chunk:
             self._deal()
         size = self._bytes / max(1, self._rows.sum())
-        changes = np.diff(np.cumsum(self._rows) * size // GROUP_BYTES)
+        changes = np.diff(np.cumsum(self._rows) * size // num_bytes)
         bounds = itertools.pairwise((0, *(np.flatnonzero(changes) + 1).tolist(), _BUCKETS))
         groups = [Group(start=start, stop=stop, rows=int(self._rows[start:stop].sum())) for start, stop in bounds]
         return [group for group in groups if group.rows]

@@ -39,6 +39,8 @@ from reagent_lite.data.stage import StageManifest, data_files, left_out, require
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
 KIND = "shard"
+GROUP_BYTES = 1 << 24
+"""Size in memory of the rows that are sorted together and go to one file; two threads hold three times as much each."""
 _MEMORY_BYTES = 1 << 27
 """What rows take in memory, at most, before they go to the disk."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
@@ -217,7 +219,7 @@ def _sorted(tables: list[pa.Table], schema: pa.Schema) -> tuple[pa.Table, NDArra
 
 def _write(schema: pa.Schema, buckets: Buckets, shards: Sequence[_Shard]) -> None:
     """Writes the rows of buckets in the order of their hashes, and to each shard as many as it lacks."""
-    groups = buckets.groups()
+    groups = buckets.groups(GROUP_BYTES)
     ends = np.cumsum([group.rows for group in groups])
     wanted = np.cumsum([one.lacking for one in shards])
     wanted = wanted[:-1] * (ends[-1] / wanted[-1])

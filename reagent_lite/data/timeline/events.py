@@ -25,7 +25,7 @@ from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.schema import filled
+from reagent_lite.data.formats.schema import filled, valid_rows
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import NO_RULE, Faults
 from reagent_lite.data.rows.table import event_schema, event_table
@@ -63,7 +63,6 @@ class Checked:
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
-        nbytes: bytes of those taken, in memory.
         hashes: sha256 of each file.
         days: the first and the last value of ds, none where nothing depends on it.
         seen: columns that have a value in some row.
@@ -76,7 +75,6 @@ class Checked:
 
     rows: int = 0
     taken: int = 0
-    nbytes: int = 0
     hashes: list[str] = field(default_factory=list)
     days: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -90,7 +88,6 @@ class Checked:
         """Adds what was found in later rows."""
         self.rows += other.rows
         self.taken += other.taken
-        self.nbytes += other.nbytes
         self.hashes += other.hashes
         self.days = [pick(self.days + other.days) for pick in (min, max) if self.days + other.days]
         self.seen |= other.seen
@@ -170,8 +167,9 @@ def _take(
     places = (hashes[:, _PLACE].astype(np.int64), folder.astype(np.int32), rules, file, block.lines)
     for (name, kind), values in zip(_PLACED.items(), places, strict=True):
         table = table.append_column(name, pa.array(values, kind))
-    table = table if taken.all() else table.filter(pa.array(taken))
-    found.taken, found.nbytes = table.num_rows, table.nbytes
+    found.taken = int(taken.sum())
+    placed = taken & valid_rows(ids)
+    table = table if placed.all() else table.filter(pa.array(placed))
     found.metrics = set(pc.unique(table.column("metrics").combine_chunks().keys).to_pylist()) if rows else set()
     return table, found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +17,10 @@ from reagent_lite.data.formats.schema import in_one_piece, to_numpy
 from reagent_lite.data.timeline.events import ORDER, Checked, check_events
 from reagent_lite.data.timeline.pairing import Counts, Pairing
 from reagent_lite.files import room_in
+
+GROUP_BYTES = 1 << 23
+"""Size in memory of the events that are sorted and paired together, but for a longer episode; some ten times as much is
+on its way then."""
 
 
 class LocalEngine:
@@ -38,11 +42,10 @@ class LocalEngine:
         """Reads and keeps the events of the files; see Engine."""
         with room_in(self._folder, "temporary_directory"):
             found = check_events(config, files, 0, self._add, show)
-            self._groups = self._buckets.groups()
+            self._groups = self._buckets.groups(GROUP_BYTES)
         return found
 
     def _add(self, table: pa.Table) -> None:
-        table = table.filter(pc.is_valid(table.column("mdp_id")))
         self._buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
 
     def lengths(self) -> Counter[int]:
@@ -59,14 +62,13 @@ class LocalEngine:
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes the transitions of the events in order; see Engine."""
-        return pairing.write(self._sorted(), folders, show)
-
-    def _sorted(self) -> Iterator[pa.Table]:
-        for group in self._groups:
-            tables = self._buckets.tables(group)
-            keys = pa.concat_tables(one.select(ORDER) for one in tables)
-            yield in_order(tables, pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in ORDER]))
+        return pairing.write((_sorted(self._buckets.tables(group)) for group in self._groups), folders, show)
 
     def close(self) -> None:
         """Gives Arrow its own memory pool back."""
         pa.set_memory_pool(self._pool)
+
+
+def _sorted(tables: list[pa.Table]) -> pa.Table:
+    keys = pa.concat_tables(one.select(ORDER) for one in tables)
+    return in_order(tables, pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in ORDER]))

@@ -38,7 +38,7 @@ from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_
 Batches = Iterable[pa.RecordBatch]
 _LENGTHS = (
     "SELECT length, COUNT(*) AS episodes FROM (SELECT COUNT(DISTINCT sequence_number) AS length FROM events "
-    "WHERE mdp_id IS NOT NULL GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length"
+    "GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length"
 )
 _CHECKED, _COUNTS = TypeAdapter(Checked), TypeAdapter(Counts)
 
@@ -99,7 +99,7 @@ class SparkEngine:
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (
             f"SELECT /*+ REPARTITION({files}, part) */ * FROM (SELECT *, FLOOR(_place * {files} / {HASHES}) AS part "
-            f"FROM events WHERE mdp_id IS NOT NULL) events SORT BY {', '.join(ORDER)}"
+            f"FROM events) events SORT BY {', '.join(ORDER)}"
         )
         together = folders[0] / "spark.tmp"  # on the same disk as the files will be
         together.mkdir()
