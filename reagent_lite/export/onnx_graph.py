@@ -94,7 +94,7 @@ class _Writer(Interpreter):
         elif isinstance(self.value, Tensor | torch.Size | int):
             call = n.target if isinstance(n.target, str) else n.target.__name__
             if call not in _CALLS:
-                raise NotImplementedError(f"torch's {call} in a model that is exported: add it to _CALLS of {__name__}")
+                raise NotImplementedError(f"torch's {call} has no ONNX form here: one may be added to _CALLS of {__name__}")
             self._names[n] = _CALLS[call](self, *n.args, **n.kwargs)
         return self.value
 
@@ -176,6 +176,42 @@ def _any(w: _Writer, x: Node, dim: int) -> str:
     return w.add("Cast", largest, to=TensorProto.BOOL)
 
 
+def _layer_norm(
+    w: _Writer, x: Node, shape: Sequence[int], *, weight: Node | None, bias: Node | None, eps: float
+) -> str:
+    scale = w.constant(torch.ones(tuple(shape))) if weight is None else w.name_of(weight)
+    shift = () if bias is None else (w.name_of(bias),)
+    return w.add("LayerNormalization", w.name_of(x), scale, *shift, axis=-len(shape), epsilon=eps)
+
+
+def _permuted(w: _Writer, x: Node, *order: Any) -> str:
+    axes = order[0] if isinstance(order[0], Sequence) else order
+    return w.add("Transpose", w.name_of(x), perm=[axis % len(axes) for axis in axes])
+
+
+def _swapped(w: _Writer, x: Node, first: int, second: int) -> str:
+    order = list(range(w.value_of(x).dim()))
+    order[first], order[second] = order[second], order[first]
+    return _permuted(w, x, order)
+
+
+def _reshaped(w: _Writer, x: Node, *sizes: Any) -> str:
+    return w.add("Reshape", w.name_of(x), w.sizes(sizes[0] if isinstance(sizes[0], Sequence) else sizes))
+
+
+def _unflattened(w: _Writer, x: Node, dim: int, sizes: Sequence[Any]) -> str:
+    axis, whole = dim % w.value_of(x).dim(), w.add("Shape", w.name_of(x))
+    before = w.add("Slice", whole, w.ints(0), w.ints(axis))
+    after = w.add("Slice", whole, w.ints(axis + 1), w.ints(_END))
+    return w.add("Reshape", w.name_of(x), w.add("Concat", before, w.sizes(sizes), after, axis=0))
+
+
+def _stacked(w: _Writer, tensors: Sequence[Node], dim: int = 0) -> str:
+    axis = dim % w.value.dim()
+    parts = [w.add("Unsqueeze", w.operand(one), w.ints(axis)) for one in tensors]
+    return w.add("Concat", *parts, axis=axis)
+
+
 def _clamp(w: _Writer, x: Node, min: float | None = None, max: float | None = None) -> str:
     return w.add("Clip", w.operand(x), *("" if bound is None else w.operand(bound) for bound in (min, max)))
 
@@ -212,10 +248,12 @@ def _gelu(w: _Writer, x: Node, **_: Any) -> str:
 
 
 _CALLS: Final[dict[str, _Call]] = {
+    "abs": _elementwise("Abs"),
     "add": _elementwise("Add"),
     "and_": _elementwise("And"),
-    "cat": lambda w, tensors, dim: w.add("Concat", *map(w.operand, tensors), axis=dim),
+    "cat": lambda w, tensors, dim=0: w.add("Concat", *map(w.operand, tensors), axis=dim),
     "clamp": _clamp,
+    "cos": _elementwise("Cos"),
     "eq": _compared("Equal"),
     "exp": _elementwise("Exp"),
     "ge": _compared("GreaterOrEqual"),
@@ -223,12 +261,17 @@ _CALLS: Final[dict[str, _Call]] = {
     "isinf": _unary("IsInf"),
     "isnan": _unary("IsNaN"),
     "log": _elementwise("Log"),
+    "matmul": _elementwise("MatMul"),
     "masked_fill": lambda w, x, mask, value: w.add("Where", w.name_of(mask), w.operand(value), w.operand(x)),
     "maximum": _elementwise("Max"),
     "minimum": _elementwise("Min"),
     "mul": _elementwise("Mul"),
     "ne": lambda w, *x: w.add("Not", _compared("Equal")(w, *x)),
+    "neg": _elementwise("Neg"),
     "or_": _elementwise("Or"),
+    "pow": _elementwise("Pow"),
+    "sin": _elementwise("Sin"),
+    "sqrt": _elementwise("Sqrt"),
     "sub": _elementwise("Sub"),
     "truediv": _elementwise("Div"),
     "where": lambda w, mask, x, y: w.add("Where", w.name_of(mask), w.operand(x), w.operand(y)),
@@ -239,29 +282,41 @@ _CALLS: Final[dict[str, _Call]] = {
     "flatten": lambda w, x, *_: w.add("Flatten", w.name_of(x), axis=-1),  # all axes but the last
     "getattr": lambda w, x, _: w.add("Shape", w.name_of(x)),
     "getitem": _item,
+    "float": lambda w, x: w.operand(x),
     "index_select": lambda w, x, dim, index: w.add("Gather", w.name_of(x), w.name_of(index), axis=dim),
+    "long": lambda w, x: w.operand(x),
+    "permute": _permuted,
+    "reshape": _reshaped,
+    "size": lambda w, x, dim: w.add("Slice", w.add("Shape", w.name_of(x)), w.ints(dim), w.ints(dim + 1 or _END)),
     "squeeze": lambda w, x, dim: w.add("Squeeze", w.name_of(x), w.ints(dim)),
+    "stack": _stacked,
     "to": lambda w, x, _: w.operand(x),
+    "transpose": _swapped,
+    "unflatten": _unflattened,
     "unsqueeze": lambda w, x, dim: w.add("Unsqueeze", w.name_of(x), w.ints(dim)),
-    "view": lambda w, x, *sizes: w.add("Reshape", w.name_of(x), w.sizes(sizes)),
+    "view": _reshaped,
     "view_as": lambda w, x, other: w.add("Reshape", w.name_of(x), w.add("Shape", w.name_of(other))),
     # over an axis
     "amax": _reduced("ReduceMax"),
     "any": _any,
     "argmax": lambda w, x, dim, keepdim=False: w.add("ArgMax", w.name_of(x), axis=dim, keepdims=int(keepdim)),
     "mean": _reduced("ReduceMean"),
-    "softmax": lambda w, x, dim: w.add("Softmax", w.name_of(x), axis=dim),
+    "softmax": lambda w, x, dim, **_: w.add("Softmax", w.name_of(x), axis=dim),
     "sum": _reduced("ReduceSum"),
     # layers
     "batch_norm": _batch_norm,
     "dropout": lambda w, x, **_: w.name_of(x),
     "elu": _unary("Elu"),
+    "embedding": lambda w, x, weight, **_: w.add("Gather", w.name_of(weight), w.name_of(x), axis=0),
     "gelu": _gelu,
+    "layer_norm": _layer_norm,
     "leaky_relu": lambda w, x, negative_slope, **_: w.add("LeakyRelu", w.name_of(x), alpha=negative_slope),
     "linear": _linear,
     "relu": _unary("Relu"),
     "selu": _unary("Selu"),
     "sigmoid": _unary("Sigmoid"),
+    "mish": _unary("Mish"),
     "silu": lambda w, x, **_: w.add("Mul", w.name_of(x), w.add("Sigmoid", w.name_of(x))),
+    "softplus": _unary("Softplus"),
     "tanh": _unary("Tanh"),
 }

@@ -118,8 +118,9 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
         require_formats(_predictor(config, source.normalization, one))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
-        todo = "reagent_lite/export/onnx_graph.py lists the operations; more can be added there"
-        raise ConfigError(Problem("training.network", expected, f"{type(error).__name__}: {error}", todo)) from error
+        todo = "Use the operations that _CALLS of reagent_lite/export/onnx_graph.py lists, or add one there"
+        got = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # torch adds lines on its own graph
+        raise ConfigError(Problem("training.network", expected, got, todo)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,52 @@
+"""What a network of one's own may call: the written graph gives torch's values, for any number of rows."""
+
+from collections.abc import Callable
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reagent_lite.export.onnx_graph import onnx_model
+
+
+class Called(nn.Module):
+    """A call on [B, 6] as a predictor has it: its results are a tuple."""
+
+    def __init__(self, call: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.call, self.layers = call, nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.call(x, *self.layers),)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Called(lambda x, layer: layer(x), nn.LayerNorm(6)),
+        Called(lambda x, layer: layer(x), nn.LayerNorm(6, elementwise_affine=False)),
+        Called(nn.Mish()),
+        Called(nn.Softplus()),
+        Called(nn.Softmax(dim=-1)),
+        Called(lambda x: x.unflatten(1, (3, 2))),
+        Called(lambda x: x.unflatten(-1, (-1, 3)).transpose(1, 2)),
+        Called(lambda x: x.reshape(x.size(0), 2, 3).permute(0, -1, 1)),
+        Called(lambda x: x.view((-1, 3, 2))),
+        Called(lambda x: torch.stack((x, x * 2), dim=1) @ torch.stack([x, -x], -1)),
+        Called(lambda x: torch.stack([x.sin(), x.cos()])),
+        Called(lambda x: torch.cat([x, x])),
+        Called(lambda x: 1 / (1 + x.abs()).sqrt() - x**2),
+        Called(lambda x, layer: layer(x.abs().clamp(0, 4).long()).mean(1).float(), nn.Embedding(5, 3)),
+        Called(lambda x: F.softmax(x @ x.transpose(0, 1), dim=1) @ x),
+    ],
+)
+def test_a_call_has_torchs_values(module: Called) -> None:
+    generator = torch.Generator().manual_seed(0)
+    example, rows = torch.randn(3, 6, generator=generator), torch.randn(5, 6, generator=generator)
+    [expected] = module.eval()(rows)
+    found = {"y": tuple(f"axis_{axis}" for axis in range(expected.dim()))}
+    model = onnx_model(module, (example,), inputs={"x": ("batch", 6)}, outputs=found)
+    [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": rows.numpy()})
+    torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
