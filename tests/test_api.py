@@ -215,7 +215,7 @@ def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -
 @pytest.mark.parametrize(
     ("arguments", "code", "shown"),
     [
-        ([], 0, "commands: benchmark, configs, convert, doctor, dqn"),
+        ([], 0, "  score           Score rows with an exported model\n"),
         (["fit"], 2, "expected one of benchmark, configs"),
         (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: expected a readable JSON file"),
         (["timeline", "--print_schema"], 0, '"inputTableName"'),

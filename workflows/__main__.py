@@ -1,13 +1,21 @@
 """The command `reagent-lite`, which is `python -m workflows`: its first argument names the workflow."""
 
+import ast
 import os
 import pkgutil
 import runpy
 import sys
+from pathlib import Path
 
 import workflows
 
 _COMMANDS = sorted(one.name for one in pkgutil.iter_modules(workflows.__path__) if not one.name.startswith("_"))
+
+
+def _purpose(name: str) -> str:
+    """Returns what a command does, from the docstring of its module, which is not imported."""
+    source = (Path(workflows.__path__[0]) / f"{name}.py").read_text()
+    return (ast.get_docstring(ast.parse(source)) or "").partition(":")[0]
 
 
 def main() -> int:
@@ -15,7 +23,9 @@ def main() -> int:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(
-            f"usage: reagent-lite COMMAND [arguments]\n\ncommands: {', '.join(_COMMANDS)}\n\n"
+            "usage: reagent-lite COMMAND [arguments]\n\n"
+            + "".join(f"  {name:16}{_purpose(name)}\n" for name in _COMMANDS)
+            + "\n"
             "reagent-lite COMMAND --help explains one; it is the same as python -m workflows.COMMAND."
         )
         return 0

@@ -1,4 +1,4 @@
-"""Train DQN over named actions from logged transitions: python -m workflows.dqn --config x.json."""
+"""Train DQN over named actions, from a log or in simulation: python -m workflows.dqn --config x.json."""
 
 import sys
 

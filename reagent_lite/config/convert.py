@@ -13,7 +13,7 @@ _DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
 
 
 class ConvertConfig(Section):
-    """`python -m workflows.convert`: a log, row for row, in another format."""
+    """`python -m workflows.convert`: writes a log in another format, row for row."""
 
     input_path: str = ""
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""

@@ -10,7 +10,7 @@ from reagent_lite.errors import Problem
 
 
 class NormalizeConfig(Section):
-    """`python -m workflows.normalize`: type and statistics of every feature, and drift between two data sets."""
+    """`python -m workflows.normalize`: finds type and statistics of every feature, and drift between two data sets."""
 
     training_data_path: str = ""
     """Events, transitions or a stage's folder, in any format that training reads; local path or URL."""

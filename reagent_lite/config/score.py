@@ -13,7 +13,7 @@ SCORE_COLUMNS = ("mdp_id", "sequence_number", "action", "index", "score", "actio
 
 
 class ScoreConfig(Section):
-    """`python -m workflows.score`: the action that an exported model chooses for every row, with its score."""
+    """`python -m workflows.score`: writes the action that an exported model chooses for every row, with its score."""
 
     model: str = ""
     """Folder of an exported model."""

@@ -12,7 +12,7 @@ from reagent_lite.errors import Problem
 
 
 class ShardConfig(Section):
-    """`python -m workflows.shard`: one part of the rows, or one copy, for each machine; and the fetch of one."""
+    """`python -m workflows.shard`: gives each machine a part of the rows, or all of them in an order of its own."""
 
     training_data_path: str = ""
     """A timeline's folder, or any file or folder of rows in a format that training reads."""

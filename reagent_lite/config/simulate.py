@@ -73,7 +73,7 @@ class ValueOfConfig(PlayConfig):
 
 
 class SimulateConfig(EnvironmentConfig):
-    """`python -m workflows.simulate`: a policy plays an environment and writes its log, with true propensities."""
+    """`python -m workflows.simulate`: plays a policy in an environment and writes its log, with true propensities."""
 
     num_envs: Count = 256
     """Environments side by side; no more are started than there are episodes to write."""

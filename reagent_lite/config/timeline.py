@@ -147,7 +147,7 @@ class EngineKeys(Section):
 
 
 class TimelineConfig(EngineKeys):
-    """`python -m workflows.timeline`: logged decisions become transitions, paired by episode."""
+    """`python -m workflows.timeline`: makes transitions of logged decisions, which it pairs by episode."""
 
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()

@@ -359,7 +359,7 @@ def has_named_actions(tree: Mapping[str, Any], overrides: Iterable[str] = ()) ->
 
 
 class DqnConfig(WorkflowConfig):
-    """`python -m workflows.dqn`: a fixed set of actions."""
+    """`python -m workflows.dqn`: learns a policy over named actions, evaluates it and exports it."""
 
     def rules(self) -> Iterator[Problem]:
         """Adds the rules of named actions."""
@@ -381,7 +381,7 @@ class DqnConfig(WorkflowConfig):
 
 
 class ParametricDqnConfig(WorkflowConfig):
-    """`python -m workflows.parametric_dqn`: candidates with features, a list per row."""
+    """`python -m workflows.parametric_dqn`: learns a policy over candidates with features, evaluates it and exports it."""
 
     parametric: ClassVar[bool] = True
 

@@ -94,7 +94,9 @@ class _Writer(Interpreter):
         elif isinstance(self.value, Tensor | torch.Size | int):
             call = n.target if isinstance(n.target, str) else n.target.__name__
             if call not in _CALLS:
-                raise NotImplementedError(f"torch's {call} has no ONNX form here: one may be added to _CALLS of {__name__}")
+                raise NotImplementedError(
+                    f"torch's {call} has no ONNX form here: one may be added to _CALLS of {__name__}"
+                )
             self._names[n] = _CALLS[call](self, *n.args, **n.kwargs)
         return self.value
 

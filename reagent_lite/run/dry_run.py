@@ -383,7 +383,8 @@ def memory_lines(run: DryRun) -> Iterator[str]:
     for need in run.needs:
         yield f"{need.name} {size_text(need.bytes)} = {need.formula}"
     free = "not known" if run.free is None else size_text(run.free)
-    yield f"{size_text(run.memory)} in total; free: {free} ({run.free_of})"
+    total = f"{size_text(run.memory)} in total; " if run.needs else ""
+    yield f"{total}free: {free} ({run.free_of})"
 
 
 def _machine_lines(run: DryRun) -> Iterator[str]:

@@ -364,3 +364,11 @@ def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: i
         f"{counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(parts, unit)}, learning rate "
         f"{config.training.learning_rate:g} (not scaled), on {group.device}"
     )
+    rate, warm = config.rl.target_update_rate, config.training.warm_start_model_path is not None
+    moved = 1 - (1 - rate) ** plan.num_steps
+    if moved < 0.5 and config.rl.gamma and not warm and group.is_first:
+        logger.warning(
+            f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} of "
+            "the way to what is learned, so that values hardly count what follows the next reward. Raise it, or take "
+            "more steps: more epochs, or a smaller training.minibatch_size"
+        )

@@ -220,6 +220,16 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
     assert (done.code, done.outcome["rows"]) == (0, 2), done.err
 
 
+@pytest.mark.parametrize(("rate", "gamma", "warned"), [(0.01, 0.9, True), (0.2, 0.9, False), (0.01, 0.0, False)])
+def test_a_target_network_that_hardly_moves_is_a_warning(
+    small: dict[str, Any], caplog: pytest.LogCaptureFixture, rate: float, gamma: float, warned: bool
+) -> None:
+    steps = trained(merged(small, {"rl": {"target_update_rate": rate, "gamma": gamma}})).steps
+    assert steps == 14  # 200 rows in batches of 32, twice: 1 - 0.99^14 = 13.1 %, 1 - 0.8^14 = 96 %
+    said = f"14 steps at rl.target_update_rate {rate:g} move the target network 13.1% of the way"
+    assert (said in caplog.text) == ("move the target network" in caplog.text) == warned
+
+
 def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = trained(small | {"rainbow": {"bcq": True}})
     before = weights(first.model)

@@ -61,7 +61,9 @@ def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
     assert lines[0] == "1 cpu process, 32 rows per minibatch, 32 on each"
     assert lines[1].startswith("parallel ddp: each process draws 32 rows")
     assert only(lines, "rows") == "rows and steps: not known before the data is read"
-    assert "memory per process: networks: not known before the data is read" in lines
+    memory = [line for line in lines if line.startswith("memory per process: ")]
+    assert memory[0] == "memory per process: networks: not known before the data is read"
+    assert memory[-1].startswith("memory per process: free: ")
     assert [line for line in lines if line.startswith("warning")] == []
 
 

@@ -116,7 +116,8 @@ def read_rows(block: Block, contract: Contract) -> Rows:
 
     terminal = _terminal(ends, truncated, choices)
     lacking = ~terminal & np.isnan(next_state.values).all(axis=1)
-    faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none")
+    todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
+    faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     lacking = ~terminal & ~choices.has_next
     faults.add(lacking, "a possible next action in a row that is not terminal", lambda _: "none")
     reward = finite(column("reward"), faults, required=True)

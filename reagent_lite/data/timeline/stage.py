@@ -323,7 +323,7 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
     unfinished = 0 if timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
     missing = {
         "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
-        "last of an episode without a word on how it ends": unfinished,
+        "last of an episode that does not say how it ends": unfinished,
         "truncated without next_state_features": figures["truncated_rows_without_next_state"],
         "in episodes of unusual length": counts.outliers["rows"],
         "refused or in a refused row's episode": found.rows - figures["rows"] if found.faults.kinds else 0,

@@ -223,6 +223,8 @@ def test_faults_of_transitions(
     if not by_line:
         assert expected in problem.expected
         assert got in problem.got
+    if expected.startswith("next_state_features"):  # an event whose episode is not named looks like this
+        assert "events: rows with mdp_id and sequence_number" in problem.todo
 
 
 @pytest.mark.parametrize("form", ["jsonl", "map.parquet"])
