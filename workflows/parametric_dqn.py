@@ -1,4 +1,4 @@
-"""Train DQN over candidates with features, from a log or in simulation: python -m workflows.parametric_dqn --config x.json."""
+"""Train DQN over candidates, from a log or in simulation: python -m workflows.parametric_dqn --config x.json."""
 
 import sys
 

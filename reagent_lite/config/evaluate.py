@@ -40,7 +40,7 @@ class PlayedEnvironmentConfig(EnvironmentConfig):
 
 
 class EvaluateConfig(Section):
-    """`python -m workflows.evaluate`: finds what an exported model's policy is worth, on a log, in simulation or both."""
+    """`python -m workflows.evaluate`: what an exported model's policy is worth, by a log, by playing, or by both."""
 
     model: str = ""
     """Folder of an exported model."""

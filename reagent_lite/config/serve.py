@@ -10,7 +10,7 @@ from reagent_lite.errors import Problem
 
 
 class ServeConfig(Section):
-    """`python -m workflows.serve`: answers with decisions of an exported model over HTTP, and logs them to train the next."""
+    """`python -m workflows.serve`: answers with a model's decisions over HTTP, and logs them to train the next."""
 
     model: str = ""
     """Folder of an exported model; another model that takes its place is served as soon as it is loaded."""

@@ -381,7 +381,7 @@ class DqnConfig(WorkflowConfig):
 
 
 class ParametricDqnConfig(WorkflowConfig):
-    """`python -m workflows.parametric_dqn`: learns a policy over candidates with features, evaluates it and exports it."""
+    """`python -m workflows.parametric_dqn`: learns a policy over candidates, evaluates it and exports it."""
 
     parametric: ClassVar[bool] = True
 

@@ -15,7 +15,7 @@ from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.decision import Comparison, Decision, Evidence, compared, compared_models, decide
 from reagent_lite.evaluation.estimates import Estimates
 from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import finite, number
+from reagent_lite.evaluation.interval import finite, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL, EstimatedReturn, Played
@@ -93,6 +93,8 @@ def lines(result: CPEResult) -> Iterator[str]:
     )
     if result.num_episodes_left_out or result.num_rows_beyond_horizon:
         yield f"  {not_scored(result)}"
+    if note := cut_note(overlap):
+        yield f"  {note}"
     yield from _comparison_lines(compared(result))
 
 
@@ -102,6 +104,16 @@ def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
         for row in one.rows:
             ratio = f" = {number(row.normalized)} x logged" if math.isfinite(row.normalized) else ""
             yield f"  {row.name}: {row.figure}{ratio}; {row.verdict}: {row.reason}"
+
+
+def cut_note(overlap: Overlap | None) -> str:
+    """Returns a sentence on what estimates of cut episodes are compared with; empty where none is cut."""
+    if overlap is None or not overlap.cut_share:
+        return ""
+    return (
+        f"{percent(overlap.cut_share)} of the episodes are cut before their end: estimates that add a model's value of "
+        "what follows are compared with the logged return to which the same value is added."
+    )
 
 
 def not_scored(result: CPEResult) -> str:

@@ -7,7 +7,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence
-from reagent_lite.evaluation.document import not_scored
+from reagent_lite.evaluation.document import cut_note, not_scored
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
@@ -82,7 +82,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
     return Section(
         title="Estimates",
-        notes=(note, _weight_of(evidence.overlap), rest if len(shown) > 1 else ""),
+        notes=(note, _weight_of(evidence.overlap), cut_note(evidence.overlap), rest if len(shown) > 1 else ""),
         charts=tuple(_estimates_chart(one, plain) for one in shown),
         tables=tuple(map(_estimates_table, shown)),
         rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),

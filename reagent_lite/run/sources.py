@@ -368,7 +368,7 @@ def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: i
     moved = 1 - (1 - rate) ** plan.num_steps
     if moved < 0.5 and config.rl.gamma and not warm and group.is_first:
         logger.warning(
-            f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} of "
-            "the way to what is learned, so that values hardly count what follows the next reward. Raise it, or take "
-            "more steps: more epochs, or a smaller training.minibatch_size"
+            f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} "
+            "of the way to what is learned, so that values hardly count what follows the next reward. Raise it, or "
+            "take more steps: more epochs, or a smaller training.minibatch_size"
         )

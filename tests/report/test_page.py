@@ -174,8 +174,9 @@ def test_the_model_card_says_the_same_in_markdown() -> None:
 
 def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_only_where_it_decides() -> None:
     row = comparison(estimated("IPS", 12.0, 1.0))
-    text = estimates(row, result=RESULT).notes[1]
+    _, text, cut = estimates(row, result=RESULT).notes[:3]
     assert text.startswith("30 scored episodes, worth 12.5 of the policy's own")
+    assert cut.startswith("12.5% of the episodes are cut before their end: estimates that add a model's value of what")
     assert 'class="dot good"' in estimates(row).charts[0].svg
     for section in (estimates(row, plain=True), estimates(replace(row, decides=False))):
         assert 'class="dot plain"' in section.charts[0].svg
