@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from oracles.logs import random_rows
-from oracles.runs import ROOT, Runner, never
+from oracles.runs import ROOT, merged, never
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
 from reagent_lite.run.launch import Outcome, main
+from reagent_lite.run.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -160,18 +161,19 @@ WHOLE = "".join(json.dumps(row) + "\n" for row in random_rows(40, missing=0.0)).
     ids=["data", "normalization", "output", "divergence", "two processes"],
 )
 def test_bad_input_is_one_clear_error(
-    run: Runner, small: dict[str, Any], tmp_path: Path, changes: dict[str, Any], code: int, words: str
-) -> None:
+    small: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any], code: int,
+    words: str,
+) -> None:  # fmt: skip
     folder = tmp_path / "bad"
     folder.mkdir()
     (folder / "log.jsonl").write_bytes(WHOLE + b'{"mdp_id": "x", \n')
     (folder / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
     text = json.dumps(changes).replace("LOG", str(folder / "log.jsonl")).replace("NORM", str(folder / "norm.json"))
     changes = json.loads(text)
-    done = run("dqn", small | changes | {"training": small["training"] | changes.get("training", {})})
-    assert done.code == code, done.err
-    assert done.err.count(words) == 1
-    assert "Traceback" not in done.err
-    assert done.out == ""
+    assert started(["--config", config_file(tmp_path, **merged(small, changes))], train) == code
+    out, err = capfd.readouterr()
+    assert err.count(words) == 1
+    assert "Traceback" not in err
+    assert out == ""
     assert not (tmp_path / "out" / "model").exists()
     assert sorted(path.name for path in folder.iterdir()) == ["log.jsonl", "norm.json"]

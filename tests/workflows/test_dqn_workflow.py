@@ -207,17 +207,14 @@ def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sars
     assert np.abs(found / exact - 1).max() < 0.01
 
 
-def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
-    run: Runner, small: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(small: dict[str, Any], tmp_path: Path) -> None:
     rows = random_rows(30, missing=0.0)
     small["training_data_path"] = str(write_lines(tmp_path / "few.jsonl", rows))
     assert trained(merged(small, {"training": {"minibatch_size": 4096}})).steps == 2
     norm = tmp_path / "out" / "state_features_norm.json"
     small["state_norm_data_path"] = str(norm.rename(tmp_path / "norm.json"))
     small["training_data_path"] = str(write_lines(tmp_path / "one.jsonl", rows[:1]))
-    done = run("dqn", small, "--set", "num_processes_per_node=2")
-    assert (done.code, done.outcome["rows"]) == (0, 2), done.err
+    assert trained(small).rows == 2  # a row for several processes: test_shards.py
 
 
 @pytest.mark.parametrize(("rate", "gamma", "warned"), [(0.01, 0.9, True), (0.2, 0.9, False), (0.01, 0.0, False)])

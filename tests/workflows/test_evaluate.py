@@ -462,7 +462,7 @@ def test_keys_that_contradict(keys: dict[str, Any], said: str | None) -> None:
     assert said in str(raised.value)
 
 
-def test_the_command_line_alone(run: Runner, tmp_path: Path) -> None:
+def test_the_command_line_alone(run: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Events; flags win over the config; the last line is JSON; a model that is not there is one message."""
     rng = np.random.default_rng(0)
     events = [
@@ -483,10 +483,10 @@ def test_the_command_line_alone(run: Runner, tmp_path: Path) -> None:
     assert "Evaluation of" in page
     assert "<script" not in page
     assert report["log"]["rows"] == 80
-    missing = run("evaluate", tree, "--data", str(log))
-    assert missing.code == 2
-    assert missing.out == ""
-    assert missing.err.startswith("bundle error:\nnowhere: expected the folder of an exported model")
+    assert main_alone(COMMAND, evaluate, ["--model", "nowhere", "--data", str(log)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("bundle error:\nnowhere: expected the folder of an exported model")
 
 
 def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, known: Path) -> None:

@@ -1,15 +1,18 @@
 """Two runs with one model_output_path: the second is refused, by name, until the first has ended, however it ends."""
 
+import json
 import re
 import socket
 from pathlib import Path
 
 import pytest
 from oracles.resuming import Tree, checkpoints, end, logged, start
-from oracles.runs import Runner
+from oracles.runs import never
 from oracles.waiting import wait_until
 
+from reagent_lite.config import DqnConfig
 from reagent_lite.files import alone_in
+from reagent_lite.run.launch import main
 
 SLOW = "fail:rank=0,step=0,kind=slow,seconds=1"
 
@@ -48,7 +51,8 @@ def test_a_worker_that_is_begun_again_has_its_folder(tmp_path: Path) -> None:
     assert "in use" not in done.err
 
 
-def test_a_dry_run_does_not_ask_for_the_folder(run: Runner, small: Tree, tmp_path: Path) -> None:
+def test_a_dry_run_does_not_ask_for_the_folder(small: Tree, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
+    (tmp_path / "c.json").write_text(json.dumps(small))
     with alone_in(tmp_path / "out", "model_output_path"):
-        assert run("dqn", small, "--dry_run").code == 0
+        assert main("workflows.dqn", DqnConfig, never, "x.json", ["--config", f"{tmp_path}/c.json", "--dry_run"]) == 0
