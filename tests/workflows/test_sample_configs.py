@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.runs import ROOT, Runner
+from oracles.runs import ROOT, merged, trained
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
@@ -16,8 +16,15 @@ from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.config.timeline import TimelineConfig
+from workflows.simulate import simulate
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own for each test, as all paths of the configs are relative."""
+    monkeypatch.chdir(tmp_path)
 
 
 def tree(name: str) -> dict[str, Any]:
@@ -53,25 +60,21 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("simulate", "workflow", "config"),
+    ("log", "workflow", "config"),
     [
         ("cartpole/simulate.json", "dqn", "cartpole/dqn.json"),
         pytest.param("cartpole/simulate_candidates.json", "parametric_dqn", "cartpole/parametric_dqn.json",
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_cartpole_from_thirty_thousand_random_transitions(
-    run: Runner, simulate: str, workflow: str, config: str, tmp_path: Path
-) -> None:
-    """learning.md's bar: 190 of 200 from random actions, which earn 22."""
-    assert run("simulate", tree(simulate)).code == 0
-    done = run(workflow, tree(config))
-    assert done.code == 0, done.err
-    scores = done.outcome["scores"]
-    assert scores["simulation/return/mean"] >= 190
-    assert scores["simulation/random_return/mean"] == pytest.approx(22.2, abs=4)
+def test_cartpole_from_thirty_thousand_random_transitions(log: str, workflow: str, config: str) -> None:
+    """190 of 200 from random actions, which earn 22."""
+    simulate(check(SimulateConfig, tree(log)))
+    done = trained(tree(config), workflow)
+    assert done.scores["simulation/return/mean"] >= 190
+    assert done.scores["simulation/random_return/mean"] == pytest.approx(22.2, abs=4)
     # a reward of 1 a step and gamma 0.99 pay 100 at most
-    values = json.loads((tmp_path / done.outcome["model"] / "evaluation.json").read_text())["values"]
+    values = json.loads(Path(str(done.model), "evaluation.json").read_text())["values"]
     assert (values["low"], values["high"]) == pytest.approx((0, 100))
     assert 0 < values["mean"] < 100
 
@@ -85,40 +88,32 @@ def test_cartpole_from_thirty_thousand_random_transitions(
         for seed in (0, 1, 2)
     ],
 )
-def test_cartpole_is_solved_online(run: Runner, workflow: str, config: str, seed: int) -> None:
+def test_cartpole_is_solved_online(workflow: str, config: str, seed: int) -> None:
     """Gymnasium's threshold for CartPole-v1: 475 over 100 episodes, here on episodes that stopped nothing."""
-    done = run(workflow, tree(config), "--set", f"seed={seed}", timeout=500)
-    assert done.code == 0, done.err
-    assert done.outcome["scores"]["simulation/return/mean"] >= 475
+    assert trained(tree(config) | {"seed": seed}, workflow).scores["simulation/return/mean"] >= 475
 
 
-def test_an_environment_of_ones_own(run: Runner) -> None:
+def test_an_environment_of_ones_own() -> None:
     """Always forward takes 9 / 0.8 steps on average: 0.99 - 0.01 * 10.25 = 0.8875, deviation 0.0168 an episode."""
     own = tree("own_environment/online.json")
     own["simulation"]["env"] = str(ROOT / own["simulation"]["env"])
-    done = run("dqn", own)
-    assert done.code == 0, done.err
-    assert done.outcome["scores"]["simulation/return/mean"] == pytest.approx(0.8875, abs=4 * 0.0168 / 200**0.5)
+    assert trained(own).scores["simulation/return/mean"] == pytest.approx(0.8875, abs=4 * 0.0168 / 200**0.5)
 
 
 @pytest.mark.slow
-def test_a_planning_recommender_beats_a_greedy_one(run: Runner) -> None:
+def test_a_planning_recommender_beats_a_greedy_one() -> None:
     """The environment's point: who maximises the next click satiates the user."""
-    config, many = tree("recommend/online.json"), "simulation.evaluation_episodes=5000"
-    planner = run("parametric_dqn", config, "--set", many, timeout=500)
-    greedy = run("parametric_dqn", config, "--set", many, "--set", "rl.gamma=0", timeout=500)
-    assert planner.code == greedy.code == 0, planner.err + greedy.err
-    ours, theirs = planner.outcome["scores"], greedy.outcome["scores"]
-    assert ours["simulation/return/lower"] > theirs["simulation/return/upper"]
+    config = merged(tree("recommend/online.json"), {"simulation": {"evaluation_episodes": 5000}})
+    planner, greedy = (trained(merged(config, rl), "parametric_dqn").scores for rl in ({}, {"rl": {"gamma": 0.0}}))
+    assert planner["simulation/return/lower"] > greedy["simulation/return/upper"]
 
 
 @pytest.mark.slow
-def test_taggers_learn_to_catch(run: Runner, tmp_path: Path) -> None:
+def test_taggers_learn_to_catch(tmp_path: Path) -> None:
     """Random taggers need 53 to 58 steps and catch four runners of five; half of the config's run is enough."""
     config = tree("tag/gridworld.json")
     config["simulation"] |= {"policies": {"runner": "random"}, "total_steps": 80_000}
-    done = run("dqn", config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False}, timeout=900)
-    assert done.code == 0, done.err
+    trained(config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False})
     found = json.loads((tmp_path / "out/tagger/evaluation.json").read_text())
     assert found["agents"]["terminated_share"] >= 0.97
     assert found["simulated"]["mean_length"] < found["simulation"]["random"]["mean_length"] / 2
