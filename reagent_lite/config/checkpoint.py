@@ -4,15 +4,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Count, Positive, Section
 
 
 class CheckpointConfig(Section):
     """Checkpoints under model_output_path/checkpoints; one is written at the end in any case."""
 
-    every_steps: Annotated[int, Field(ge=1)] | None = None
+    every_steps: Count | None = None
     """Optimizer steps between two checkpoints, or null."""
-    every_minutes: Annotated[float, Field(gt=0)] | None = None
+    every_minutes: Positive | None = None
     """Minutes between two checkpoints, or null; both may be given."""
     keep: Annotated[int, Field(ge=2)] = 2
     """How many of the newest stay; two, so that a damaged one has another behind it."""

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from reagent_lite.config.section import checked_by
 from reagent_lite.errors import Problem
 
@@ -90,3 +92,6 @@ def _problems(columns: Mapping[str, str | list[str]]) -> Iterator[Problem]:
 
 Columns = Annotated[dict[str, str | list[str]], checked_by(_problems)]
 """{field of the contract: name of the log's column; of features and metrics also the columns of the single ones}."""
+LogColumns = Annotated[
+    Columns, Field(description="The log's own names for columns of the contract, as data.columns of training.")
+]

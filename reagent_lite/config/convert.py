@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.section import LocalPath, Names, Section
 from reagent_lite.config.simulate import LOG_SUFFIXES, MINARI_SUFFIX, output_problems
 from reagent_lite.errors import Problem
@@ -17,8 +17,7 @@ class ConvertConfig(Section):
 
     input_path: str = ""
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""
-    columns: Columns = {}
-    """The log's own names for columns of the contract, as data.columns of training."""
+    columns: LogColumns = {}
     output_path: LocalPath = ""
     """.jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow, .csv, or a folder .minari; replaced if it is there, and whole or
     not there at all."""

@@ -5,10 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reagent_lite.config.section import Positive, Section
+from reagent_lite.config.section import Positive, PositiveShare, Section
 from reagent_lite.errors import Problem
-
-Measure = Annotated[float, Field(gt=0, le=1)]
 
 
 class DriftConfig(Section):
@@ -20,13 +18,13 @@ class DriftConfig(Section):
     """Population stability index; 0.1 and 0.25 are the customary limits (Siddiqi, Credit Risk Scorecards, 2006)."""
     psi_large: Positive = 0.25
     """Population stability index from which the shift is large."""
-    ks_moderate: Measure = 0.1
+    ks_moderate: PositiveShare = 0.1
     """Two-sample Kolmogorov-Smirnov statistic: the largest distance between the two distribution functions."""
-    ks_large: Measure = 0.2
+    ks_large: PositiveShare = 0.2
     """Kolmogorov-Smirnov statistic from which the shift is large."""
-    present_moderate: Measure = 0.05
+    present_moderate: PositiveShare = 0.05
     """Difference between the shares of rows in which the feature is present."""
-    present_large: Measure = 0.2
+    present_large: PositiveShare = 0.2
     """Difference of these shares from which the shift is large."""
 
     def rules(self) -> Iterator[Problem]:

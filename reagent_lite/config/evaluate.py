@@ -4,14 +4,12 @@ That is a log, an environment in which they play, or both.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.section import LocalPath, Positive, Section, Seed, Share
+from reagent_lite.config.section import Episodes, Fraction, LocalPath, Positive, Section, Seed, Share
 from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
@@ -24,7 +22,7 @@ _OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
 class LogEvaluationConfig(EvaluationConfig):
     """How a policy's value is estimated from a log that it need not have learned from."""
 
-    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    held_out_share: Fraction = 0.5
     """Share of the log's episodes that are scored; reward and value models are fitted to the others."""
 
     unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about epochs of training")
@@ -35,7 +33,7 @@ class PlayedEnvironmentConfig(EnvironmentConfig):
 
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where the environment runs; auto: on the CPU, where exported models decide."""
-    evaluation_episodes: Annotated[int, Field(ge=2, le=10_000)] = 1000
+    evaluation_episodes: Episodes = 1000
     """Episodes of each policy, side by side; every policy meets the same starts and the same luck."""
 
 
@@ -49,8 +47,7 @@ class EvaluateConfig(Section):
     data_path: str = ""
     """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
     only `simulation` is used."""
-    columns: Columns = {}
-    """The log's own names for columns of the contract, as data.columns of training."""
+    columns: LogColumns = {}
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Count, Fraction, Positive, PositiveShare, Section
 
 
 class EvaluationConfig(Section):
@@ -13,29 +13,29 @@ class EvaluationConfig(Section):
     calc_cpe_in_training: bool = True
     """Evaluate after every epoch too, by fit_passes and at most 100 resamples, all estimates but MAGIC; false: only
     once, at the end."""
-    figures_share: Annotated[float, Field(gt=0)] = 1 / 32
+    figures_share: Positive = 1 / 32
     """Rows evaluated after an epoch, as a share of those it trained on, at least 256; all are evaluated at the end."""
-    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    held_out_share: Fraction = 0.2
     """Share of training episodes that are scored and not fitted on where eval_data_path is absent."""
-    confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
     """Resamples of episodes behind every interval."""
     max_episodes: Annotated[int, Field(ge=2)] = 10_000
     """Episodes scored, of all machines together: when there are more, a draw by seed and mdp_id."""
-    max_horizon: Annotated[int, Field(ge=1)] = 1000
+    max_horizon: Count = 1000
     """Rows of an episode that are scored, from its start; the report counts what lies beyond."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
     """With an effective sample size below this the verdict on weighted estimates is: do not use."""
-    learning_rate: Annotated[float, Field(gt=0)] = 0.003
+    learning_rate: Positive = 0.003
     """Learning rate of the reward model and the value model (Adam)."""
-    target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    target_update_rate: PositiveShare = 0.1
     """Soft update of the value model's target network, which is also the one that is scored."""
-    minibatch_size: Annotated[int, Field(ge=1)] = 1024
+    minibatch_size: Count = 1024
     """Rows per process and step when the two models are fitted."""
-    fit_passes: Annotated[int, Field(ge=1)] = 1
+    fit_passes: Count = 1
     """Passes over the training rows when the models are fitted after an epoch."""
-    final_fit_passes: Annotated[int, Field(ge=1)] = 40
+    final_fit_passes: Count = 40
     """Passes when they are fitted at the end; fewer where the loss on rows kept apart no longer falls."""
-    max_fit_rows: Annotated[int, Field(ge=1)] = 4_000_000
+    max_fit_rows: Count = 4_000_000
     """Rows that each process fits them to at most, after an epoch and at the end, whatever the passes."""

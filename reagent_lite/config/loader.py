@@ -259,23 +259,15 @@ def _shown(value: Any) -> str:
 
 def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """Returns the known key nearest to an unknown one: its name in the same section, its full path in another."""
-    own = _model_at(model, location[:-1]) or model
+    sections = dict(_walk(model))
+    own = sections.get("".join(f"{part}." for part in location[:-1]), model)
     key, near = str(location[-1]), list[tuple[float, str]]()
-    for path, section in [("", own), *_walk(model)]:
+    for path, section in [("", own), *sections.items()]:
         for name in section.model_fields:
             ratio = difflib.SequenceMatcher(None, key, name).ratio() + (_OWN_SECTION if section is own else 0)
             near.append((ratio, repr(path + name) if path or section is own else f"{name!r} at the top level"))
     ratio, named = max(near, key=lambda one: one[0])  # the first of equals: the section's own, then the outer ones
     return f"Did you mean {named}?" if ratio >= _NEAR else f"Known keys: {', '.join(own.model_fields)}"
-
-
-def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    for part in location:
-        inner = _sections(model).get(str(part))
-        if inner is None:
-            return None
-        model = inner
-    return model
 
 
 def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:

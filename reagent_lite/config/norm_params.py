@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import LocalPath, Section
+from reagent_lite.config.section import Count, LocalPath, Positive, Section
 from reagent_lite.errors import Problem
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureType
@@ -20,11 +20,11 @@ class NormParams(Section):
     """Columns to fit when their file is not given."""
     num_samples: Annotated[int, Field(ge=20)] = 100_000
     """Rows, and candidates, of the sample that shapes and quantiles are taken from; all rows give the rest."""
-    max_unique_enum_values: Annotated[int, Field(ge=1)] = 100
+    max_unique_enum_values: Count = 100
     """A non-negative integer feature with at most so many values is ENUM."""
     quantile_size: Annotated[int, Field(ge=2)] = 20
     """QUANTILE has quantile_size + 1 quantiles."""
-    quantile_k2_threshold: Annotated[float, Field(gt=0)] = 1000.0
+    quantile_k2_threshold: Positive = 1000.0
     """Above this D'Agostino-Pearson K^2 a feature is too far from normal for mean and stddev."""
     skip_box_cox: bool = False
     """Never choose BOXCOX."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.section import Section, Seed
@@ -14,8 +14,7 @@ class NormalizeConfig(Section):
 
     training_data_path: str = ""
     """Events, transitions or a stage's folder, in any format that training reads; local path or URL."""
-    columns: Columns = {}
-    """The log's own names for columns of the contract, as data.columns of training."""
+    columns: LogColumns = {}
     reference_data_path: str | None = None
     """Data that the training data is compared with, feature by feature; absent: no drift report."""
     parametric: bool | None = None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import NotNegative, Section, Share
 from reagent_lite.errors import Problem
 
 
@@ -18,7 +18,7 @@ class RainbowConfig(Section):
     """Q = V(s) + A(s, a) - mean of A over the allowed actions."""
     bcq: bool = False
     """Take only actions that an imitator of the log finds likely enough: in targets, evaluation, play and export."""
-    bcq_drop_threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
+    bcq_drop_threshold: Share = 0.1
     """Keep actions whose imitated probability is at least this share of the largest."""
     categorical: bool = False
     """C51: a distribution over num_atoms fixed returns between qmin and qmax."""
@@ -28,7 +28,7 @@ class RainbowConfig(Section):
     """Lowest return of C51."""
     qmax: float = 200.0
     """Highest return of C51."""
-    c51_l2_decay: Annotated[float, Field(ge=0)] = 0.0
+    c51_l2_decay: NotNegative = 0.0
     """Weight decay in place of training.l2_decay when categorical is true."""
     quantile: bool = False
     """QR-DQN: num_atoms quantiles of the return."""

@@ -5,30 +5,30 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Count, Number, Positive, Section
 from reagent_lite.errors import Problem
 
 
 class RendezvousConfig(Section):
     """Times and places of the meeting; a single process has no use for them."""
 
-    join_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    join_timeout_seconds: Positive = 600.0
     """How long a machine waits until all others have come; also after a restart."""
     interface: str | None = None
     """Network interface (eth0) or numeric address of this machine to use; absent: the one of the default route."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     """Port that node 0 listens on; 0 takes a free one."""
-    max_restarts: Annotated[int, Field(ge=0)] | None = None
+    max_restarts: Number | None = None
     """How often a failed run begins again from its last checkpoint; absent: 3 with checkpoints, else 0."""
-    heartbeat_seconds: Annotated[float, Field(gt=0)] = 1.0
+    heartbeat_seconds: Positive = 1.0
     """Time between two signs of life of a machine."""
-    lost_after_seconds: Annotated[float, Field(gt=0)] = 10.0
+    lost_after_seconds: Positive = 10.0
     """Silence after which a machine or a stopped process counts as lost."""
-    startup_timeout_seconds: Annotated[float, Field(gt=0)] = 7200.0
+    startup_timeout_seconds: Positive = 7200.0
     """How long processes wait for each other while one of them reads data, evaluates or exports."""
-    step_timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
+    step_timeout_seconds: Positive = 300.0
     """How long a process waits for its peers within a training step; the one they wait for is then named."""
-    checksum_every_steps: Annotated[int, Field(ge=1)] = 1000
+    checksum_every_steps: Count = 1000
     """Steps between two comparisons of the parameters of all processes."""
 
     def rules(self) -> Iterator[Problem]:

@@ -1,55 +1,53 @@
 """`rl`: the decision problem and its targets."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Count, NotNegative, Positive, PositiveShare, Section, Share
 from reagent_lite.errors import Problem
 
 
 class RLConfig(Section):
     """Discounting, targets, loss, and how the learned policy acts."""
 
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.9
+    gamma: Share = 0.9
     """Discount per time step."""
-    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1
+    epsilon: Share = 0.1
     """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation also the share
     at the end of exploration, unless simulation.epsilon_end is given."""
-    target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.001
+    target_update_rate: PositiveShare = 0.001
     """Soft update: target <- rate * online + (1 - rate) * target after every optimizer step."""
     maxq_learning: bool = True
     """true: the best allowed next action (Q-learning); false: the logged next action (SARSA)."""
     reward_boost: dict[str, float] | None = None
     """{action name: reward added whenever it is taken}; discrete actions only."""
-    temperature: Annotated[float, Field(gt=0)] = 0.01
+    temperature: Positive = 0.01
     """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions."""
     softmax_policy: Literal[0, 1] | bool = 1
     """The run's one policy, which is evaluated on logs, played in simulation and exported: 1: softmax at temperature;
     0: epsilon-greedy at epsilon."""
     use_seq_num_diff_as_time_diff: bool = False
     """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once a row."""
-    time_diff_unit_length: Annotated[float, Field(gt=0)] = 1.0
+    time_diff_unit_length: Positive = 1.0
     """time_diff is divided by it."""
     q_network_loss: Literal["mse", "huber", "bce_with_logits"] = "mse"
     """bce_with_logits needs gamma 0 and rewards in [0, 1]; huber is smooth L1 with beta 1."""
     set_missing_value_to_zero: bool = False
     """Read an absent feature as the raw value 0 instead of as missing."""
-    multi_steps: Annotated[int, Field(ge=1)] | None = None
+    multi_steps: Count | None = None
     """n-step returns over consecutive rows of an episode, cut at its end."""
-    cql_alpha: Annotated[float, Field(ge=0)] = 0.0
+    cql_alpha: NotNegative = 0.0
     """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a), as in CQL's objective (Kumar et al.,
     2020, eq. 4) beside half the squared TD error: counts 2 alpha beside mse, the whole square, else alpha."""
     value_bounds: Literal["rewards"] | tuple[float, float] | None = None
     """Clip targets to [low, high], or to what the training data's rewards can pay: [r_min, r_max] / (1 - gamma)."""
-    tensorboard_logging_freq: Annotated[int, Field(ge=1)] | None = None
+    tensorboard_logging_freq: Count | None = None
     """Also report every so many optimizer steps; absent: once an epoch."""
-    predictor_atol_check: Annotated[float, Field(ge=0)] = 0.0
+    predictor_atol_check: NotNegative = 0.0
     """Absolute tolerance of the exported model against the live network."""
-    predictor_rtol_check: Annotated[float, Field(ge=0)] = 5e-5
+    predictor_rtol_check: NotNegative = 5e-5
     """Relative tolerance of the exported model against the live network."""
-    ratio_different_predictions_tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    ratio_different_predictions_tolerance: Share = 0.0
     """Share of predictions that may differ by more than the tolerances."""
     target_action_distribution: tuple[float, ...] | None = None
     """Not supported; null only."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.section import LocalPath, Names, Section, Seed
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
@@ -19,8 +19,7 @@ class ScoreConfig(Section):
     """Folder of an exported model."""
     data_path: str = ""
     """The rows, in any format that training reads; a log need not have actions or rewards here."""
-    columns: Columns = {}
-    """The log's own names for columns of the contract, as data.columns of training."""
+    columns: LogColumns = {}
     keep: Names = ()
     """Further columns of the log that the scores have as well, by the log's own names and as text, such as keys to join
     by; mdp_id and sequence_number are always there."""

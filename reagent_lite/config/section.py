@@ -14,8 +14,13 @@ RULES = "rules"
 """Type of the pydantic error of a value that breaks rules; `problems` in its context names them within the value."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Number = Annotated[int, Field(ge=0)]
+Episodes = Annotated[int, Field(ge=2, le=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.columns import Columns
-from reagent_lite.config.section import LocalPath, Positive, Section, Seed
+from reagent_lite.config.columns import LogColumns
+from reagent_lite.config.section import LocalPath, Number, Positive, Section, Seed
 from reagent_lite.errors import Problem
 
 
@@ -16,8 +16,7 @@ class ShardConfig(Section):
 
     training_data_path: str = ""
     """A timeline's folder, or any file or folder of rows in a format that training reads."""
-    columns: Columns = {}
-    """The log's own names for columns of the contract, as data.columns of training."""
+    columns: LogColumns = {}
     shards_path: str = ""
     """Folder that all machines see, or URL of a bucket (s3://, gs://, abfs://); older shards there are replaced."""
     local_path: LocalPath = ""
@@ -28,7 +27,7 @@ class ShardConfig(Section):
     """Draws which episodes go where, or the order of each copy."""
     num_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Machines, as in the training config."""
-    node_index: Annotated[int, Field(ge=0)] | None = None
+    node_index: Number | None = None
     """Fetch the shard of this machine; absent: make the shards of all machines, and fetch none."""
     wait_seconds: Positive = 3600.0
     """How long the other machines wait until machine 0 has made the shards."""

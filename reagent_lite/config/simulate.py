@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.config.section import Count, LocalPath, Positive, Section, Seed, Share
+from reagent_lite.config.section import Count, Episodes, Fraction, LocalPath, Positive, Section, Seed, Share
 from reagent_lite.errors import Problem
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
@@ -64,11 +64,11 @@ class ValueOfConfig(PlayConfig):
 
     kind: Literal["greedy", "epsilon_greedy", "softmax", "random"] = "greedy"
     """greedy: always the choice of the largest value; the others as in `policy`."""
-    episodes: Annotated[int, Field(ge=2, le=10_000)] = 1000
+    episodes: Episodes = 1000
     """Episodes played, each in an environment of its own."""
     gamma: Share = 0.99
     """Discount per step of the discounted return."""
-    confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    confidence_level: Fraction = 0.95
     """Confidence level of the intervals, which are percentile bootstraps over episodes."""
 
 

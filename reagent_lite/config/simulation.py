@@ -1,13 +1,11 @@
 """`simulation`: environments to learn from and to be evaluated in."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.config.section import Count, Section, Share
+from reagent_lite.config.section import Count, Episodes, Section, Share
 from reagent_lite.errors import Problem
 
 _NO_EFFECT = "It would have no effect"
@@ -70,7 +68,7 @@ class SimulationConfig(EnvironmentConfig):
     replay: ReplayConfig = ReplayConfig()
     num_evaluations: Count = 10
     """Evaluations spread over a run that only simulates; with data there is one an epoch."""
-    evaluation_episodes: Annotated[int, Field(ge=2, le=10_000)] = 100
+    evaluation_episodes: Episodes = 100
     """Episodes of the policy in each evaluation."""
     stop_at_return: float | None = None
     """End the run when an evaluation's mean return reaches this."""

@@ -1,13 +1,14 @@
 """`timeline` and `query`: from logged decisions to transitions; the whole JSON of `workflows.timeline`."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.columns import COLUMNS, Columns
-from reagent_lite.config.section import LocalPath, Names, Section
+from reagent_lite.config.columns import COLUMNS, LogColumns
+from reagent_lite.config.section import Fraction, LocalPath, Names, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
 
 RESERVED_COLUMNS = frozenset(
@@ -17,6 +18,16 @@ RESERVED_COLUMNS = frozenset(
     }
 )
 """Columns a timeline makes itself, some of them on the way; they are no reward and no extra columns."""
+
+
+def _date(text: str) -> Iterator[Problem]:
+    with suppress(ValueError):
+        if date.fromisoformat(text).isoformat() == text:  # not 20260131, which no partition is called
+            return
+    yield Problem("", "a date such as 2026-01-31", repr(text))
+
+
+Date = Annotated[str, checked_by(_date)]
 
 
 class TimelineSection(Section):
@@ -30,9 +41,9 @@ class TimelineSection(Section):
     """Folder of the transitions to evaluate on, from other episodes; absent: all episodes are trained on."""
     eval_percent: Annotated[float, Field(gt=0, lt=100)] = 10.0
     """Percent of the episodes, by hash of mdp_id, that go to evalTableName."""
-    startDs: str | None = None
+    startDs: Date | None = None
     """First date partition `ds` that is read; absent: from the first on."""
-    endDs: str | None = None
+    endDs: Date | None = None
     """Last date partition `ds` that is read; absent: up to the last."""
     actionDiscrete: bool = True
     """Actions are names; false: maps of features, for parametric DQN."""
@@ -41,11 +52,11 @@ class TimelineSection(Section):
     numOutputShards: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Files of each output, an episode in one of them; absent: one for each 300,000 rows, so that machines can share
     them whole."""
-    outlierEpisodeLengthPercentile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    outlierEpisodeLengthPercentile: Fraction | None = None
     """Leave out episodes with more rows than this share of the episodes has at most."""
     percentileFunction: Literal["percentile", "percentile_approx"] = "percentile_approx"
     """percentile interpolates between lengths; percentile_approx takes a length that occurs. Both are exact here."""
-    timeWindowLimit: Annotated[int, Field(ge=0)] | None = None
+    timeWindowLimit: Number | None = None
     """Leave out rows that are more than so much time after their episode's first; what follows a row stays."""
     includePossibleActions: bool = True
     """Write possible_actions and possible_next_actions."""
@@ -55,7 +66,7 @@ class TimelineSection(Section):
     """Further columns c that are carried along, each with next_c of the row that follows."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
     """Rows that a transition spans at most; what is left of the episode where that is less."""
-    gamma: Annotated[float, Field(ge=0, le=1)] | None = None
+    gamma: Share | None = None
     """Discount per row inside a span of several steps; required when steps is more than 1."""
     on_refused: Literal["error", "drop_episode"] = "error"
     """Rows that break a rule: end with an error that names them, or leave out their episodes and count."""
@@ -70,26 +81,12 @@ class TimelineSection(Section):
         if self.outlierEpisodeLengthPercentile is None:
             expected = "absent without outlierEpisodeLengthPercentile"
             yield from self.changes("", ("percentileFunction",), expected)
-        yield from self._date_problems()
+        if self.startDs is not None and self.endDs is not None and self.startDs > self.endDs:
+            yield Problem("endDs", f"a date not before startDs ({self.startDs})", repr(self.endDs))
         yield from self._column_problems()
         if self.steps == 1 and self.gamma is not None:
             todo = "Nothing is summed up: rl.gamma is the discount in training"
             yield self.wrong("gamma", "absent while steps is 1", todo)
-
-    def _date_problems(self) -> Iterator[Problem]:
-        dates = {}
-        for key in ("startDs", "endDs"):
-            text = getattr(self, key)
-            if text is None:
-                continue
-            try:
-                dates[key] = date.fromisoformat(text)
-                if dates[key].isoformat() != text:  # such as 20260131, which no partition is called
-                    raise ValueError
-            except ValueError:
-                yield Problem(key, "a date such as 2026-01-31", repr(text))
-        if len(dates) == 2 and dates["startDs"] > dates["endDs"]:
-            yield Problem("endDs", f"a date not before startDs ({self.startDs})", repr(self.endDs))
 
     def _column_problems(self) -> Iterator[Problem]:
         if "reward" not in self.rewardColumns:
@@ -151,8 +148,7 @@ class TimelineConfig(EngineKeys):
 
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
-    columns: Columns = {}
-    """The log's own names for columns of the contract, as data.columns of training."""
+    columns: LogColumns = {}
 
     def rules(self) -> Iterator[Problem]:
         """Yields everything wrong beyond single keys."""

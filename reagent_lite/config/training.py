@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Count, NotNegative, Positive, PositiveShare, Section
 from reagent_lite.errors import Problem
 
 Activation = Literal["linear", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "gelu", "selu", "silu"]
@@ -20,11 +20,11 @@ OPTIMIZERS = {name.lower(): name for name in (
 class TrainingConfig(Section):
     """How the Q-network is built and fitted."""
 
-    minibatch_size: Annotated[int, Field(ge=1)] = 4096
+    minibatch_size: Count = 4096
     """Rows per process and minibatch."""
-    minibatches_per_step: Annotated[int, Field(ge=1)] = 1
+    minibatches_per_step: Count = 1
     """Gradient accumulation: minibatches per optimizer step."""
-    learning_rate: Annotated[float, Field(gt=0)] = 0.001
+    learning_rate: Positive = 0.001
     """Never scaled silently."""
     optimizer: str = "ADAM"
     """A class of torch.optim, in any case: ADAM, SGD, AdamW, RMSprop, ..."""
@@ -42,17 +42,17 @@ class TrainingConfig(Section):
 
     Without data that is after each of simulation.num_evaluations.
     """
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.999
+    lr_decay: PositiveShare = 0.999
     """Used by lr_policy exponential."""
     dropout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout after each hidden layer."""
     use_batch_norm: bool = False
     """Batch normalization before each linear layer."""
-    weight_init_min_std: Annotated[float, Field(ge=0)] = 0.0
+    weight_init_min_std: NotNegative = 0.0
     """Floor of the standard deviation gain / sqrt(fan_in) of initial weights."""
-    l2_decay: Annotated[float, Field(ge=0)] = 0.01
+    l2_decay: NotNegative = 0.01
     """weight_decay of the Q-network's optimizer."""
-    clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_grad_norm: Positive | None = None
     """Largest norm of the whole gradient."""
     warm_start_model_path: str | None = None
     """Output folder, checkpoint or exported model of an earlier run with the same network."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
@@ -14,7 +14,7 @@ from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
-from reagent_lite.config.section import Count, LocalPath, Names, Section, Seed
+from reagent_lite.config.section import Count, LocalPath, Names, Number, Section, Seed
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.config.tracking import TrackingConfig
@@ -52,7 +52,7 @@ class WorkflowConfig(Section):
     """
     num_nodes: Count = 1
     """Machines that train together; with 1 a scheduler's variables may give another count."""
-    node_index: Annotated[int, Field(ge=0)] | None = None
+    node_index: Number | None = None
     """Number of this machine, from 0; --node_index wins over it; absent: a scheduler's variable."""
     init_method: str | None = None
     """Where several machines meet: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one."""
