@@ -3,13 +3,12 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from reagent_lite.data.dataset import EpisodeFolder, misfits, stamped
+from reagent_lite.data.dataset import EpisodeFolder, stamped
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.errors import DataError
@@ -84,15 +83,6 @@ def test_files_that_are_damaged_foreign_or_gone_are_refused(tmp_path: Path) -> N
         folder.origin("fifo/bare.parquet")
     with pytest.raises(DataError, match="action"):
         list(folder.rows("fifo/bare.parquet", ("up", "down")))
-
-
-@pytest.mark.parametrize(
-    ("found", "keys"),
-    [({}, []), ({"release": "2"}, ["release"]), ({"environment": "pole", "actions": []}, ["environment", "actions"])],
-)
-def test_what_does_not_fit_is_named_by_its_keys(found: dict[str, Any], keys: list[str]) -> None:
-    problems = misfits("file", ORIGIN, {**ORIGIN, "policy": 7, **found})
-    assert [problem.where for problem in problems] == [f"file, {key}" for key in keys]
 
 
 def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_ones(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from oracles.runs import ALONE, Runner, checked, merged, run
 from oracles.waiting import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reagent_lite.config import leaves, parameters
+from reagent_lite.config import leaves
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.run.train import Callback, train
 from reagent_lite.training import tracking
@@ -135,6 +135,7 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(tra
     assert rows(tmp_path, "select name from experiments where experiment_id > 0") == [("tests",)]
     params = dict(rows(tmp_path, "select key, value from params"))
     assert (params["rl.gamma"], params["actions"], params["use_gpu"]) == ("0.9", '["a", "b"]', "False")
+    assert "eval_data_path" not in params
     assert params["epochs"] == "2"  # MLflow lets nobody change it
     assert sorted(str(file.relative_to(place)) for file in Path(place).rglob("*") if file.is_file()) == kept
     assert (Path(place) / "report.html").read_bytes() == (out / "report.html").read_bytes()
@@ -292,9 +293,3 @@ def test_names_that_mlflow_does_not_take_are_escaped() -> None:
     for name, legal in names.items():
         assert tracking._legal(name) == legal
         validation._validate_metric_name(legal)
-
-
-def test_parameters_are_what_is_set(small: Tree) -> None:
-    found = parameters(checked(small))
-    assert (found["training.minibatch_size"], found["training.layers"]) == (32, "[-1, 8, -1]")
-    assert "eval_data_path" not in found

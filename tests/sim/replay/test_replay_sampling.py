@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_step_sum
+from reagent_lite.sim.replay.sampling import Priorities, importance_weights
 from reagent_lite.types import EnvStep
 
 CPU = torch.device("cpu")
@@ -42,15 +42,6 @@ def saved_priority(ring: ReplayRing) -> np.ndarray:  # type: ignore[type-arg]
     return ring.state_dict()["priority"].flatten().numpy()
 
 
-def test_n_step_sum_by_hand() -> None:
-    # γ 0.5; columns: no end; an end in the second row; an end in the first row
-    reward = torch.tensor([[1.0, 1, 1], [2, 2, 2], [4, 4, 4]])
-    ended = torch.tensor([[0, 0, 2], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8)
-    total, steps = n_step_sum(reward, ended, torch.tensor([[1.0], [0.5], [0.25]]))
-    assert total.tolist() == [3, 2, 1]
-    assert steps.tolist() == [3, 2, 1]
-
-
 def test_importance_weights_by_hand() -> None:
     # p 1, 4, 0, 2: 1/P is 7 (1, 1/4, -, 1/2); over the largest: 1, 1/4, -, 1/2; 3 rows count
     rarity = filled([1.0, 4, 0, 2]).rarity(torch.arange(4), 2)
@@ -74,15 +65,6 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     often = expected >= 5
     assert chisquare(counts[often], expected[often] / expected[often].sum() * counts[often].sum()).pvalue > 1e-3
     assert counts[~often].sum() < 5 * (~often).sum()
-
-
-def test_one_row_is_drawn_from_each_equal_part_of_the_sum() -> None:
-    ring = filled_ring(8, 1, 8)
-    ring.update_priorities(torch.arange(8), torch.tensor([9.0, 1, 1, 1, 9, 1, 1, 1]))
-    # priorities 3 1 1 1 3 1 1 1 of 12: six parts of 2 each; p 1e-6 apart at the edges, hence the second choice
-    parts = [{0}, {0, 1}, {2, 3}, {4}, {4, 5}, {6, 7}]
-    for _ in range(200):
-        assert all(int(row) in part for row, part in zip(ring.sample(6).index, parts, strict=True))
 
 
 def weighed(group: Group) -> dict[str, list[float]]:
