@@ -22,10 +22,9 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.distributed.group import Place, joined
-from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import train as training
-from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.publish import Outcome
 from workflows import evaluate as evaluation
 from workflows import simulate as simulation
@@ -66,7 +65,7 @@ def train(
     elif not has_named_actions({**read_tree(config)[0], **tree}):
         model = ParametricDqnConfig
     checked = _checked(model, config, tree)
-    processes = processes_here(checked)
+    processes = choose_processes(checked)
     _require_one_process(checked, processes)
     device, wait = processes.device(0), checked.rendezvous.startup_timeout_seconds
     with _torch_left_as_found(device), joined(Place(), device, wait, gpus=processes.gpus) as group:

@@ -15,14 +15,14 @@ from pathlib import Path
 from reagent_lite.cli import add_config, add_node_index, exit_code
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions, load_config
 from reagent_lite.config.tracking import TrackingConfig
-from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
 from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped, summary
 from reagent_lite.doctor.machines import Machine, meet
 from reagent_lite.doctor.share import share
 from reagent_lite.errors import ConfigError, ReagentLiteError
-from reagent_lite.run.dry_run import dry_run, processes_here
+from reagent_lite.run.dry_run import dry_run
 
 _EPILOG = """\
 Run it on every machine at once, with the arguments that the run will have. Machines meet through a file beside that of
@@ -70,7 +70,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
         return rows, [], None
     try:
         config, node, source = _of_this_machine(config, options.node_index)
-        processes = processes_here(config)
+        processes = choose_processes(config)
     except ReagentLiteError as error:
         rows += [of_error("machines", error), skipped("all else", "the number of this machine must be known")]
         return rows, [], None

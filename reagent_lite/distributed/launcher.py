@@ -19,6 +19,7 @@ from types import FrameType
 import psutil
 import torch
 
+from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.connections import unreached_machines
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
@@ -60,30 +61,22 @@ class Processes:
         return torch.device("cuda", local_rank) if self.device_type == "cuda" else torch.device("cpu")
 
 
-def choose_processes(
-    *, use_gpu: bool, use_all: bool, explicit: int | None, gpus: int, divides: bool = False
-) -> Processes:
-    """Returns the processes of this machine.
-
-    Args:
-        use_gpu: the config's use_gpu.
-        use_all: the config's use_all_avail_gpus.
-        explicit: num_processes_per_node, or None.
-        gpus: GPUs found.
-        divides: whether one process divides its batches over all GPUs.
+def choose_processes(config: WorkflowConfig) -> Processes:
+    """Returns the processes that a run starts on this machine.
 
     Raises:
-        ConfigError: where more GPU processes are asked for than there are GPUs, or batches are to be divided without.
+        ConfigError: more GPU processes than there are GPUs, or batches that are to be divided over GPUs without one.
     """
-    if divides and not gpus:
+    explicit, gpus = config.num_processes_per_node, torch.cuda.device_count() if config.use_gpu else 0
+    if config.parallel == "dp":
+        if gpus:
+            return Processes(1, "cuda", gpus=gpus)
         todo = "torch's DataParallel divides a minibatch over the GPUs of one machine; on a CPU use several processes"
         raise ConfigError(Problem("parallel", '"ddp" or "none" on a CPU', '"dp"', todo))
-    if divides:
-        return Processes(1, "cuda", gpus=gpus)
-    if not use_gpu or not gpus:
-        note = "use_gpu is true, but no GPU was found: training on the CPU" if use_gpu else ""
+    if not gpus:
+        note = "use_gpu is true, but no GPU was found: training on the CPU" if config.use_gpu else ""
         return Processes(explicit or 1, "cpu", note)
-    count = explicit or (gpus if use_all else 1)
+    count = explicit or (gpus if config.use_all_avail_gpus else 1)
     if count > gpus:
         expected = f"at most the {counted(gpus, 'GPU')} of this machine"
         todo = "Lower it, or set use_gpu to false for CPU processes"

@@ -17,7 +17,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
-from reagent_lite.distributed.launcher import Processes, choose_processes
+from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, counted, needing
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
@@ -153,21 +153,6 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         page=None if inputs.copy is None else _page_need(config, inputs.copy),
         free=free,
         free_of=free_of,
-    )
-
-
-def processes_here(config: WorkflowConfig) -> Processes:
-    """Returns the processes that a run starts on this machine.
-
-    Raises:
-        ConfigError: see launcher.choose_processes.
-    """
-    return choose_processes(
-        use_gpu=config.use_gpu,
-        use_all=config.use_all_avail_gpus,
-        explicit=config.num_processes_per_node,
-        gpus=torch.cuda.device_count() if config.use_gpu else 0,
-        divides=config.parallel == "dp",
     )
 
 

@@ -69,7 +69,7 @@ class Evaluator(Protocol):
 
     def satisfied(self) -> bool:
         """Returns whether the run may end early."""
-        ...
+        return False
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Returns the evaluation of the learner; `final` is true once, at the end of the run."""
@@ -148,7 +148,7 @@ class _Divided:
     missing: dict[str, str]
 
 
-class LogEvaluator:
+class LogEvaluator(Evaluator):
     """Evaluates the learner on logged rows; every rank builds it, as the ranks agree on the rows that are scored.
 
     Args:
@@ -192,10 +192,6 @@ class LogEvaluator:
         if self._config.evaluation.calc_cpe_in_training and not final:
             scalars |= self.evaluate(final=False).scalars
         return scalars
-
-    def satisfied(self) -> bool:
-        """Returns False; only returns in simulation end a run early."""
-        return False
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
@@ -381,7 +377,7 @@ def _own_seed(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-class SimulationEvaluator:
+class SimulationEvaluator(Evaluator):
     """Plays the learner's policy in simulation; every rank plays its part of the episodes.
 
     The network plays as it is in memory, on all ranks. An exported model makes the same decisions: the export compares

@@ -23,7 +23,7 @@ from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.distributed.launcher import Processes, launch
+from reagent_lite.distributed.launcher import Processes, choose_processes, launch
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
@@ -31,7 +31,7 @@ from reagent_lite.distributed.verdict import Declaration, flat
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
-from reagent_lite.run.dry_run import dry_run, lines_of, processes_here, warnings_of
+from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
 from reagent_lite.run.publish import Outcome
 from reagent_lite.training.stop import StopSignal
 
@@ -103,7 +103,7 @@ def _run(
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    processes = processes_here(config)
+    processes = choose_processes(config)
     if options.dry_run:
         _describe(config, processes)
         return 0

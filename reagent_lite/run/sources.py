@@ -181,9 +181,6 @@ class Logged(Source):
 
     Attributes:
         data: the rows; the other attributes are those of Source.
-
-    Raises:
-        DataError: see logged.prepare.
     """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
@@ -231,9 +228,6 @@ class Simulated(Source):
 
     Attributes:
         reader: converts observations to the network's input; the other attributes are those of Source.
-
-    Raises:
-        ConfigError, DataError: see environments.Reader.
     """
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
@@ -271,11 +265,7 @@ class Simulated(Source):
 
 
 class Followed(Simulated):
-    """Episodes that collectors write to a shared folder.
-
-    Raises:
-        ConfigError, DataError: see environments.Reader.
-    """
+    """Episodes that collectors write to a shared folder."""
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation, signal: StopSignal) -> None:
         super().__init__(config, group, simulation)
@@ -287,11 +277,7 @@ class Followed(Simulated):
 
 
 class Mixed(Logged):
-    """Logged rows beside environments with the same features, simulation.share of each minibatch being simulated.
-
-    Raises:
-        DataError, ConfigError: see Logged and environments.Reader.
-    """
+    """Logged rows beside environments with the same features, simulation.share of each minibatch being simulated."""
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         super().__init__(config, group)

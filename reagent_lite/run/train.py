@@ -85,7 +85,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         source = open_source(config, group, simulation, signal)
         require_outcome(config, source, group)
         history.require_same(source.identity)
-        setup = set_up(config, group, source, history)
+        setup = set_up(source, history)
         require_exportable(config, group, source, setup.learner)
         with (
             room_in(folder, FOLDER),
@@ -113,7 +113,7 @@ class Setup:
     """Everything a run needs for its next optimizer step; nothing has been written to the run's folder yet.
 
     Attributes:
-        config, group, source, history: the config, group, source and history of the run.
+        source, history: source and history of the run; the history has its config and group.
         payable: range of the values that the rewards of the training data allow, or None if it is not known.
         learner: warm-started if the config asks for it.
         stream: batches for the learner.
@@ -121,8 +121,6 @@ class Setup:
         running: what the loop updates, at the step where an earlier start of the run ended.
     """
 
-    config: WorkflowConfig
-    group: Group
     source: Source
     history: History
     payable: Payable | None
@@ -132,13 +130,14 @@ class Setup:
     running: Running
 
 
-def set_up(config: WorkflowConfig, group: Group, source: Source, history: History) -> Setup:
+def set_up(source: Source, history: History) -> Setup:
     """Builds learner, optimizer, batches and evaluators of a run.
 
     Raises:
         ConfigError, BundleError: the warm start cannot be loaded, or the unfinished run has taken more steps than the
             config asks for.
     """
+    config, group = history.config, history.group
     choose_threads(config, source.spec, group)
     payable = source.payable()
     learner = build_learners(config, source.spec, source.types, group.device, payable.bounds if payable else None)
@@ -157,8 +156,6 @@ def set_up(config: WorkflowConfig, group: Group, source: Source, history: Histor
         position=history.position(stream.order, stream.plan.num_steps),
     )
     return Setup(
-        config=config,
-        group=group,
         source=source,
         history=history,
         payable=payable,
@@ -175,7 +172,8 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     Raises:
         Preempted: a signal ended the run, after a checkpoint where one could be written.
     """
-    config, group, history, stream = setup.config, setup.group, setup.history, setup.stream
+    history, stream = setup.history, setup.stream
+    config, group = history.config, history.group
     position, waits = setup.running.position, config.rendezvous
     running = replace(setup.running, reported=writer.reported)
     checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
@@ -225,7 +223,7 @@ class _RunHooks(Hooks):
     ) -> None:
         self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
         self._callback = callback
-        self._fault = fault_here(setup.group.place)
+        self._fault = fault_here(setup.history.group.place)
         self._excess = 0.0  # of the last warning of `Payable`
         self._note = ""
         position = setup.running.position
@@ -268,7 +266,7 @@ class _RunHooks(Hooks):
             self._writer.figures = self._evaluated(final=report.step == self._setup.stream.plan.num_steps)
             scalars |= self._writer.figures
             payable, mean = self._setup.payable, scalars.get("value/model/mean")
-            if payable is not None and mean is not None and self._setup.group.is_first:
+            if payable is not None and mean is not None and self._setup.history.group.is_first:
                 self._excess = payable.warned(mean, self._excess)
             for kind in self._setup.source.types:
                 if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
@@ -278,7 +276,7 @@ class _RunHooks(Hooks):
             self._callback.on_epoch({"step": float(report.step), **scalars})
 
     def _evaluated(self, *, final: bool) -> dict[str, float]:
-        group, waits = self._setup.group, self._setup.config.rendezvous
+        group, waits = self._setup.history.group, self._setup.history.config.rendezvous
         with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
             figures = self._setup.evaluators.after_epoch(final=final)
             group.barrier()  # rank 0 estimates while the others have nothing left to do

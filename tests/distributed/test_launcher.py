@@ -4,13 +4,16 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from machines import Start, all_end, appears
 from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 
 from reagent_lite import memory
+from reagent_lite.config import DqnConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import launcher
 from reagent_lite.distributed.launcher import choose_processes
@@ -25,28 +28,30 @@ ONE = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
 
 
 @pytest.mark.parametrize(
-    ("use_gpu", "use_all", "explicit", "gpus", "expected"),
+    ("keys", "gpus", "expected"),
     [
-        (True, True, None, 4, (4, "cuda")),
-        (True, False, None, 4, (1, "cuda")),
-        (True, True, 2, 4, (2, "cuda")),
-        (False, True, None, 4, (1, "cpu")),
-        (True, True, None, 0, (1, "cpu")),
-        (True, True, 3, 0, (3, "cpu")),
-        (False, False, 2, 0, (2, "cpu")),
+        ({"use_all_avail_gpus": True}, 4, (4, "cuda")),
+        ({}, 4, (1, "cuda")),
+        ({"use_all_avail_gpus": True, "num_processes_per_node": 2}, 4, (2, "cuda")),
+        ({"use_all_avail_gpus": True, "use_gpu": False}, 4, (1, "cpu")),
+        ({"use_all_avail_gpus": True}, 0, (1, "cpu")),
+        ({"use_all_avail_gpus": True, "num_processes_per_node": 3}, 0, (3, "cpu")),
+        ({"use_gpu": False, "num_processes_per_node": 2}, 0, (2, "cpu")),
     ],
 )
 def test_choose_processes(
-    use_gpu: bool, use_all: bool, explicit: int | None, gpus: int, expected: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], gpus: int, expected: tuple[int, str]
 ) -> None:
-    chosen = choose_processes(use_gpu=use_gpu, use_all=use_all, explicit=explicit, gpus=gpus)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    chosen = choose_processes(DqnConfig.model_construct(**keys))
     assert (chosen.count, chosen.device_type) == expected
-    assert bool(chosen.note) == (use_gpu and gpus == 0)
+    assert bool(chosen.note) == (keys.get("use_gpu", True) and gpus == 0)
 
 
-def test_more_gpu_processes_than_gpus_are_refused() -> None:
+def test_more_gpu_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="at most the 2 GPUs"):
-        choose_processes(use_gpu=True, use_all=True, explicit=3, gpus=2)
+        choose_processes(DqnConfig.model_construct(num_processes_per_node=3))
 
 
 def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(

@@ -54,8 +54,8 @@ class Laboratory:
             config = with_actions(config, self._simulation)
         folder.mkdir(parents=True, exist_ok=True)
         self._source = self._source or open_source(config, group, self._simulation)
-        setup = set_up(config, group, self._source, History.find(config, group, folder / "checkpoints"))
-        history = setup.history
+        history = History.find(config, group, folder / "checkpoints")
+        setup = set_up(self._source, history)
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
             writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
             learned = learn(setup, writer, signal)

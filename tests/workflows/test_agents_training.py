@@ -14,11 +14,11 @@ from oracles.team import TEAM
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import EpsilonGreedy
-from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
@@ -193,7 +193,7 @@ def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, 
 
 def test_the_doctor_says_who_plays(team: Tree) -> None:
     config = checked(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
-    rows = list(machine.simulation(config, processes_here(config)))
+    rows = list(machine.simulation(config, choose_processes(config)))
     assert [row.name for row in rows] == ["environment", "policies"]
     assert rows[1].found == "leader (1 agent) learns, follower (2 agents) plays uniformly random actions"
 

@@ -15,8 +15,8 @@ import torch
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.worker import end_with_parent, report_failure
-from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
 from reagent_lite.run.sources import open_source
@@ -38,8 +38,8 @@ class _Watch(Hooks):
     """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup, self._settings = setup, setup.config.environments
-        self._steps, self._next, self._rounds = 0, _WARM_ROUNDS[setup.group.device.type], 0
+        self._setup, self._settings = setup, setup.history.config.environments
+        self._steps, self._next, self._rounds = 0, _WARM_ROUNDS[setup.history.group.device.type], 0
         self._since = math.nan
         self._seconds: list[float] = []
 
@@ -50,7 +50,7 @@ class _Watch(Hooks):
         self._steps += 1
         if self._steps < self._next * self._settings.updates_per_rollout:
             return
-        group = self._setup.group
+        group = self._setup.history.group
         if group.device.type == "cuda":
             torch.cuda.synchronize(group.device)
         group.barrier()
@@ -81,7 +81,7 @@ def measure(config: WorkflowConfig, group: Group) -> float:
         config = with_actions(config, simulation)
         folder = CheckpointFolder(config.folder)
         history = History(config=config, group=group, folder=folder, state=None, run="probe")
-        setup = set_up(config, group, open_source(config, group, simulation), history)
+        setup = set_up(open_source(config, group, simulation), history)
         watch = _Watch(setup)
         try:
             fit(setup.running, setup.stream.plan, group, watch, capture=update_capture(config, group))
@@ -98,7 +98,7 @@ def main(file: Path) -> int:
         config = check(ParametricDqnConfig if task["parametric"] else DqnConfig, task["config"])
         place = Place.read()
         assert place is not None
-        processes = processes_here(config)
+        processes = choose_processes(config)
         with joined(place, processes.device(place.local_rank), gpus=processes.gpus) as group:
             rate = measure(config, group)
     except Exception as error:
