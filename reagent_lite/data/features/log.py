@@ -17,7 +17,7 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
+from reagent_lite.data.rows.columns import column_of, is_number, is_string, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
@@ -117,7 +117,7 @@ def _summarized(
 def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
     """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
     codes, distinct = strings(column_of(block, "mdp_id"), faults)
-    sequence, present = integers(column_of(block, "sequence_number"), faults)
+    sequence, present = sequence_numbers(column_of(block, "sequence_number"), faults)
     named = (codes >= 0) & present
     episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
     position = (block.file_number << _LINE_BITS) + block.lines

@@ -16,10 +16,13 @@ from oracles.logs import write_lines
 
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.loader import check
+from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.features.log import summarize_log
 from reagent_lite.data.formats.frames import path_of
 from reagent_lite.data.shards.machines import shard
+from reagent_lite.data.stage import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError
@@ -81,6 +84,9 @@ def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> No
     # by hand: 2026-01-01 is day 20 454 since 1970
     ten = (20_454 * 86_400 + 36_000) * 10**6
     assert copy.sequence[order].tolist() == [ten, ten + 30 * 10**6, (20_455 * 86_400) * 10**6]
+    summary = summarize_log(data_files(str(tmp_path / name), COLUMNS), NormParams())
+    assert summary.rows_by_position == 0
+    assert set(summary.columns["state_features"].features) == {id_of("age"), id_of("income")}
     again = copy_of(str(tmp_path / name), tmp_path, COLUMNS)
     assert again.folder == copy.folder
     assert [str(one) for one in again.state_ids] == ids
