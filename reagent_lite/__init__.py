@@ -12,34 +12,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reagent_lite.api import evaluate, score, simulate, train
-    from reagent_lite.config import DqnConfig, ParametricDqnConfig
-    from reagent_lite.config.evaluate import EvaluateConfig
-    from reagent_lite.config.score import ScoreConfig
-    from reagent_lite.config.simulate import SimulateConfig
-    from reagent_lite.data.tables import read_log
-    from reagent_lite.errors import Preempted, ReagentLiteError
-    from reagent_lite.export import load_bundle
-    from reagent_lite.run.train import Callback
+    from reagent_lite.api import evaluate as evaluate
+    from reagent_lite.api import score as score
+    from reagent_lite.api import simulate as simulate
+    from reagent_lite.api import train as train
+    from reagent_lite.config import DqnConfig as DqnConfig
+    from reagent_lite.config import ParametricDqnConfig as ParametricDqnConfig
+    from reagent_lite.config.evaluate import EvaluateConfig as EvaluateConfig
+    from reagent_lite.config.score import ScoreConfig as ScoreConfig
+    from reagent_lite.config.simulate import SimulateConfig as SimulateConfig
+    from reagent_lite.data.tables import read_log as read_log
+    from reagent_lite.errors import Preempted as Preempted
+    from reagent_lite.errors import ReagentLiteError as ReagentLiteError
+    from reagent_lite.export import load_bundle as load_bundle
+    from reagent_lite.run.train import Callback as Callback
 
 __version__ = "0.1.0"
-__all__ = [
-    "Callback",
-    "DqnConfig",
-    "EvaluateConfig",
-    "ParametricDqnConfig",
-    "Preempted",
-    "ReagentLiteError",
-    "ScoreConfig",
-    "SimulateConfig",
-    "evaluate",
-    "load_bundle",
-    "read_log",
-    "score",
-    "simulate",
-    "train",
-]
-
 _MODULES = {
     "Callback": "run.train",
     "DqnConfig": "config",
@@ -56,6 +44,7 @@ _MODULES = {
     "simulate": "api",
     "train": "api",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

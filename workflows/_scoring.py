@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +87,13 @@ class _Part:
     Attributes:
         columns: names of columns that the block has, the log's own of those to keep.
         keys: columns of _KEYS, and those to keep.
-        state_ids: features that the block has.
+        state_ids: features of states that the block has.
         candidates: None if actions are fixed.
         prediction: the prediction of the model.
     """
 
     columns: set[str]
-    keys: dict[str, pa.Array]
+    keys: pa.Table
     state_ids: tuple[int, ...]
     candidates: Lists | None
     prediction: Prediction
@@ -104,7 +103,7 @@ class _Part:
         index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else found.draw(rng)
         none, at = index < 0, np.maximum(index, 0)
         columns = {
-            **self.keys,
+            **dict(zip(self.keys.column_names, self.keys.columns, strict=True)),
             "action": self._actions(bundle, index),
             "index": pa.array(index, mask=none),
             "score": pa.array(np.take_along_axis(found.q, at[:, None], 1)[:, 0], mask=none),
@@ -145,40 +144,26 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     faults, column = Faults(block), partial(column_of, block)
     state, present = features(column("state_features"), faults)
     require_present("state_features", present, faults)
-    keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
+    own_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
     fields = {name: block.file.columns.meaning(name) if block.file.columns else name for name in keep}
-    keys |= {name: as_text(column(one), faults)[0] for name, one in fields.items()}
+    keys = pa.table(own_keys | {name: as_text(column(one), faults)[0] for name, one in fields.items()})
     columns = {*block.table.column_names, *(name for name, one in fields.items() if one in block.table.column_names)}
-    values = state.aligned(bundle.state_feature_ids)
-    if not bundle.parametric:
+    values, ids = state.aligned(bundle.state_feature_ids), bundle.action_feature_ids
+    if bundle.parametric:
+        lists = candidate_lists(column("possible_actions"), faults)
+        sizes = lists.lengths * len(ids)
+    else:
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
-        faults.require_none()
-        return [
-            _Part(
-                columns=columns,
-                keys={name: key[part] for name, key in keys.items()},
-                state_ids=state.ids,
-                candidates=None,
-                prediction=bundle.predict(values[part], mask=mask[part]),
-            )
-            for part in parts(repeat(mask.shape[1], len(values)), BLOCK_VALUES)
-        ]
-    lists = candidate_lists(column("possible_actions"), faults)
+        sizes = np.full(len(mask), mask.shape[1])
     faults.require_none()
-    ends = np.cumsum(lists.lengths)
-    choices = np.split(lists.features.aligned(bundle.action_feature_ids), ends[:-1])
     found = []
-    for part in parts((lists.lengths * len(bundle.action_feature_ids)).tolist(), BLOCK_VALUES):
-        span = slice(ends[part.start] - lists.lengths[part.start], ends[part.stop - 1])
-        own = Lists(lists.lengths[part], FeatureMatrix(lists.features.ids, lists.features.values[span]))
-        prediction = bundle.predict(values[part], candidates=choices[part])
-        found.append(
-            _Part(
-                columns=columns,
-                keys={name: key[part] for name, key in keys.items()},
-                state_ids=state.ids,
-                candidates=own,
-                prediction=prediction,
-            )
-        )
+    for part in parts(sizes.tolist(), BLOCK_VALUES):
+        own = lists.part(part) if bundle.parametric else None
+        if own is None:
+            prediction = bundle.predict(values[part], mask=mask[part])
+        else:
+            choices = np.split(own.features.aligned(ids), np.cumsum(own.lengths)[:-1])
+            prediction = bundle.predict(values[part], candidates=choices)
+        rows = keys.slice(part.start, part.stop - part.start)
+        found.append(_Part(columns=columns, keys=rows, state_ids=state.ids, candidates=own, prediction=prediction))
     return found

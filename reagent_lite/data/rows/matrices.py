@@ -53,6 +53,11 @@ class Lists:
         kept = np.repeat(~rows, self.lengths)
         return Lists(np.where(rows, 0, self.lengths), FeatureMatrix(self.features.ids, self.features.values[kept]))
 
+    def part(self, rows: slice) -> Lists:
+        """Returns the lists of some successive rows."""
+        span = slice(self.lengths[: rows.start].sum(), self.lengths[: rows.stop].sum())
+        return Lists(self.lengths[rows], FeatureMatrix(self.features.ids, self.features.values[span]))
+
     def or_alone(self, action: FeatureMatrix, taken: Mask, rows: Mask) -> Lists:
         """Returns the lists, in some rows with the action taken as the only candidate; with none where none is."""
         if not rows.any():
