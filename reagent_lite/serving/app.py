@@ -35,7 +35,7 @@ from reagent_lite.serving.bodies import (
     known_key,
     refusal,
 )
-from reagent_lite.serving.deciding import MOST_CHOICES, Decider, Rows
+from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog, Joined
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
@@ -81,14 +81,11 @@ class Service:
 
     async def decide_named(self, body: NamedRows) -> Response:
         """Chooses among the model's actions."""
-        return await self._decided(body.rows)
+        return Response(await self._decider.decide(body.rows), media_type="application/json")
 
     async def decide_listed(self, body: CandidateRows) -> Response:
         """Chooses among the candidates of each row."""
-        return await self._decided(body.rows)
-
-    async def _decided(self, rows: Rows) -> Response:
-        return Response(await self._decider.decide(rows), media_type="application/json")
+        return Response(await self._decider.decide(body.rows), media_type="application/json")
 
     async def rank(self, body: CandidateLists) -> Rankings:
         """Orders candidates without a decision."""

@@ -70,8 +70,8 @@ class DecisionLog:
         self._older = [file for folder in folders for file in sorted(folder.glob("*.jsonl"))]
         self._recover()
         self._number = itertools.count()
-        self._start = self._stem = self._stem_now()
-        self._descriptor, self._size = self._open(self._stem), 0
+        self._begin()
+        self._start = self._journal.stem
         self._rotated, self._since, self._unsynced = time.monotonic(), 0, False
         self._rotating = asyncio.Lock()
         self.failure = ""
@@ -138,7 +138,7 @@ class DecisionLog:
             self._rotated, self._since = time.monotonic(), 0
             if not ready and not self.failure:
                 return
-            stem = self._stem
+            stem = self._journal.stem
             try:
                 self._switch()
                 for one in ready:
@@ -173,15 +173,21 @@ class DecisionLog:
                 blocked.add(decision.episode)
         return ready
 
+    def _begin(self) -> None:
+        """Starts a journal."""
+        moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
+        journal = self._folder / f"{moment:%Y%m%dT%H%M%S%f}.jsonl"
+        self._descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._journal, self._size, self._unsynced = journal, 0, False
+
     def _switch(self) -> None:
-        stem = self._stem_now()
-        descriptor = self._open(stem)
-        os.close(self._descriptor)
-        if self._size:
-            self._older.append(self._file(self._stem))
+        journal, descriptor, size = self._journal, self._descriptor, self._size
+        self._begin()
+        os.close(descriptor)
+        if size:
+            self._older.append(journal)
         else:
-            self._file(self._stem).unlink(missing_ok=True)
-        self._stem, self._descriptor, self._size, self._unsynced = stem, descriptor, 0, False
+            journal.unlink(missing_ok=True)
 
     def _write_out(self, stem: str, decisions: list[_Decision]) -> None:
         for file in self._older:  # their last lines, as what follows may fail
@@ -193,7 +199,7 @@ class DecisionLog:
 
     def _keep(self, others: list[bytes]) -> None:
         """Writes lines that are still needed into one file in the place of the journals before the current one."""
-        kept = self._folder / f"{self._stem}.kept.jsonl"
+        kept = self._journal.with_suffix(".kept.jsonl")
         with appearing_file(kept) as stream:
             stream.writelines(others)
         for file in self._older:
@@ -217,15 +223,6 @@ class DecisionLog:
         """Returns the time since 1970, later at each call; a clock that is set while the process runs is ignored."""
         self._latest = max((self._epoch + time.monotonic_ns()) // 1000, self._latest + 1)
         return self._latest
-
-    def _stem_now(self) -> str:
-        return f"{datetime.fromtimestamp(self._microseconds() / 1e6, UTC):%Y%m%dT%H%M%S%f}"
-
-    def _file(self, stem: str) -> Path:
-        return self._folder / f"{stem}.jsonl"
-
-    def _open(self, stem: str) -> int:
-        return os.open(self._file(stem), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
     def _write(self, data: bytes) -> None:
         """Appends to the journal, or leaves it as it was."""
@@ -280,11 +277,6 @@ class DecisionLog:
         os.close(self._descriptor)
 
 
-def folder_of(config: ServeConfig, worker: int) -> Path:
-    """Returns the folder of a worker's journals; training ignores it."""
-    return Path(config.log).expanduser() / f".worker-{worker}"
-
-
 def worker_of(decision_id: str, config: ServeConfig) -> int:
     """Returns the worker that has a decision, or would have one of this id."""
     number = decision_id.partition("-")[0]
@@ -299,7 +291,7 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool) -> Iterator[
         FolderInUseError: another process uses it.
         ConfigError: it cannot be written, or waits for rewards of another kind of actions.
     """
-    own = folder_of(config, worker)
+    own = Path(config.log).expanduser() / f".worker-{worker}"  # hidden, so that training ignores it
     require_writable(own, "log")
     others = [
         folder

@@ -76,51 +76,42 @@ def _listening(config: ServeConfig) -> socket.socket:
         ) from error
 
 
-class _Worker:
-    """A process that is started again when it ends."""
+def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> int:
+    context, stopping = multiprocessing.get_context("spawn"), threading.Event()
+    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in _SIGNALS}
+    ready = [context.Event() for _ in range(config.workers)]
+    workers: list[SpawnProcess] = []
+    restarts = 0
 
-    def __init__(self, config: ServeConfig, number: int, listening: socket.socket, shared: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.ready = context.Event()
-        self._context, self._given = context, (config, number, listening, shared, self.ready)
-        self.process = self._started()
-
-    def restart(self) -> None:
-        self.process = self._started()
-
-    def _started(self) -> SpawnProcess:
-        process = self._context.Process(target=_work, args=self._given)
+    def started(number: int) -> SpawnProcess:
+        process = context.Process(target=_work, args=(config, number, listening, shared, ready[number]))
         process.start()
         return process
 
-
-def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> int:
-    stopping = threading.Event()
-    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in _SIGNALS}
-    workers: list[_Worker] = []
-    restarts = 0
     try:
-        workers += [_Worker(config, number, listening, shared) for number in range(config.workers)]
+        workers.extend(map(started, range(config.workers)))
         while not stopping.is_set():
-            wait([one.process.sentinel for one in workers], timeout=_POLL_SECONDS)
+            wait([one.sentinel for one in workers], timeout=_POLL_SECONDS)
             for number, one in enumerate(workers):
-                if one.process.is_alive() or stopping.is_set():
+                if one.is_alive() or stopping.is_set():
                     continue
-                multiprocess.mark_process_dead(one.process.pid, str(shared))  # type: ignore[no-untyped-call]
-                if not one.ready.is_set():
-                    got = f"one that ended with code {one.process.exitcode}"
+                multiprocess.mark_process_dead(one.pid, str(shared))  # type: ignore[no-untyped-call]
+                ended = f"ended with code {one.exitcode}"
+                if not ready[number].is_set():
                     raise ConfigError(
-                        Problem(f"worker {number}", "a process that serves", got, "See its message above")
+                        Problem(
+                            f"worker {number}", "a process that serves", f"one that {ended}", "See its message above"
+                        )
                     )
-                logger.warning(f"worker {number} ended with code {one.process.exitcode} and is started again")
+                logger.warning(f"worker {number} {ended} and is started again")
                 stopping.wait(_RESTART_SECONDS)
                 restarts += 1
-                one.restart()
+                workers[number] = started(number)
     finally:
         for one in workers:
-            one.process.terminate()
+            one.terminate()
         for one in workers:
-            one.process.join()
+            one.join()
         for number_of_signal, handler in before.items():
             signal.signal(number_of_signal, handler)
     return restarts

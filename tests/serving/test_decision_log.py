@@ -117,7 +117,7 @@ def test_lines_before_a_failed_rotation_are_on_the_disk(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", syncing)
-    for broken in ("write_decisions", "appearing_file", "DecisionLog._open"):
+    for broken in ("write_decisions", "appearing_file", "DecisionLog._begin"):
         with monkeypatch.context() as patch:
             patch.setattr(f"reagent_lite.serving.decision_log.{broken}", full)
             one = decided(worker, mdp_id=broken)

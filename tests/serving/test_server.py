@@ -216,10 +216,3 @@ def test_new_models_take_over_without_a_dropped_request(named: Path, tmp_path: P
     assert {status for status, _ in answers} == {200}
     assert len(set(answers)) == 4
     assert len(ids_of(tmp_path / "log")) == len(answers)
-
-
-@pytest.mark.parametrize(("settings", "words"), [(["rotate_mb=0.0"], "rotate_mb"), (["workers=0"], "workers")])
-def test_wrong_settings_end_with_code_2(named: Path, tmp_path: Path, settings: list[str], words: str) -> None:
-    with serving(named, tmp_path / "log", *settings) as server:
-        assert server.process.wait(60) == 2
-        assert words in server.errors
