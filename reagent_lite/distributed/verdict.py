@@ -1,20 +1,15 @@
 """What machines declare of themselves before a run, and whether that fits together."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from reagent_lite.config.loader import leaves
 from reagent_lite.errors import Problem, RendezvousError
 
-LOCAL_KEYS = (
-    "node_index",
-    "num_processes_per_node",
-    "init_method",
-    "data.training_copy_dir",
-    "rendezvous.interface",
-)
+LOCAL_KEYS = ("node_index", "num_processes_per_node", "init_method", "data.training_copy_dir", "rendezvous.interface")
 """Config keys that may differ between machines."""
 
 _MOST_KEYS = 20
@@ -74,15 +69,9 @@ def verdict_on(declared: Sequence[Declaration]) -> Verdict:
     return Verdict(problems=problems, warnings=warnings, exit_code=code, declarations=tuple(declared))
 
 
-def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+def shared_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a resolved config by dotted key, without the keys that may differ between machines."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{path}{key}.")
-        else:
-            found[f"{path}{key}"] = value
-    return {key: value for key, value in found.items() if key not in LOCAL_KEYS}
+    return {key: value for key, value in leaves(tree).items() if key not in LOCAL_KEYS}
 
 
 def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:

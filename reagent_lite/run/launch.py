@@ -27,7 +27,7 @@ from reagent_lite.distributed.launcher import Processes, choose_processes, launc
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration, flat
+from reagent_lite.distributed.verdict import Declaration, shared_keys
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
@@ -177,7 +177,7 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
             device=processes.device_type,
             versions=_versions(processes),
             gpus=used_gpus(list_gpus(), processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
-            config=flat(resolved(config)),
+            config=shared_keys(resolved(config)),
             problem=problem,
             exit_code=code,
         ),

@@ -1,6 +1,6 @@
 """Declarations that fit together, and those that do not."""
 
-from reagent_lite.distributed.verdict import Declaration, compare, flat
+from reagent_lite.distributed.verdict import Declaration, compare, shared_keys
 
 
 def machine(node: int, **changes: object) -> Declaration:
@@ -45,5 +45,5 @@ def test_one_gpu_twice_and_a_machine_without() -> None:
 
 
 def test_keys_of_one_machine_are_left_out() -> None:
-    tree = {"epochs": 1, "node_index": 1, "data": {"layout": "shards", "training_copy_dir": "/a"}, "rl": {}}
-    assert flat(tree) == {"epochs": 1, "data.layout": "shards", "rl": {}}
+    tree = {"epochs": 1, "node_index": 1, "data": {"layout": "shards", "training_copy_dir": "/a"}}
+    assert shared_keys(tree) == {"epochs": 1, "data.layout": "shards"}

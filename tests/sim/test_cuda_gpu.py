@@ -14,11 +14,10 @@ from oracles.same_bits import CORNERS, bits, play, require_same, step
 from torch import Tensor
 
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.sim import cuda_build
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream
-from reagent_lite.sim.cuda_build import build_cubin, cuda_problem, driver_problem, find_nvcc
+from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment, known_environments
 
@@ -236,12 +235,6 @@ def test_actions_that_do_not_exist_are_counted(cuda: Open) -> None:
     env.check()
 
 
-def test_a_block_larger_than_the_kernels_allow(cuda: Open) -> None:
-    for block_size in (0, 257, 4096):
-        with pytest.raises(SimulationError, match=r"expected 1 to 256 threads \(env_\w+ takes \d+ registers each\)"):
-            cuda("cartpole_v1", block_size)
-
-
 def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
     cuda("cartpole_v1")
 
@@ -253,27 +246,6 @@ def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
     assert [chosen("auto", cpu), chosen("cpu", cpu), chosen("cpu", DEVICE)] == [CpuBackend] * 3
     with pytest.raises(KernelBuildError, match=r"expected a run on a GPU, got cuda on cpu\. Set use_gpu to true"):
         chosen("cuda", cpu)
-
-
-def test_without_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = find_environment("cartpole_v1")
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path))
-    filled = None
-    if find_nvcc() is not None:
-        filled = build_cubin(path, {}, "exact", cuda_build.architecture(DEVICE))
-    monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
-    if filled is not None:
-        play([VectorEnv(CudaBackend(path, {}, "exact", DEVICE), num_envs=10)], 10)
-    with pytest.raises(KernelBuildError, match="Install the CUDA toolkit"):
-        CudaBackend(path, {"gravity": 1.62}, "exact", DEVICE)
-
-
-def test_an_unknown_parameter(cuda: Open) -> None:
-    cuda("cartpole_v1")
-    if find_nvcc() is None:
-        pytest.skip("no nvcc on this machine")
-    with pytest.raises(SimulationError, match="Did you mean 'gravity'"):
-        CudaBackend(find_environment("cartpole_v1"), {"gravitation": 1.0}, "exact", DEVICE)
 
 
 FAULTY = """

@@ -142,6 +142,8 @@ def test_parameters_reach_the_dynamics() -> None:
         assert envs[0].spec.parameters == envs[1].spec.parameters
         assert envs[0].spec.parameters["gravity"] == pytest.approx(1.62)
         play(envs, 50)
+        with pytest.raises(SimulationError, match="Did you mean 'gravity'"):
+            CudaBackend(path, {"gravitation": 1.0}, "exact", GPU)
 
 
 def test_a_rollout_fills_the_same_replay() -> None:
