@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -72,34 +73,6 @@ class Meter:
         self._steps, self._sums, self._saved = int(state["steps"]), {}, dict(state.get("sums", {}))
 
 
-class _PatientFile:
-    """A file that grows. Bytes that a full disk refuses are kept and written before the next ones."""
-
-    def __init__(self, file: Path) -> None:
-        self._stream = file.open("ab", buffering=0)
-        self._waiting = b""
-
-    def write(self, data: bytes) -> None:
-        """Appends bytes; a failure of the disk raises nothing."""
-        self._waiting += data
-        with suppress(OSError):
-            self._write()
-
-    def keep(self) -> None:
-        """Writes and syncs all bytes, or raises OSError."""
-        self._write()
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        """Writes the bytes that are left, or raises OSError."""
-        with self._stream:
-            self._write()
-
-    def _write(self) -> None:
-        while self._waiting:
-            self._waiting = self._waiting[self._stream.write(self._waiting) :]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
     """What a finished run came to.
@@ -143,18 +116,30 @@ class Sink:
 
 
 class _FileSink(Sink):
+    """A file that grows. Bytes that a full disk refuses are kept and written before the next ones."""
+
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = _PatientFile(file)
+        self._stream, self._waiting = file.open("ab", buffering=0), b""
 
     def keep(self) -> None:
-        self._file.keep()
+        self._flush()
+        os.fsync(self._stream.fileno())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # a run that has learned everything has called `keep`
-            self._file.close()
+        with suppress(OSError), self._stream:  # a run that has learned everything has called `keep`
+            self._flush()
+
+    def _append(self, data: bytes) -> None:
+        self._waiting += data
+        with suppress(OSError):
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._stream.write(self._waiting) :]
 
 
 class JsonLines(_FileSink):
@@ -173,7 +158,7 @@ class JsonLines(_FileSink):
 
     def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Appends a line."""
-        self._file.write(json.dumps({"step": step, **scalars}).encode() + b"\n")
+        self._append(json.dumps({"step": step, **scalars}).encode() + b"\n")
 
 
 class TensorBoard(_FileSink):
@@ -190,12 +175,10 @@ class TensorBoard(_FileSink):
         # imported here: TensorBoard takes longer to import than a small run takes to train
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         now, host = time.time(), socket.gethostname()
         name = f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{time.monotonic_ns()}"
         super().__init__(folder / "tensorboard" / name)
-        self._records = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
         if step:  # readers drop what they have from the event's step on
             self._add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
@@ -216,8 +199,11 @@ class TensorBoard(_FileSink):
 
     def _add(self, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._records.write(Event(wall_time=time.time(), **content).SerializeToString())
+        record = BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
+        self._append(record.getvalue())
 
 
 def file_sinks(

@@ -31,6 +31,8 @@ _METRICS, _PARAMETERS = 1000, 100
 """Most of them that MLflow takes in one request."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
+_END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+"""Standard output ends with the run's result, and an address that MLflow would print there may have a password."""
 _END_SECONDS, _STOP_SECONDS = 300.0, 10.0
 """How long a run that has ended, or was stopped, waits for a tracker to take what it was given."""
 
@@ -90,14 +92,8 @@ class _Mlflow:
                 self._client.log_artifact(self._run, str(file))
 
     def finish(self, status: str) -> None:
-        variables = importlib.import_module("mlflow.environment_variables")
-        link = variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
-        before = link.get()
-        link.set(True)  # standard output ends with the run's result, and the address may have a password
-        try:
+        with _environment(_END):
             self._client.set_terminated(self._run, status)
-        finally:
-            link.set(before)
 
 
 class _Wandb:
