@@ -26,6 +26,7 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 """Columns of a page that are [N, K] or [N, K, T]."""
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
+_DTYPES = {"episode": torch.int64, "action": torch.int64, "mask": torch.bool}  # the others are float64
 
 Policy = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
@@ -78,8 +79,7 @@ class EvaluationPage:
         """Returns the page of some rows, given as a bool mask [N] or as indices."""
         places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
         # half the time of values[places]
-        tensors = {f.name: getattr(self, f.name).index_select(0, places) for f in fields(self) if f.name != "names"}
-        return EvaluationPage(names=self.names, **tensors)
+        return replace(self, **{name: values.index_select(0, places) for name, values in self.columns.items()})
 
     def only(self, first: int, stop: int) -> EvaluationPage:
         """Returns the page of some outcomes, by number, without copying them."""
@@ -87,10 +87,14 @@ class EvaluationPage:
         return replace(self, names=self.names[first:stop], **parts)
 
     @property
+    def columns(self) -> dict[str, Tensor]:
+        """The columns by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row, all columns together."""
-        columns = (getattr(self, f.name) for f in fields(self) if f.name != "names")
-        return sum(column[:1].nbytes for column in columns)
+        return sum(column[:1].nbytes for column in self.columns.values())
 
     @property
     def rank(self) -> Tensor:
@@ -139,8 +143,9 @@ def build_page(
     with torch.no_grad():
         parts = [_page_of(batch, policy, models, names) for batch in batches] or [_empty_page(names)]
     num_choices = max(part.mask.shape[1] for part in parts)
-    padded = [_pad_choices(part, num_choices) for part in parts]
-    columns = {f.name: torch.cat([getattr(p, f.name) for p in padded]) for f in fields(EvaluationPage)[1:]}
+    columns = {
+        name: torch.cat([padded(name, part.columns[name], num_choices) for part in parts]) for name in parts[0].columns
+    }
     if len(columns["action"]) != len(episodes):
         raise ValueError(f"{len(episodes)} episode codes for {len(columns['action'])} rows")
     columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
@@ -165,20 +170,16 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
     keys = [list(group.gather(key)) for key in (sequence, part.episode)]
     places = torch.split(_places(*map(torch.cat, keys)), list(sizes)) if group.is_first else ()
     columns = {}
-    for field in fields(part):
-        if field.name == "names":
-            continue
-        column = getattr(part, field.name)
-        alike = padded(column, num_choices) if field.name in BY_CHOICE else column
-        whole = _joined(group.gather(alike), places, sum(sizes))
+    for name, column in part.columns.items():
+        whole = _joined(group.gather(padded(name, column, num_choices)), places, sum(sizes))
         if whole is not None:
-            columns[field.name] = whole
+            columns[name] = whole
     return EvaluationPage(names=part.names, **columns) if group.is_first else None
 
 
-def padded(column: Tensor, num_choices: int) -> Tensor:
-    """Returns one of the columns BY_CHOICE with more choices, of zeros: [N, num_choices, ...]."""
-    missing = num_choices - column.shape[1]
+def padded(name: str, column: Tensor, num_choices: int) -> Tensor:
+    """Returns a column of a page with more choices, of zeros, if it has an axis of choices."""
+    missing = num_choices - column.shape[1] if name in BY_CHOICE else 0
     return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing)) if missing else column  # else a copy
 
 
@@ -277,8 +278,8 @@ def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
         choices, outcomes = (1,) * (field.name in BY_CHOICE), (len(names),) * (field.name in BY_OUTCOME)
-        columns[field.name] = torch.zeros(0, *choices, *outcomes, dtype=torch.float64)
-    columns |= {name: columns[name].long() for name in ("episode", "action")} | {"mask": columns["mask"].bool()}
+        dtype = _DTYPES.get(field.name, torch.float64)
+        columns[field.name] = torch.zeros(0, *choices, *outcomes, dtype=dtype)
     return EvaluationPage(names=names, **columns)
 
 
@@ -296,12 +297,6 @@ def _normalized(propensities: Tensor) -> Tensor:
 def _allowed_only(values: Tensor, mask: Tensor) -> Tensor:
     # networks give finite but meaningless numbers elsewhere
     return values.double().masked_fill(~mask.unsqueeze(2), 0.0)
-
-
-def _pad_choices(page: EvaluationPage, num_choices: int) -> EvaluationPage:
-    columns = {f.name: getattr(page, f.name) for f in fields(page)}
-    columns |= {name: padded(columns[name], num_choices) for name in BY_CHOICE}
-    return EvaluationPage(**columns)
 
 
 def _places(sequence: Tensor, episode: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ def test_switch_and_shrinkage_by_hand():
     assert shrunk(0.0)(e).sum(1).tolist() == [0, 0]
     assert shrunk(1e12)(e).sum(1).tolist() == pytest.approx([6, 1])
     assert value("Switch_Doubly_Robust_Reward", e) == pytest.approx((3 + 6 + 5 + 1) / 2)  # both weights are below 10
+    over = rows([10.5, 0.5], [4, 6], [1, 4], [3, 5])
+    assert value("Switch_Doubly_Robust_Reward", over) == pytest.approx((3 + 5 + 1) / 2)
     # lambda 100: 200 / 104 and 50 / 100.25
     assert value("Shrunk_Doubly_Robust_Reward", e) == pytest.approx((8 + 200 / 104 * 3 + 50 / 100.25 * 2) / 2)
 

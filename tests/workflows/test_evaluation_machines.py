@@ -149,8 +149,7 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     gate = gate_of(config, evaluation)
     Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
     Path(name, "evaluation.json").write_text(json.dumps(evaluation.document["cpe"]))
-    columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}
-    save_file({column: value.contiguous() for column, value in columns.items()}, Path(name, "page.safetensors"))
+    save_file({column: value.contiguous() for column, value in page.columns.items()}, Path(name, "page.safetensors"))
     return told
 
 
