@@ -143,8 +143,8 @@ class Evaluation:
     agents: Mapping[str, "Evaluation"] = field(default_factory=dict)
 
     def of(self, kind: str) -> "Evaluation":
-        """Returns the evaluation of a type of agents; "" is the only one."""
-        return self.agents[kind] if kind else self
+        """Returns the evaluation of a type of agents, or this one for a name that is none of theirs."""
+        return self.agents.get(kind, self)
 
 
 @dataclass(frozen=True, kw_only=True)
