@@ -79,7 +79,8 @@ class EvaluationPage:
         """Returns the page of some rows, given as a bool mask [N] or as indices."""
         places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
         # half the time of values[places]
-        return replace(self, **{name: values.index_select(0, places) for name, values in self.columns.items()})
+        columns = {name: values.index_select(0, places) for name, values in self.columns.items()}
+        return EvaluationPage(names=self.names, **columns)
 
     def only(self, first: int, stop: int) -> EvaluationPage:
         """Returns the page of some outcomes, by number, without copying them."""
