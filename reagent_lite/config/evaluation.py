@@ -16,7 +16,8 @@ class EvaluationConfig(Section):
     figures_share: Positive = 1 / 32
     """Rows evaluated after an epoch, as a share of those it trained on, at least 256; all are evaluated at the end."""
     held_out_share: Fraction = 0.2
-    """Share of training episodes that are scored and not fitted on where eval_data_path is absent."""
+    """Share of training episodes that are scored where eval_data_path is absent: the policy learns from them too, the
+    models behind the estimates do not."""
     confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000

@@ -106,6 +106,12 @@ def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
             yield f"  {row.name}: {row.figure}{ratio}; {row.verdict}: {row.reason}"
 
 
+LEARNED_FROM = (
+    "The policy has learned from the scored episodes too; only the models behind its estimates have not. Estimates may "
+    "flatter it: set eval_data_path, or timeline.evalTableName, to episodes that it does not learn from."
+)
+
+
 def cut_note(overlap: Overlap | None) -> str:
     """Returns a sentence on what estimates of cut episodes are compared with; empty where none is cut."""
     if overlap is None or not overlap.cut_share:

@@ -31,7 +31,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
-from reagent_lite.evaluation.document import Evaluation, as_json, lines, reward_model_scalars
+from reagent_lite.evaluation.document import LEARNED_FROM, Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.episodes import Sides, spread
 from reagent_lite.evaluation.figures import figures
@@ -252,17 +252,21 @@ class LogEvaluator(Evaluator):
         scalars |= cpe_scalars(result)
         if not final:  # of an epoch's evaluation the scalars alone are used
             return Evaluation(scalars=scalars)
+        warnings = [LEARNED_FROM] if self._learns_from_scored() and result.overlap is not None else []
         return Evaluation(
             scalars=scalars,
-            document={"cpe": as_json(result) | choices},
-            lines=tuple(lines(result)),
+            document={"cpe": as_json(result) | choices, "warnings": warnings},
+            lines=(*lines(result), *warnings),
             result=result,
         )
 
+    def _learns_from_scored(self) -> bool:
+        held_out = self._data.held_out_found
+        return held_out is None or held_out.content == self._data.found.content
+
     def _divide(self) -> _Divided:
         config, data, group = self._config, self._data, self._group
-        same = data.held_out_found is None or data.held_out_found.content == data.found.content
-        sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
+        sides = Sides(train=data.train, held_out=data.held_out, same=self._learns_from_scored(), shards=data.shards)
         scored_rows = rows = single_step_rows(config, sides.scored, data, group)
         if data.held_out is not None:
             rows = single_step_rows(config, data.train, data, group)

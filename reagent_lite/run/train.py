@@ -203,6 +203,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
         logger.info(line)
     if setup.payable is not None:
         values = setup.payable.document(writer.figures["value/model/mean"])
+        values["warnings"] += evaluation.document.get("warnings", [])
         evaluation = replace(evaluation, document={**evaluation.document, **values})
     callback.on_evaluation(evaluation.document)
     return Learned(

@@ -53,9 +53,13 @@ class Branching(Squares):
 """
 
 
+README = Path(__file__).resolve().parents[2] / "reagent_lite/models/README.md"
+
+
 @pytest.fixture
 def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    (tmp_path / "own_networks.py").write_text(MODULE)
+    (example,) = re.findall("```python\n(.+?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "own_networks.py").write_text(MODULE + example)
     monkeypatch.syspath_prepend(tmp_path)
     small["norm_params"] = {"feature_overrides": dict.fromkeys("012", "DO_NOT_PREPROCESS")}
     small["training"]["network"] = "own_networks:Squares"
@@ -71,6 +75,13 @@ def test_a_network_of_ones_own_is_trained_and_exported(tree: dict[str, Any], tmp
     assert bundle.state_feature_ids == (0, 1, 2)
     expected = state**2 @ weights["network.layer.weight"].T + weights["network.layer.bias"]
     np.testing.assert_allclose(bundle.predict(state).q, expected, rtol=1e-5)
+
+
+def test_the_readme_s_network_is_trained_and_exported(tree: dict[str, Any], tmp_path: Path) -> None:
+    tree["training"]["network"] = "own_networks:Normed"
+    trained(tree)
+    assert load_file(tmp_path / "out/model/weights.safetensors")["network.body.1.weight"].shape == (64,)
+    assert load_bundle(tmp_path / "out/model").predict(np.zeros((5, 3), np.float32)).q.shape == (5, 2)
 
 
 def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(

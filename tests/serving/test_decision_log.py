@@ -272,6 +272,6 @@ def test_the_log_trains_as_it_is(
                          "minibatch_size": 32}}  # fmt: skip
     outcome = trained(tree | ({"actions": list(NAMES)} if kind == "named" else {}))
     assert outcome.rows == 160
-    gaps = "sequence_number counts no rows" if kind == "named" else "0 gaps"
+    gaps = "gaps not counted, as sequence_number is a time" if kind == "named" else "0 gaps"
     assert f"160 rows in 40 episodes, 40 true ends, 0 cut by a limit, {gaps}" in caplog.text
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(1.5)

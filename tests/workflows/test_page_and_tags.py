@@ -122,7 +122,11 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build
     assert {latest[tag].step for tag in wanted} == {done.steps}
     tags = {tag: one.value for tag, one in latest.items()}
     document = json.loads((out / "model/evaluation.json").read_text())
-    tables = Tables((out / "report.html").read_text())
+    page = (out / "report.html").read_text()
+    tables = Tables(page)
+
+    learned_from = build is recorded  # its eval data are its training data
+    assert [("scored episodes too" in text) for text in (page, str(document["warnings"]))] == [learned_from] * 2
 
     # evaluation.json: every estimate and the ends of its interval; event files hold float32
     for outcome in document["cpe"]["outcomes"]:

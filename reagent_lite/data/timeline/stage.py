@@ -287,7 +287,7 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
     gaps = counted(figures["gaps"], "gap")
     if 0 < figures["gaps"] == figures["paired_rows"] - figures["episodes"]:
-        gaps = "sequence_number counts no rows"  # a timestamp
+        gaps = "gaps not counted, as sequence_number is a time"  # a timestamp
     info(f"{rows}, {ended}, {gaps}")
 
     def log(level: Callable[[str], None], figure: str, one: str, several: str, rest: str) -> None:
