@@ -225,9 +225,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _sections(config: WorkflowConfig) -> dict[str, Section]:
-    if config.collects:  # the figures are the learner's
-        return {}
-    sections = {name: getattr(config.tracking, name) for name in _CLIENTS}
+    sections = {name: getattr(config.tracking, name) for name in _CLIENTS if not config.collects}
     return {name: section for name, section in sections.items() if section is not None}
 
 
@@ -239,8 +237,5 @@ def _reason(error: Exception) -> str:
 
 def _legal(name: str) -> str:
     """Returns a name as MLflow takes it; actions and metrics of a log may have any."""
-
-    def escaped(found: re.Match[str]) -> str:
-        return f"_{found[0].encode().hex()}_"
-
-    return "/".join(re.sub(r"^\.*$|[^\w.\- ]", escaped, part) for part in name.split("/"))
+    illegal = re.compile(r"^\.*$|[^\w.\- ]")
+    return "/".join(illegal.sub(lambda found: f"_{found[0].encode().hex()}_", part) for part in name.split("/"))
