@@ -60,11 +60,6 @@ class Contract:
     rewards: tuple[str, ...] = ()
     dated: bool = False
 
-    @property
-    def discrete(self) -> bool:
-        """Whether actions are names."""
-        return self.actions is not None
-
     def require_columns(self, names: list[str], where: str) -> None:
         """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""
         require_columns(names, (*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra), where)

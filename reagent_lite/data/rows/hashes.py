@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-_EMPTY = hashlib.blake2b(digest_size=8)
-
 
 def mix(values: Hashes) -> Hashes:
     """Returns the finalizer of SplitMix64, a bijection (Steele, Lea and Flood 2014, Fast splittable PRNGs)."""
@@ -21,14 +19,8 @@ def mix(values: Hashes) -> Hashes:
 
 def name_hashes(names: Iterable[str]) -> Hashes:
     """Returns [names] BLAKE2b of each mdp_id, 8 bytes, little endian."""
-    return np.frombuffer(b"".join([_digest(name) for name in names]), "<u8")
-
-
-def _digest(name: str) -> bytes:
-    # measured for 8900 names: 1.9 ms, with a new object of its own for each 3.5
-    own = _EMPTY.copy()
-    own.update(name.encode())
-    return own.digest()
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    return np.frombuffer(b"".join(digests), "<u8")
 
 
 def row_hashes(episode: Hashes, sequence: NDArray[np.int64], seed: int) -> Hashes:

@@ -55,7 +55,7 @@ _WORDS = ("a name", "an index", "a map")
 def event_schema(contract: Contract) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
     types = {kind: one for kind, (one, _) in _KINDS.items()}
-    if contract.discrete:
+    if contract.actions is not None:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
     further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
     return pa.schema({name: types[one.kind] for name, one in COLUMNS.items() if one.event} | further)
