@@ -31,8 +31,8 @@ from reagent_lite.serving.bodies import (
     Rankings,
     RefusedError,
     Reward,
+    advice_of_key,
     exact,
-    known_key,
     refusal,
 )
 from reagent_lite.serving.deciding import MOST_CHOICES, Decider
@@ -58,7 +58,7 @@ _ERRORS = _answers(
         503: "The log cannot be written, or too many requests wait: try again later",
     }
 )
-_JSON = "Send the header content-type: application/json"
+_LOG = "a log that can be written"
 _OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
 
 
@@ -92,10 +92,13 @@ class Service:
         bundle = self._model.bundle
         candidates = bundle.candidates([row.possible_actions for row in body.rows])
         states = bundle.states([row.state_features for row in body.rows])
-        rankings = []
+        rankings: list[list[Ranked]] = []
         for part in parts(map(len, candidates), MOST_CHOICES):
             found = bundle.predict(states[part], candidates=candidates[part])
             for q, mask in zip(found.q, found.mask, strict=True):
+                if not np.isfinite(values := q[mask]).all():
+                    place, bad = f"rows.{len(rankings)}.possible_actions", values[~np.isfinite(values)]
+                    raise RefusedError(422, Problem(place, "candidates of finite value", f"{bad[0]}"))
                 order = np.argsort(-q, kind="stable")
                 rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
         return Rankings(rankings=rankings, model=self._model.version)
@@ -105,15 +108,16 @@ class Service:
         result = await self._join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
         self.figures.rewards.labels(result).inc()
         if result == "unknown":
-            raise RefusedError(404, Problem("decision_id", "the id of a decision that waits", repr(body.decision_id)))
+            expected = "the id of a decision that waits for its reward"
+            raise RefusedError(404, Problem("decision_id", expected, repr(body.decision_id)))
         if result == "again":
-            expected = f"one reward, within {self._config.reward_seconds:g} s"
-            raise RefusedError(409, Problem("decision_id", expected, f"{body.decision_id} with another, or too late"))
+            expected = f"one reward of {body.decision_id}, within {self._config.reward_seconds:g} s"
+            raise RefusedError(409, Problem("decision_id", expected, "a second one, or one that is too late"))
 
     async def healthz(self) -> Health:
         """Says whether decisions are made and logged."""
         if self._log.failure:
-            raise RefusedError(503, Problem("log", "a disk that takes the log", self._log.failure))
+            raise RefusedError(503, Problem("log", _LOG, self._log.failure))
         return Health(model=self._model.version, waiting=self._log.waiting)
 
     async def metrics(self) -> Response:
@@ -149,9 +153,13 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     for kind in (RefusedError, BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, _refused)
     decide: Any = service.decide_listed if model.bundle.parametric else service.decide_named
-    app.post("/decide", response_model=Decisions, responses=_ERRORS, summary="Choose in each row, and log it")(decide)
+    app.post(
+        "/decide", response_model=Decisions, responses=_ERRORS, summary="Choose an action for each row, and log it"
+    )(decide)
     if model.bundle.parametric:
-        app.post("/rank", responses=_ERRORS, summary="Order the candidates of each row; not logged")(service.rank)
+        app.post("/rank", responses=_ERRORS, summary="Order the candidates of each row by value; not logged")(
+            service.rank
+        )
     app.post("/reward", responses=_ERRORS | _OF_REWARD, status_code=204)(service.reward)
     app.get("/healthz", responses={503: _ERRORS[503]})(service.healthz)
     app.get("/metrics", response_class=Response, include_in_schema=False)(service.metrics)
@@ -174,14 +182,20 @@ async def _refused(request: Request, error: Any) -> Response:
         return refusal(error.status_code, [Problem(where, expected, error.detail)], error.headers)
     if isinstance(error, OSError):
         got = error.strerror or str(error)
-        return refusal(503, [Problem("log", "a disk that takes the log", got, "Try again later")])
+        return refusal(503, [Problem("log", _LOG, got, "Try again later")])
     return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
 
 
 def _fault(request: Request, found: dict[str, Any]) -> Problem:
     """Returns what pydantic found in a body."""
-    place, given = found["loc"], found["input"]
-    todo = _JSON if isinstance(given, bytes) else ""
-    if found["type"] == "extra_forbidden":
-        todo = known_key(get_type_hints(request.scope["endpoint"])["body"], place[1:])
-    return Problem(".".join(map(str, place)), found["msg"], f"{given!r:.100}", todo)
+    place, kind, given = found["loc"], found["type"], found["input"]
+    where = ".".join(map(str, place))
+    if kind == "json_invalid":
+        return Problem(f"body, character {place[-1]}", "JSON", found["ctx"]["error"])
+    if kind == "missing":
+        return Problem(where, "a value", "nothing")
+    if kind == "extra_forbidden":
+        body = get_type_hints(request.scope["endpoint"])["body"]
+        return Problem(where, "a known key", f"unknown key {place[-1]!r}", advice_of_key(body, place[1:]))
+    todo = "Send the header content-type: application/json" if isinstance(given, bytes) else ""
+    return Problem(where, found["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)

@@ -87,7 +87,7 @@ class Decision(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     decision_id: str
-    """Under which its reward comes."""
+    """Give it with the reward."""
     action: str | dict[str, float | None]
     """Name of the action, or features of the candidate."""
     index: int
@@ -130,7 +130,7 @@ class Reward(Body):
 
 
 class Health(BaseModel):
-    """That decisions are made."""
+    """The state of a worker that decides."""
 
     model: str
     waiting: int
@@ -155,12 +155,12 @@ def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str]
     return JSONResponse({"problems": [asdict(one) for one in problems]}, status, headers)
 
 
-def known_key(body: type[BaseModel], place: Sequence[int | str]) -> str:
-    """Returns which key an unknown one, at a place such as ("rows", 0, "mdp"), may stand for, as advice."""
+def advice_of_key(body: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Returns the known key most like an unknown one at a place such as ("rows", 0, "mdp"), else all known keys."""
     fields = body.model_fields
     if len(place) > 1:
         fields = get_args(fields["rows"].annotation)[0].model_fields
-    return nearest(str(place[-1]), list(fields))
+    return nearest(str(place[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")
 
 
 def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:

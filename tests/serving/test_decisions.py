@@ -53,7 +53,7 @@ def test_candidates_are_chosen_and_ranked(candidates: Path, opened: Open) -> Non
 
 ROW = {"state_features": {"3": 1.0}}
 REFUSED: list[tuple[Any, str]] = [
-    (b"{", "body"),
+    (b"{", "body, character 1"),
     (b'{"rows": [{"state_features": {"3": NaN}}]}', "body.rows.0.state_features.3"),
     (b'{"rows": [{"state_features": {"3": 1e39}}]}', "body.rows.0.state_features.3"),
     ({"rows": []}, "body.rows"),
@@ -83,14 +83,15 @@ def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, bo
 MISSPELT = [
     ("/decide", {"row": [ROW]}, "Did you mean 'rows'?"),
     ("/decide", {"rows": [ROW | {"mdp": "7"}]}, "Did you mean 'mdp_id'?"),
-    ("/decide", {"rows": [ROW | {"rows": 7}]}, ""),  # a key, but not there
+    ("/decide", {"rows": [ROW | {"rows": 7}]}, "Known keys: state_features, mdp_id, sequence_number, possible_actions"),
     ("/reward", {"decision_id": "1", "reward": 1.0, "terminate": True}, "Did you mean 'terminal'?"),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "todo"), MISSPELT)
 def test_a_misspelt_key_is_told_the_nearest(named: Path, opened: Open, path: str, body: Any, todo: str) -> None:
-    assert opened(named).client.post(path, json=body).json()["problems"][-1]["todo"] == todo
+    problem = opened(named).client.post(path, json=body).json()["problems"][-1]
+    assert (problem["expected"], problem["todo"]) == ("a known key", todo)
 
 
 def test_every_refusal_has_one_form(named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,10 @@ def test_a_row_without_a_value_is_refused_beside_others(candidates: Path, opened
     bodies = [{"rows": [{"state_features": {"age": age}, "possible_actions": items}]} for age in (0.5, 1e38, 0.25)]
     answers = together(worker, bodies)  # 1e38 * 1e38 is no float32
     assert [one.status_code for one in answers] == [200, 422, 200]
-    assert answers[1].json()["problems"][0]["where"] == "rows.0.possible_actions"
+    ranked = worker.client.post("/rank", json=bodies[1])
+    assert ranked.status_code == 422
+    for one in (answers[1], ranked):
+        assert one.json()["problems"][0]["where"] == "rows.0.possible_actions"
     assert worker.log.waiting == 2
 
 
