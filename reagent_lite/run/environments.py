@@ -91,7 +91,7 @@ class Simulation:
         )
 
     def identity(self) -> str:
-        """Returns the sha256 of sources, constants and exported models that play, which identifies the simulation."""
+        """Returns the sha256 of own sources, constants and exported models that play, which is the simulation's."""
         return identity(self.config, *(one.digest for one in self.types if one.digest))
 
 

@@ -14,7 +14,7 @@ from reagent_lite.errors import KernelBuildError, Problem
 from reagent_lite.sim.cache import cached, machine, make_key
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler
-from reagent_lite.sim.sources import built_from, compilation_unit, require_parameters
+from reagent_lite.sim.sources import MACHINERY, built_from, compilation_unit, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 # Lines by which compilers lead to the next error.
@@ -140,7 +140,7 @@ def _relevant_errors(message: str) -> str:
         _CONTEXT.split(block)[0].rstrip()
         for block in re.split(r"^(?=\S.*?:\d+:\d+: (?:fatal )?error: )", message, flags=re.MULTILINE)[1:]
     ]
-    machinery = tuple(f"{KERNELS}/{part}" for part in ("core/", "env.cuh", "philox.cuh", "port.cuh"))
+    machinery = tuple(f"{KERNELS}/{part}" for part in MACHINERY)
     missing = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
     own = [error for error in errors if not error.startswith(machinery)]
     return "\n".join(missing or own or [message.strip()])

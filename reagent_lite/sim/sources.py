@@ -20,14 +20,16 @@ from reagent_lite.errors import Problem, SimulationError, nearest, raise_any
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.spec import EnvSpec
 
-_MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
+MACHINERY = ("core/", "env.cuh", "philox.cuh", "port.cuh")
+"""What all environments are compiled with, in the folder of kernels."""
+
 _PARAMETER = re.compile(r"([^\W\d]\w*)(\[\d{1,6}\])?")  # of a list, with its place
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def known_environments() -> tuple[str, ...]:
     """Returns the names of the environments that come with the package."""
-    return tuple(sorted(file.stem for file in KERNELS.glob("*.cuh") if file.name not in _MACHINERY))
+    return tuple(sorted(file.stem for file in KERNELS.glob("*.cuh") if file.name not in MACHINERY))
 
 
 def find_environment(name_or_path: str) -> Path:
@@ -125,7 +127,7 @@ def built_from(environment: Path, parameters: dict[str, float], *, machinery: bo
     """
     constants = compilation_unit(environment, parameters).rpartition("#define ENVIRONMENT_FILE")[0]
     sources = sorted(read_sources(environment).items())
-    kept = [pair for pair in sources if machinery or not (pair[0] in _MACHINERY or pair[0].startswith("core/"))]
+    kept = [pair for pair in sources if machinery or not pair[0].startswith(MACHINERY)]
     return (environment.name, constants, *(text for pair in kept for text in pair))
 
 
