@@ -56,21 +56,6 @@ def test_observation_and_mask_of_every_cell() -> None:
     assert env.spec.action_names == gridworld.ACTIONS
 
 
-def test_at_the_goal_nothing_is_allowed_and_the_next_episode_starts() -> None:
-    env = environments("gridworld", 1, parameters={"intended": 1.0})
-    env.field("cell").fill_(23)
-    env.action.fill_(1)
-    env.step()
-    assert env.mask is not None
-    assert env.next_mask is not None
-    assert env.ended.tolist() == [1]
-    assert env.last_return.tolist() == [10.0]
-    assert env.next_observation.argmax(1).tolist() == [24]
-    assert not env.next_mask.any()
-    assert env.observation.argmax(1).tolist() == [0]
-    assert env.mask.tolist() == [[False, True, False, True]]
-
-
 @pytest.mark.parametrize("again", [False, True], ids=["reset", "autoreset"])
 def test_starts(again: bool) -> None:
     plain = environments("gridworld", 100, time_limit=1)

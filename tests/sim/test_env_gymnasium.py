@@ -48,7 +48,6 @@ class Twin:
         step: the original's step in float64.
         angles: columns that are angles.
         state: from an observation.
-        idle: an action under which an episode from the usual starts does not terminate, if there is one.
         rule: a rule of thumb under which it often does.
     """
 
@@ -61,7 +60,6 @@ class Twin:
     step: Callable[[Array, Array], control.Outcome]
     angles: tuple[int, ...] = ()
     state: Callable[[Array], Array] = field(default=lambda observation: observation)
-    idle: int | None = None
     rule: Rule
 
     @property
@@ -116,7 +114,6 @@ TWINS = {
         forces=(-1.0, 0.0, 1.0),
         physical=[0, 1, 2],
         step=discrete_car,
-        idle=1,
         rule=lambda observation: np.where(observation[:, 1] >= 0, 2, 0),
     ),
     "mountain_car_continuous": Twin(
@@ -127,7 +124,6 @@ TWINS = {
         forces=(-1.0, -0.5, 0.0, 0.5, 1.0),
         physical=[np.array([force]) for force in (-1.0, -0.5, 0.0, 0.5, 1.0)],
         step=continuous_car,
-        idle=2,
         rule=lambda observation: np.where(observation[:, 1] >= 0, 4, 0),
     ),
     "pendulum": Twin(
@@ -140,7 +136,6 @@ TWINS = {
         step=control.pendulum,
         angles=(0,),
         state=angle_and(2),
-        idle=2,
         rule=lambda observation: np.where(observation[:, 2] > 0, 4, 0),
     ),
     "acrobot": Twin(
@@ -153,7 +148,6 @@ TWINS = {
         step=control.acrobot,
         angles=(0, 1),
         state=angle_and(4, 5),
-        idle=1,
         rule=lambda observation: np.where(observation[:, 5] > 0, 2, 0),
     ),
 }
@@ -304,45 +298,6 @@ def test_starts_are_uniform(name: str, again: bool) -> None:
 def test_time_limits_are_gymnasiums(name: str) -> None:
     original = TWINS[name].gymnasium if name in TWINS else "CartPole-v0"
     assert environments(name, 1).time_limit == gymnasium.spec(original).max_episode_steps
-
-
-@pytest.mark.parametrize("name", [name for name, twin in TWINS.items() if twin.idle is not None])
-def test_time_limit_truncates_and_does_not_terminate(name: str) -> None:
-    twin = TWINS[name]
-    env = environments(name, 64)
-    env.action.fill_(twin.idle or 0)
-    total = torch.zeros(64, dtype=torch.float64)
-    for _ in range(env.time_limit - 1):
-        env.step()
-        total += env.reward
-        assert not env.ended.any()
-    reached = env.observation.clone()
-    env.step()
-    total += env.reward
-    assert env.truncated.all()
-    assert not env.terminated.any()
-    assert (env.last_length == env.time_limit).all()
-    torch.testing.assert_close(env.last_return.double(), total, rtol=1e-5, atol=1e-6)
-    expected = {"mountain_car": -200.0, "mountain_car_continuous": 0.0, "acrobot": -500.0}
-    if name in expected:
-        assert (env.last_return == expected[name]).all()
-    # where the transition led is one step from the last state, what the policy sees next is a new start
-    after, _, _ = twin.step(twin.state(reached.numpy().astype(np.float64)), np.zeros(64))
-    landed = twin.state(env.next_observation.numpy().astype(np.float64))
-    assert twin.difference(landed, after).max() < 2e-6
-    for variable, (low, high) in STARTS[name].items():
-        assert ((env.field(variable) >= low) & (env.field(variable) <= high)).all()
-
-
-@pytest.mark.parametrize("name", ["mountain_car", "mountain_car_continuous"])
-def test_arrival_on_the_last_step_terminates(name: str) -> None:
-    env = environments(name, 2, time_limit=1)
-    place(env, ("x", "v"), np.array([[0.49, 0.05], [-0.5, 0.0]], dtype=np.float32))
-    env.action.fill_(env.spec.num_actions - 1)
-    env.step()
-    assert env.ended.tolist() == [1, 2]
-    arrived = -1.0 if name == "mountain_car" else 100.0 - 0.1
-    assert env.reward.tolist() == pytest.approx([arrived, -1.0 if name == "mountain_car" else -0.1])
 
 
 @every_twin
