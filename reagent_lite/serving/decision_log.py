@@ -91,14 +91,17 @@ class DecisionLog:
         Raises:
             OSError: the disk took none of them.
         """
-        found = {}
+        now, found = time.time(), {}
         for event in events:
-            one, now = f"{self._worker}-{self._start}-{next(self._number)}", self._microseconds()
-            alone, place = event["mdp_id"] is None, event["sequence_number"]
-            episode, at = one if alone else event["mdp_id"], now / 1e6
-            filled = {"mdp_id": episode, "sequence_number": now if place is None else place, "terminal": alone}
-            line = to_json({"decision_id": one, "at": at, **event, **filled}) + b"\n"
-            found[one] = _Decision(at, episode, line)
+            one, place = f"{self._worker}-{self._start}-{next(self._number)}", event["sequence_number"]
+            alone = event["mdp_id"] is None
+            filled: dict[str, Any] = {
+                "mdp_id": one if alone else event["mdp_id"],
+                "sequence_number": self._microseconds() if place is None else place,
+                "terminal": alone,
+            }
+            line = to_json({"decision_id": one, "at": now, **event, **filled}) + b"\n"
+            found[one] = _Decision(now, filled["mdp_id"], line)
         self._write(b"".join(one.line for one in found.values()))
         self._waiting |= found
         return list(found)
@@ -163,7 +166,7 @@ class DecisionLog:
 
     def _ready(self) -> list[str]:
         """Returns the ids of complete decisions before which none of their episode still waits."""
-        late = self._microseconds() / 1e6 - self._config.reward_seconds
+        late = time.time() - self._config.reward_seconds
         above, blocked, ready = self.waiting - self._config.waiting_decisions, set(), []
         for place, (one, decision) in enumerate(self._waiting.items()):
             complete = decision.reward or decision.at <= late or place < above
@@ -207,7 +210,7 @@ class DecisionLog:
         self._older = [kept]
 
     def _forget(self) -> None:
-        now = self._microseconds() / 1e6
+        now = time.time()
         while self._closed:
             oldest = next(iter(self._closed))
             if self._closed[oldest] > now and len(self._closed) <= self._config.waiting_decisions:
@@ -220,7 +223,7 @@ class DecisionLog:
         self.failure = str(error)
 
     def _microseconds(self) -> int:
-        """Returns the time since 1970, later at each call; a clock that is set while the process runs is ignored."""
+        """Returns the time since 1970, later at each call, whatever the system's clock is set to meanwhile."""
         self._latest = max((self._epoch + time.monotonic_ns()) // 1000, self._latest + 1)
         return self._latest
 
