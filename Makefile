@@ -44,16 +44,9 @@ slow: setup
 	$(BIN)/python -m pytest -m slow
 
 benchmark: setup
-	$(BIN)/python -m tests.benchmarks.learner
-	$(BIN)/python -m tests.benchmarks.start
-	$(BIN)/python -m tests.benchmarks.reading
-	$(BIN)/python -m tests.benchmarks.memory
-	$(BIN)/python -m tests.benchmarks.simulation
-	$(BIN)/python -m tests.benchmarks.cluster
-	$(BIN)/python -m tests.benchmarks.timeline
-	$(BIN)/python -m tests.benchmarks.normalization
-	$(BIN)/python -m tests.benchmarks.sharding
-	$(BIN)/python -m tests.benchmarks.serving
+	set -e; for name in learner start reading memory simulation cluster timeline normalization sharding serving; do \
+	  $(BIN)/python -m tests.benchmarks.$$name; \
+	done
 	$(BIN)/python -m workflows.benchmark
 
 gpu: setup

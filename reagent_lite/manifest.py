@@ -226,7 +226,8 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
         manifest = read_document(folder, kind)
         present = {path.name for path in folder.iterdir()} - {FILE_NAME}
     except OSError as error:
-        advice = f"Give the folder that holds {FILE_NAME}"
+        below = ", ".join(str(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}")))
+        advice = f"Give the folder that holds {FILE_NAME}{below and f': {below}'}"
         raise kind.error(Problem(str(folder), kind.name, str(error), advice)) from error
     entries = manifest["files"]
     kept: dict[str, bytes] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: Kind) -> None:
     assert {one.todo for one in caught.value.problems} == {kind.damaged}
     with pytest.raises(kind.error, match=f"expected {kind.name}, got .*Give the folder that holds manifest.json"):
         verified(tmp_path / "nothing", kind)
+    with pytest.raises(kind.error, match=f"Give the folder that holds manifest.json: .*{re.escape(str(tmp_path))}"):
+        verified(tmp_path.parent, kind)
 
 
 @pytest.mark.parametrize(
