@@ -9,20 +9,23 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.logs import write_lines
-from oracles.runs import ALONE, Runner, merged, trained
+from oracles.runs import ALONE, Runner, checked, merged, trained
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
+from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ReagentLiteError, SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.evaluators import Evaluation
-from reagent_lite.run.learner import build_learner, build_optimization, rollout_capture, update_capture
+from reagent_lite.run.learner import build_learner, rollout_capture, update_capture
+from reagent_lite.run.publish import Learned
 from reagent_lite.run.sources import open_source
+from reagent_lite.run.train import learn, set_up
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.capture import Captured, eager
-from reagent_lite.training.loop import Hooks, Report, Running, fit
+from reagent_lite.training.metrics import JsonLines, MetricsWriter
+from reagent_lite.training.resume import History
+from reagent_lite.training.stop import StopSignal
 
 Tree = dict[str, Any]
 
@@ -91,31 +94,18 @@ def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
     assert resolved["actions"] == list(load_bundle(out / "model").action_names)
 
 
-def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Evaluation]:
-    """Learns and evaluates in this process, without the export; returns steps and the final evaluation."""
-    config = check(model, tree)
+def fitted(tree: Tree, workflow: str = "dqn") -> Learned:
+    """Learns and evaluates in this process, without the export."""
+    config = checked(tree, workflow)
     simulation = open_simulation(config, ALONE)
     config = with_actions(config, simulation)
-    source = open_source(config, ALONE, simulation)
-    learner = build_learner(config, source.spec, ALONE.device)
-    optimization = build_optimization(config, learner, captured=False)
-    stream, evaluators = source.stream(learner), source.evaluators(learner)
-
-    class Judged(Hooks):
-        def before_step(self, step: int) -> None:
-            stream.before_step(step)
-
-        def report(self, report: Report) -> None:
-            assert np.isfinite(report.metrics["td_loss"])
-            evaluators.after_epoch(final=False)
-
-        def satisfied(self) -> bool:
-            return evaluators.satisfied()
-
-    running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=evaluators)
-    fit(running, stream.plan, ALONE, Judged())
-    assert stream.figures()["simulation/episodes"] > 0
-    return running.position.step, evaluators.at_end()
+    config.folder.mkdir(exist_ok=True)
+    setup = set_up(open_source(config, ALONE, simulation), History.find(config, ALONE, config.folder / "checkpoints"))
+    with StopSignal() as signal, MetricsWriter() as writer:
+        writer.add([JsonLines(config.folder)])
+        learned = learn(setup, writer, signal)
+    assert sum(line.get("simulation/episodes", 0) for line in metrics(tree)) > 0
+    return learned
 
 
 @pytest.mark.parametrize(
@@ -135,21 +125,20 @@ def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Evaluation]:
 )
 def test_every_option_trains(tmp_path: Path, change: Tree) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
-    _, evaluation = fitted(DqnConfig, merged(tree, change))
-    assert evaluation.scalars["simulation/return/mean"] >= 8  # falling at once takes so long
+    assert (
+        fitted(merged(tree, change)).evaluation.scalars["simulation/return/mean"] >= 8
+    )  # falling at once takes so long
 
 
 @pytest.mark.parametrize("env", ["cartpole_v1", "pendulum", "gridworld"])
 def test_fixed_actions_are_candidates_too(tmp_path: Path, env: str) -> None:
     tree = online(tmp_path, env, total_steps=1000, warmup_steps=300, time_limit=40)
-    _, evaluation = fitted(ParametricDqnConfig, tree)
-    assert np.isfinite(evaluation.scalars["simulation/return/mean"])
+    assert np.isfinite(fitted(tree, "parametric_dqn").evaluation.scalars["simulation/return/mean"])
 
 
 def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=10_000, num_evaluations=10, stop_at_return=5)
-    steps, _ = fitted(DqnConfig, tree)
-    assert steps == 50  # a tenth of (10 000 - 2000) / 16
+    assert fitted(tree).position.step == 50  # a tenth of (10 000 - 2000) / 16
 
 
 def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) -> None:
@@ -253,22 +242,11 @@ def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) ->
     tree = online(tmp_path, "pendulum", total_steps=3000, warmup_steps=1000)
     tree["rl"] |= {"gamma": 0, "q_network_loss": "bce_with_logits"}
     with pytest.raises(SimulationError, match="rewards of pendulum: expected numbers from 0 to 1"):
-        fitted(DqnConfig, tree)
+        fitted(tree)
     tree["simulation"]["env"] = "recommend"  # a click is 0 or 1
-    steps, _ = fitted(ParametricDqnConfig, tree)
-    assert steps == 124  # (3000 - 63 * 16) / 16: all that is left after the warm-up
-
-
-def test_a_kernel_of_ones_own_that_does_not_compile(tmp_path: Path) -> None:
-    (tmp_path / "mine.cuh").write_text(
-        "#define NUM_ACTIONS 2\n#define OBSERVATION_SIZE 1\n#define TIME_LIMIT 5\n"
-        "#define STATE(FIELD, ARRAY) FIELD(float, x)\nDECLARE_ENVIRONMENT\n"
-        "DEVICE void reset(State &s, Random &random) { s.x = 0.0f; }\n"
-        "DEVICE void observe(const State &s, float *observation) { observation[0] = s.y; }\n"
-        "DEVICE float step(State &s, int action, Random &random, bool &terminated) { return 1.0f; }\n"
-    )
-    with pytest.raises(ReagentLiteError, match=r"mine\.cuh:7"):
-        trained(online(tmp_path, str(tmp_path / "mine.cuh")))
+    assert (
+        fitted(tree, "parametric_dqn").position.step == 124
+    )  # (3000 - 63 * 16) / 16: all that is left after the warm-up
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
