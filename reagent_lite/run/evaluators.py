@@ -162,7 +162,7 @@ class LogEvaluator(Evaluator):
         self._config, self._data, self._learner, self._group = config, data, learner, group
         self._scorer, self._restriction = learner.scorer, learner.restriction
         self._target = target_policy(config.rl)
-        self._evaluated = data.train_rows if data.held_out_rows is None else data.held_out_rows
+        self._evaluated = data.evaluated.rows
         self._divided = self._divide()
         self._models = self._new_models()
         self._passes = 0
@@ -261,36 +261,37 @@ class LogEvaluator(Evaluator):
         )
 
     def _learns_from_scored(self) -> bool:
-        held_out = self._data.held_out_found
-        return held_out is None or held_out.content == self._data.found.content
+        return self._data.evaluated.found.content == self._data.train.found.content
 
     def _divide(self) -> _Divided:
         config, data, group = self._config, self._data, self._group
-        sides = Sides(train=data.train, held_out=data.held_out, same=self._learns_from_scored(), shards=data.shards)
-        scored_rows = rows = single_step_rows(config, sides.scored, data, group)
-        if data.held_out is not None:
-            rows = single_step_rows(config, data.train, data, group)
+        train, scored = data.train, data.evaluated
+        held_out = None if data.held_out is None else data.held_out.copy
+        sides = Sides(train=train.copy, held_out=held_out, same=self._learns_from_scored(), shards=data.shards)
+        scored_rows = rows = single_step_rows(config, scored, data, group)
+        if scored is not train:
+            rows = single_step_rows(config, train, data, group)
         passes = config.evaluation.final_fit_passes
         split = split_log(sides, config.evaluation, config.seed, lambda counts: self._steps(counts, passes))
-        fit_rows = rows.only(split.fitted.astype(np.int32 if len(data.train) < 2**31 else np.int64))
+        fit_rows = rows.only(split.fitted.astype(np.int32 if len(train.copy) < 2**31 else np.int64))
         fit_counts = data.shards.counts(fit_rows.count)
         for note in split.scored.notes:
             logger.info(f"evaluation: {note}")
-        sides.scored.release()
-        data.train.release()
-        data.train_rows.release()
+        scored.copy.release()
+        train.copy.release()
+        train.rows.release()
         give_back_memory()
         return _Divided(
             split=split,
-            scored_copy=sides.scored,
+            scored_copy=scored.copy,
             scored_rows=scored_rows,
             order=np.argsort(split.scored.episode, kind="stable"),
             fit_rows=fit_rows,
             fit_counts=fit_counts,
             checked=tuple(rows_in_order(rows, split.checked, group.device)),
             missing=missing_estimates(
-                rows=sum(data.scored.rows),
-                without_propensity=data.scored.counts.get("propensity_absent_rows", 0),
+                rows=sum(scored.found.rows),
+                without_propensity=scored.found.counts.get("propensity_absent_rows", 0),
                 fitted=sum(fit_counts) > 0,
             ),
         )
@@ -357,7 +358,7 @@ class LogEvaluator(Evaluator):
         if not final or normalization is None:
             return part, {}
         ids, numbers = normalization.feature_ids, scored.numbers[self._divided.order]
-        known = not self._data.scored.counts.get("propensity_absent_rows", 0)
+        known = not self._data.evaluated.found.counts.get("propensity_absent_rows", 0)
         choices = candidate_choices(
             part, self._divided.scored_copy, numbers, ids, self._group, propensities_known=known
         )

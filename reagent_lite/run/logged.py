@@ -42,37 +42,44 @@ _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the netwo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Logged rows, to learn from or to evaluate on.
+
+    Attributes:
+        copy: training copy of this machine's data.
+        found: features, names and counts of the data of all machines.
+        rows: this machine's rows as sources read them.
+    """
+
+    copy: TrainingCopy
+    found: Agreement
+    rows: LoggedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Logged rows to learn from and to evaluate on.
+    """The logged data of a run.
 
     Attributes:
         spec: numbers of features and choices that the network is built for.
         normalization: normalization of training and eval data.
         shards: assigns rows to processes.
         counts: number of rows of each shard that can be learned from.
-        train: training copy of this machine's training data.
-        held_out: training copy of this machine's eval data, or None without eval_data_path.
-        found: features, names and counts of the training data of all machines.
-        held_out_found: the same of the eval data, or None.
-        train_rows: training rows as sources read them.
-        held_out_rows: eval rows as sources read them, or None.
+        train: training data.
+        held_out: eval data, or None without eval_data_path.
     """
 
     spec: SourceSpec
     normalization: Normalization
     shards: Shards
     counts: tuple[int, ...]
-    train: TrainingCopy
-    held_out: TrainingCopy | None
-    found: Agreement
-    held_out_found: Agreement | None
-    train_rows: LoggedRows
-    held_out_rows: LoggedRows | None
+    train: Log
+    held_out: Log | None
 
     @property
-    def scored(self) -> Agreement:
-        """Features, names and counts of the data that is evaluated: the eval data, or else the training data."""
-        return self.held_out_found or self.found
+    def evaluated(self) -> Log:
+        """The eval data, or else the training data, of which a part is evaluated."""
+        return self.held_out or self.train
 
 
 def prepare(config: WorkflowConfig, group: Group) -> Data:
@@ -87,17 +94,20 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     config = staged(config, group)
     shards = Shards.of(config, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
-    train, found = _copy(config, config.training_data_path, shards, "training data", given)
-    held_out = held_out_found = None
+    train = _copy(config, config.training_data_path, shards, "training data", given)
+    held_out = None
     if config.eval_data_path is not None:
-        held_out, held_out_found = _copy(config, config.eval_data_path, shards, "eval data", {})
-    normalization = given_or_fitted(config, train, found, shards, given)
-    for copy in (train, held_out):
-        if copy is not None:
-            _check_covers(config, copy, normalization)
-    spec = normalization.spec(config.actions, found.metric_names)
-    train_rows = _rows(config, train, normalization, spec, group)
-    counts = shards.counts(train_rows.count)
+        held_out = _copy(config, config.eval_data_path, shards, "eval data", {})
+    normalization = given_or_fitted(config, *train, shards, given)
+    for copy, _ in filter(None, (train, held_out)):
+        _check_covers(config, copy, normalization)
+    spec = normalization.spec(config.actions, train[1].metric_names)
+
+    def log(copy: TrainingCopy, found: Agreement) -> Log:
+        return Log(copy=copy, found=found, rows=_rows(config, copy, normalization, spec, group))
+
+    learned = log(*train)
+    counts = shards.counts(learned.rows.count)
     if not sum(counts):
         raise DataError(Problem(config.training_data_path, "rows with an action", "none"))
     if shards.several:
@@ -108,12 +118,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         normalization=normalization,
         shards=shards,
         counts=counts,
-        train=train,
-        held_out=held_out,
-        found=found,
-        held_out_found=held_out_found,
-        train_rows=train_rows,
-        held_out_rows=None if held_out is None else _rows(config, held_out, normalization, spec, group),
+        train=learned,
+        held_out=None if held_out is None else log(*held_out),
     )
 
 
@@ -158,11 +164,11 @@ def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Nor
             check_covers(spec, ids, where=f"{path or config.training_data_path}{of}")
 
 
-def single_step_rows(config: WorkflowConfig, copy: TrainingCopy, data: Data, group: Group) -> LoggedRows:
-    """Returns the rows of a copy as single logged steps, which evaluation needs also with rl.multi_steps."""
+def single_step_rows(config: WorkflowConfig, log: Log, data: Data, group: Group) -> LoggedRows:
+    """Returns the rows of a log as single logged steps, which evaluation needs also with rl.multi_steps."""
     if config.rl.multi_steps is None:
-        return data.train_rows if copy is data.train or data.held_out_rows is None else data.held_out_rows
-    return _rows(config, copy, data.normalization, data.spec, group, single_step=True)
+        return log.rows
+    return _rows(config, log.copy, data.normalization, data.spec, group, single_step=True)
 
 
 def _rows(

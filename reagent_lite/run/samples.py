@@ -25,27 +25,27 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
-    train, found = data.train, data.found
+    train, found = data.train.copy, data.train.found
     present = {
         "state": _present(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
         "action": _present(data.shards, train.candidates, train.action_ids, found.action_ids),
     }
     train.release()
-    used = [
-        ("training data", config.training_data_path, data.found, data.train),
-        ("eval data", config.eval_data_path, data.held_out_found, data.held_out),
-    ]
+    used = (
+        ("training data", config.training_data_path, data.train),
+        ("eval data", config.eval_data_path, data.held_out),
+    )
     sources = tuple(
         Source(
             use=use,
             path=path or "by the timeline",
-            rows=sum(found.rows),
-            counts=named_counts(found.counts),
-            copy=copy,
+            rows=sum(log.found.rows),
+            counts=named_counts(log.found.counts),
+            copy=log.copy,
             on_node=data.shards.several,
         )
-        for use, path, found, copy in used
-        if found is not None and copy is not None
+        for use, path, log in used
+        if log is not None
     )
     note = f"Present: in at most {_PRESENCE_ROWS:,} rows spread over the training data."
     return Facts(present=present, note=note, sources=sources)
@@ -67,7 +67,7 @@ def _present(
 
 def logged_sample(data: Data, count: int) -> SampleRows:
     """Returns raw rows spread over the evaluated data, in the model's column order; without data, one empty row."""
-    copy = data.held_out or data.train  # an empty copy is false
+    copy = data.evaluated.copy or data.train.copy  # an empty copy is false
     if not len(copy):
         return _absent_row(data)
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))

@@ -187,7 +187,7 @@ class Logged(Source):
         self._config, self._group = config, group
         self.data = data = prepare(config, group)
         self.spec, self.normalization = data.spec, data.normalization
-        self.identity = {"data": data.found.content, "env": ""}
+        self.identity = {"data": data.train.found.content, "env": ""}
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches in the order of a read plan over all machines."""
@@ -197,7 +197,7 @@ class Logged(Source):
         return Stream(source=self._source(plan), plan=plan, order=order, group=self._group)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
-        return LoggedSource(self.data.train_rows, plan, self._group.rank, self._group.device)
+        return LoggedSource(self.data.train.rows, plan, self._group.rank, self._group.device)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator on logged rows."""
@@ -208,7 +208,7 @@ class Logged(Source):
 
     def payable(self) -> Payable | None:
         """Returns the range of values that the rewards of all machines allow."""
-        return payable_values(self._config, self.data.train_rows, self._group)
+        return payable_values(self._config, self.data.train.rows, self._group)
 
     def write_fitted(self) -> None:
         """Writes the normalization that was fitted to the training data."""

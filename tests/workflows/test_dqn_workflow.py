@@ -255,7 +255,7 @@ def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dic
         norm = tmp_path / "norm.json"
         norm.write_text(json.dumps({str(i): parameters for i in range(3)}))
         config = check(DqnConfig, {**small, "state_norm_data_path": str(norm)})
-        rows = prepare(config, ALONE).train_rows
+        rows = prepare(config, ALONE).train.rows
         return rows.take(torch.arange(40), torch.ones(40)).state.unique().tolist()
 
     assert states(1) == [1]

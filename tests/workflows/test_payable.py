@@ -53,7 +53,7 @@ def tree_of(tmp_path: Path, *, reward: float = 1.0, **keys: Any) -> dict[str, An
 )  # fmt: skip
 def test_what_a_log_can_pay(tmp_path: Path, rl: dict[str, Any], expected: tuple[float, float]) -> None:
     config = check(DqnConfig, tree_of(tmp_path, rl=rl))
-    payable = payable_values(config, prepare(config, ALONE).train_rows, ALONE)
+    payable = payable_values(config, prepare(config, ALONE).train.rows, ALONE)
     assert payable is not None
     assert payable.bounds == pytest.approx(expected)
 
@@ -66,7 +66,7 @@ def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
             return torch.maximum(tensor, tensor.new_tensor([3.0, 5.0]))
 
     config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))
-    payable = payable_values(config, prepare(config, ALONE).train_rows, Another(Place(), ALONE.device))
+    payable = payable_values(config, prepare(config, ALONE).train.rows, Another(Place(), ALONE.device))
     assert payable == Payable(low=-3.0, high=8.0)
 
 
@@ -74,7 +74,7 @@ def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:
     boost = {"gamma": 1.0, "value_bounds": "rewards", "reward_boost": {"a": -5.0}}
     config = check(DqnConfig, tree_of(tmp_path, rl=boost))
     with pytest.raises(ConfigError, match="no bound"):
-        payable_values(config, prepare(config, ALONE).train_rows, ALONE)
+        payable_values(config, prepare(config, ALONE).train.rows, ALONE)
 
 
 def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

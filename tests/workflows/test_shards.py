@@ -113,7 +113,7 @@ class Together:
         for folder in folders:
             self._monkeypatch.chdir(folder)
             data = prepare(config, ALONE)
-            shards.append(data.train_rows)
+            shards.append(data.train.rows)
         step, num = config.training.minibatches_per_step, len(shards)
         plan = ReadPlan(
             shards=tuple(rows.count for rows in shards), minibatch=16, epochs=config.epochs, seed=config.seed,
@@ -175,7 +175,7 @@ def gradient(group: Group, path: str) -> dict[str, float]:
     """Returns the gradient of a step over the rows of all machines, and that of plain averaging."""
     config = load_config(DqnConfig, path)
     data = prepare(config, group)
-    source = LoggedSource(data.train_rows, logged_plan(config, data, 4), group.rank, group.device)
+    source = LoggedSource(data.train.rows, logged_plan(config, data, 4), group.rank, group.device)
     batch = next(source)
     found: dict[str, float] = {"rows": len(batch)}
     for name, weight in (("weighted", batch.weight), ("plain", torch.full((len(batch),), 1 / len(batch)))):
@@ -192,12 +192,12 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
     config = load_config(DqnConfig, path)
     data = prepare(config, group)
     split = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)._divided.split
-    scored, fitted = split.scored, data.train.episode[split.fitted]
+    scored, fitted = split.scored, data.train.copy.episode[split.fitted]
     return {
         "scored": np.unique(scored.episode.view(np.uint64)).tolist(),
         "scored_rows": len(scored.numbers),
         "of_all": scored.hashes.tolist(),
-        "fitted": np.unique(data.train.episode_hash[fitted]).tolist(),
+        "fitted": np.unique(data.train.copy.episode_hash[fitted]).tolist(),
         "rows": len(fitted),
     }
 

@@ -109,22 +109,22 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
         assert f"training data: {left_out}" in caplog.messages
         assert f"{tmp_path}/log: not read: 1 entry: events.tsv" in caplog.messages
         caplog.clear()
-    source = Source(use="training", path="", rows=0, counts="", on_node=False, copy=data.train)
+    source = Source(use="training", path="", rows=0, counts="", on_node=False, copy=data.train.copy)
     stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage timeline"))
     assert ("left out", left_out) in stage.rows
 
-    transitions = Path(data.train.files[0]).parent
+    transitions = Path(data.train.copy.files[0]).parent
     run_shard = {"training_data_path": str(transitions), "shards_path": str(tmp_path / "share"), "num_nodes": 2,
                  "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
     shard(check(ShardConfig, run_shard))
-    assert prepared(config(tmp_path, tmp_path / "shard")).train.notes == (left_out,)
+    assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 
 
 def test_gamma_that_a_timeline_writes_into_rewards_has_a_folder_of_its_own(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "events.jsonl", events(20))
 
     def rewards(gamma: float, **section: Any) -> tuple[Path, float]:
-        copy = prepared(config(tmp_path, source, rl={"gamma": gamma}, timeline=section)).train
+        copy = prepared(config(tmp_path, source, rl={"gamma": gamma}, timeline=section)).train.copy
         return copy.folder, float(copy.reward.sum())
 
     (one, some), (other, more) = rewards(0.5, steps=2), rewards(0.9, steps=2)
@@ -157,7 +157,7 @@ def test_candidates(tmp_path: Path) -> None:
         rows.append({**row, "possible_actions": choices, "action": choices[-1]})
     source = write_lines(tmp_path / "events.jsonl", rows)
     data = prepared(of_candidates(config(tmp_path, source, timeline={})))
-    assert len(data.train) == 150
+    assert len(data.train.copy) == 150
     assert data.normalization.action is not None
     assert data.normalization.action.feature_ids == (0, 3)
 
