@@ -33,6 +33,10 @@ def rotated(worker: Worker) -> list[dict[str, Any]]:
     return rows_of(worker.folder)
 
 
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
@@ -87,9 +91,6 @@ def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> N
 def test_a_disk_that_takes_the_parquet_file_and_no_journal_repeats_no_decision(
     named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     worker = opened(named)
     ids = [decided(worker, mdp_id=f"{n}") for n in range(3)]
     worker.post("/reward", decision_id=ids[0], reward=1.0)
@@ -112,9 +113,6 @@ def test_lines_before_a_failed_rotation_are_on_the_disk(
     def syncing(descriptor: int) -> None:
         sync(descriptor)
         synced[Path(os.readlink(f"/proc/self/fd/{descriptor}"))] = os.fstat(descriptor).st_size
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", syncing)
     for broken in ("write_decisions", "appearing_file", "DecisionLog._begin"):

@@ -66,7 +66,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"rows": [ROW | {"possible_actions": []}]}, "body.rows.0.possible_actions"),
     ({"rows": [ROW | {"mdp_id": 7}]}, "body.rows.0.mdp_id"),
     ({"rows": [ROW | {"sequence_number": 2**53 + 1}]}, "body.rows.0.sequence_number"),
-    ({"rows": [ROW | {"colour": 7}]}, "body.rows.0.colour"),
 ]
 
 

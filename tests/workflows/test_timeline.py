@@ -377,7 +377,7 @@ def test_the_command_line(run: Runner, tmp_path: Path) -> None:
     done = run("timeline", tree)
     assert done.code == 0, done.err
     assert done.outcome["train_rows"] == 3
-    assert "4 rows in 1 episode, 0 true ends" in done.err
+    assert "4 rows in 1 episode, 0 true ends, 0 cut by a limit, 1 gap" in done.err
     assert "warning: 1 last row does not say how it ends: left out" in done.err
     bad = run("timeline", {"timeline": {"inputTable": "x"}, "engine": "spark", "query": {"actions": ["a", "a"]}})
     assert bad.code == 2
