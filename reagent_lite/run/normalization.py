@@ -158,5 +158,5 @@ def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:
     for name, path, spec in sides:
         if spec is not None and path is None:
             file = folder / f"{_COLUMNS[name]}_norm.json"
-            write_normalization(str(file), spec)
+            write_normalization(file, spec)
             logger.info(f"normalization of {_COLUMNS[name]}: written to {file}")

@@ -17,7 +17,7 @@ from reagent_lite.data.features.feature_types import FEATURE_TYPES
 from reagent_lite.data.formats.files import local_path
 from reagent_lite.errors import MAX_PROBLEMS, ConfigError, DataError, Problem, nearest, raise_any
 from reagent_lite.feature_ids import id_of
-from reagent_lite.files import write_whole
+from reagent_lite.files import disk_errors, write_whole
 from reagent_lite.strict_json import unique_keys
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
@@ -142,24 +142,14 @@ def _written(feature: FeatureSpec) -> dict[str, object]:
     return written
 
 
-def write_normalization(path: str, spec: NormalizationSpec) -> None:
-    """Writes a normalization file in the encoding of 2019; reading it gives the same spec.
-
-    A local file appears complete or not at all. Folders that do not exist are made.
+def write_normalization(file: Path, spec: NormalizationSpec) -> None:
+    """Writes a normalization file in the encoding of 2019, whole or not at all; reading it gives the same spec.
 
     Raises:
-        DataError: the path cannot be written.
+        DataError: the file cannot be written.
     """
-    resolved = local_path(path)
-    content = (json.dumps(normalization_json(spec), indent=1) + "\n").encode()
-    try:
-        if "://" in resolved:
-            filesystem, inside = fsspec.core.url_to_fs(resolved)
-            filesystem.pipe_file(inside, content)  # an object store shows the object when it is complete
-        else:
-            write_whole(Path(resolved), content)
-    except (OSError, ImportError) as error:
-        raise DataError(Problem(path, "a path that can be written", f"{type(error).__name__}: {error}")) from error
+    with disk_errors(str(file), "a path that can be written"):
+        write_whole(file, (json.dumps(normalization_json(spec), indent=1) + "\n").encode())
 
 
 def check_covers(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> None:
