@@ -209,7 +209,10 @@ _NEXT = {
     (Source.LOG, 1): _TRY,
     (Source.LOG, 0): "gather more episodes, which narrows the intervals, or run an A/B test.",
     (Source.BESIDE, 1): _TRY,
-    (Source.SIMULATION, 1): "compare it with the policy in use: data_path or against of workflows.evaluate.",
+    (
+        Source.SIMULATION,
+        1,
+    ): "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against).",
     (Source.SIMULATION, 0): _LEARN_IN_SIMULATION,
     (Source.SIMULATION, -1): _LEARN_IN_SIMULATION,
 }
