@@ -1,14 +1,8 @@
-"""A run's report page beside its TensorBoard tags: dashboards and the page show the same figures.
-
-Of the config and log of 2019, and of a log made here.
-"""
+"""A run's report page beside its TensorBoard tags: dashboards and the page show the same figures."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +10,6 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import quick, trained
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
 ESTIMATORS = ("Direct_Method_Reward", "IPS_Reward", "Doubly_Robust_Reward", "Sequential_Doubly_Robust",
               "Weighted_Sequential_Doubly_Robust", "MAGIC")  # fmt: skip
 FIGURES = ("td_loss/mean", "reward_loss/mean", "reward/logged/mean", "propensities/logged/mean")
@@ -65,59 +58,23 @@ def shown(cell: str) -> float:
     return float(cell.split(" ")[0])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A config without its output, names in it, and figures of the evaluated rows of its log."""
-
-    tree: dict[str, Any]
-    actions: tuple[str, str]
-    metric: str
-    reward: float
-    first_action: float
-    propensity: float
-
-
-def recorded(folder: Path) -> Case:
-    """2019: every reward is 1, 1750 of 3470 actions are 0, propensity .95 x 3299 and .05 x 171."""
-    tree: dict[str, Any] = json.loads((REAL / "dqn.json").read_text())
-    for key in ("training_data_path", "eval_data_path", "state_norm_data_path"):
-        tree[key] = str(REAL / Path(tree[key]).name)
-    return Case(
-        tree=tree, actions=("0", "1"), metric="reward", reward=1.0, first_action=1750 / 3470,
-        propensity=(0.95 * 3299 + 0.05 * 171) / 3470,
-    )  # fmt: skip
-
-
-def made(folder: Path) -> Case:
+def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> None:
     """300 rows in 30 episodes to fit to, and 200 in 20 others to evaluate on; the metric is negative."""
-    logs = {}
+    logs, out = {}, tmp_path / "out"
     for use, count, seed in (("training", 300, 0), ("eval", 200, 1)):
-        logs[use] = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"cost": -1 - abs(row["reward"])},
+        logs[use] = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"reward": -1 - abs(row["reward"])},
                       "action_probability": 0.6 if row["action"] == "a" else 0.4}
                      for row in random_rows(count, seed, missing=0.0)]  # fmt: skip
-        write_lines(folder / use / "log.jsonl", logs[use])
+        write_lines(tmp_path / use / "log.jsonl", logs[use])
     evaluation = {"min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2}
-    tree = quick(folder / "training", folder / "out", eval_data_path=str(folder / "eval"), epochs=2,
-                 rl={"temperature": 1.0}, evaluation=evaluation)  # fmt: skip
-    reward = float(np.mean([row["reward"] for row in logs["eval"]]))
-    first = np.array([row["action"] == "a" for row in logs["eval"]])
-    return Case(tree=tree, actions=("a", "b"), metric="cost", reward=reward, first_action=float(first.mean()),
-                propensity=float(np.where(first, 0.6, 0.4).mean()))  # fmt: skip
-
-
-without_2019 = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL.parent.name}/{REAL.name} beside it")
-
-
-@pytest.mark.parametrize("build", [made, pytest.param(recorded, marks=without_2019)])
-def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build: Callable[[Path], Case]) -> None:
-    case, out = build(tmp_path), tmp_path / "out"
-    done = trained(case.tree | {"model_output_path": str(out), "use_gpu": False, "use_all_avail_gpus": False})
+    done = trained(quick(tmp_path / "training", out, eval_data_path=str(tmp_path / "eval"), epochs=2,
+                         rl={"temperature": 1.0}, evaluation=evaluation))  # fmt: skip
 
     events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     latest = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
-    wanted = [*FIGURES, *(tag.format(action) for tag in BY_ACTION for action in case.actions)]
-    wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", case.metric) for name in ESTIMATORS]
+    wanted = [*FIGURES, *(tag.format(action) for tag in BY_ACTION for action in "ab")]
+    wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", "reward") for name in ESTIMATORS]
     assert [tag for tag in wanted if tag not in latest] == []
     assert {latest[tag].step for tag in wanted} == {done.steps}
     tags = {tag: one.value for tag, one in latest.items()}
@@ -140,14 +97,13 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build
 
     # the page has all digits
     units = {"Reward": ("Reward: discounted return per episode", "Reward: reward per row"),
-             case.metric: (f"Metric {case.metric}: discounted sum per episode",
-                           f"Metric {case.metric}: mean per row")}  # fmt: skip
+             "reward": ("Metric reward: discounted sum per episode", "Metric reward: mean per row")}  # fmt: skip
     for metric, captions in units.items():
         for name in ESTIMATORS:
             caption = f"{captions[name.endswith('_Reward')]}, beside the logged policy"
             cell = tables.row(caption, name.replace("_", " "))[1]
             assert shown(cell) == pytest.approx(tags[f"CPE/{metric}/{name}"], rel=1e-6), name
-    for action in case.actions:
+    for action in "ab":
         shares = tables.row("Shares of actions on evaluated rows", action)[1:]
         for cell, tag in zip(shares, BY_ACTION[:3], strict=True):
             assert shown(cell) == pytest.approx(tags[tag.format(action)], rel=1e-6)
@@ -163,8 +119,8 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build
         assert shown(tables.row(f"{title}, some points", name)[2]) == pytest.approx(tags[tag], rel=1e-6)
 
     # and the log's own figures
-    first, second = case.actions
-    assert tags["reward/logged/mean"] == pytest.approx(case.reward, rel=1e-6)
-    assert tags[f"actions/logged/{first}"] == pytest.approx(case.first_action, rel=1e-6)
-    assert tags["propensities/logged/mean"] == pytest.approx(case.propensity, rel=1e-6)
-    assert tags[f"actions/model/{first}"] + tags[f"actions/model/{second}"] == pytest.approx(1)
+    first = np.array([row["action"] == "a" for row in logs["eval"]])
+    assert tags["reward/logged/mean"] == pytest.approx(np.mean([row["reward"] for row in logs["eval"]]), rel=1e-6)
+    assert tags["actions/logged/a"] == pytest.approx(first.mean(), rel=1e-6)
+    assert tags["propensities/logged/mean"] == pytest.approx(np.where(first, 0.6, 0.4).mean(), rel=1e-6)
+    assert tags["actions/model/a"] + tags["actions/model/b"] == pytest.approx(1)
