@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.logs import write_lines
+from oracles.played import gridworld_log
 from oracles.runs import ALONE, Runner, checked, merged, trained
 
 from reagent_lite.config import DqnConfig, check
@@ -158,28 +159,15 @@ def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) 
 
 def logged(tmp_path: Path) -> str:
     """A log of the random policy on the gridworld, in the environment's own features and names."""
-    rng, rows, names = np.random.default_rng(0), [], gridworld.ACTIONS
-    matrix, allowed = gridworld.transition_matrix(), gridworld.allowed()
-    for episode in range(60):
-        state = gridworld.START
-        for t in range(300):
-            action = int(rng.choice(np.flatnonzero(allowed[state])))
-            after = int(rng.choice(25, p=matrix[state, action]))
-            over = after == gridworld.GOAL
-            rows.append(
-                {
-                    "mdp_id": str(episode), "sequence_number": t, "action": names[action],
-                    "state_features": {str(i): float(i == state) for i in range(25)},
-                    "next_state_features": {str(i): float(i == after) for i in range(25)},
-                    "reward": gridworld.REWARD * over, "action_probability": 1 / int(allowed[state].sum()),
-                    "possible_actions": [names[a] for a in np.flatnonzero(allowed[state])],
-                    "possible_next_actions": [] if over else [names[a] for a in np.flatnonzero(allowed[after])],
-                    "next_action": None, "terminal": over, "time_diff": 1,
-                }
-            )  # fmt: skip
-            state = after
-            if over:
-                break
+    log = gridworld.simulate(gridworld.random_policy(), 60, np.random.default_rng(0))
+
+    def dense(cell: int) -> dict[str, float]:
+        return {str(i): float(i == cell) for i in range(25)}
+
+    rows = [
+        {**row, "state_features": dense(state), "next_state_features": dense(after)}
+        for row, state, after in zip(gridworld_log(log), log.state, log.next_state, strict=True)
+    ]
     return str(write_lines(tmp_path / "grid.jsonl", rows))
 
 
