@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +56,6 @@ class Interval:
         text = f"{end:,.{decimals}f}"
         vanished = abs(end) > 1e-6 * width and not text.strip("-0.")  # an end near 0 keeps its sign
         return number(end) if vanished or decimals > 6 else text
-
-
-UNDEFINED: Final = Interval(value=math.nan, low=math.nan, high=math.nan)
 
 
 def finite(value: float | None) -> float | None:

@@ -200,5 +200,3 @@ ESTIMATORS: Final[dict[str, Estimator]] = {
 }  # fmt: skip
 CHEAP_ESTIMATORS: Final = {name: one for name, one in ESTIMATORS.items() if one is not magic}
 """All but MAGIC, whose quadratic programs are a third of the work."""
-ONE_STEP_ESTIMATORS: Final = {name: one for name, one in ESTIMATORS.items() if not one.sequential}
-SEQUENTIAL_ESTIMATORS: Final = {name: one for name, one in ESTIMATORS.items() if one.sequential}

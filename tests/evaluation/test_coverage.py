@@ -10,7 +10,7 @@ from oracles.repeated import Study, repetitions, resample_counts
 from torch import Generator
 
 from reagent_lite.rl.bootstrap import percentile_interval
-from reagent_lite.rl.estimators import ESTIMATORS, LOGGED, ONE_STEP_ESTIMATORS
+from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
 from reagent_lite.rl.sums import Log
 
 # Resamples show what another log would have said, never what the model has wrong in every log alike.
@@ -32,7 +32,7 @@ def coverage(of: Study) -> dict[str, float]:
     logging = Study(
         behaviour=of.behaviour, evaluated=of.behaviour, num_episodes=of.num_episodes, start=of.start, model_error=None
     )
-    truths = {name: of.mean_reward if name in ONE_STEP_ESTIMATORS else of.mean_return for name in ESTIMATORS}
+    truths = {name: of.mean_return if one.sequential else of.mean_reward for name, one in ESTIMATORS.items()}
     truths |= {"mean_reward": logging.mean_reward, "mean_return": logging.mean_return}
     estimators = [one for one in (*ESTIMATORS.values(), *LOGGED) if one.name in truths]
     rng, generator = np.random.default_rng(0), Generator().manual_seed(0)

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+from oracles.reports import UNDEFINED
 
-from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.interval import Interval
 
 HALF = Interval(value=1234.5, low=0.5, high=math.inf)
 

@@ -1,5 +1,6 @@
 """Reports by hand, and what a reader finds in a page: headings, cells, whether every tag is closed."""
 
+import math
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import cycle
@@ -9,7 +10,7 @@ import torch
 
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, Source
-from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
 from reagent_lite.evaluation.verdict import Verdict
@@ -24,8 +25,10 @@ from reagent_lite.report.sections import (
     simulated_section,
     weights_section,
 )
-from reagent_lite.rl.estimators import SEQUENTIAL_ESTIMATORS
+from reagent_lite.rl.estimators import ESTIMATORS
 
+SEQUENTIAL = [name for name, one in ESTIMATORS.items() if one.sequential]
+UNDEFINED = Interval(value=math.nan, low=math.nan, high=math.nan)
 FIGURE = Interval(value=2.0, low=1.0, high=3.0)
 OVERLAP = Overlap(
     num_rows=1200, num_episodes=30, effective_rows=400.0, mean_weight=FIGURE, largest_row_share=0.25,
@@ -139,10 +142,10 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
     title, figure = title or name, figure or around(12.0, 1.0)
     points = tuple((float(x), x * 1e-5) for x in range(200))
     band = tuple((0.5 * y, 2 * y) for _, y in points)
-    lines = tuple(Line(name=one, points=points, band=band) for one in SEQUENTIAL_ESTIMATORS)
+    lines = tuple(Line(name=one, points=points, band=band) for one in SEQUENTIAL)
     rows = tuple(
         estimate(one, figure, figure, figure.value, verdict, name)
-        for one, verdict in zip(SEQUENTIAL_ESTIMATORS, cycle(Verdict), strict=False)
+        for one, verdict in zip(SEQUENTIAL, cycle(Verdict), strict=False)
     )
     compared = replace(comparison(*rows), outcome=title, reference_name=title, reference=figure, simulated=figure)
     long = replace(

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles.browser import Browser, browsing, needs_browser
-from oracles.reports import full
+from oracles.reports import SEQUENTIAL, full
 
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.page import render
-from reagent_lite.rl.estimators import SEQUENTIAL_ESTIMATORS
 
 pytestmark = needs_browser
 
@@ -147,7 +146,7 @@ def test_light_and_dark_have_enough_contrast(page: Path, browser: Browser) -> No
     assert len(set(grounds)) == 2
     # who does not see colours tells the eight curves by their dashes
     dashes = "[...document.querySelectorAll('svg.swatch path')].map(e => getComputedStyle(e).strokeDasharray)"
-    assert len(set(json.loads(browser.value(f"JSON.stringify({dashes})")))) == len(SEQUENTIAL_ESTIMATORS)
+    assert len(set(json.loads(browser.value(f"JSON.stringify({dashes})")))) == len(SEQUENTIAL)
 
 
 _COLOURS = """JSON.stringify(Object.fromEntries(['ground','card','ink','soft','good','unclear','bad',

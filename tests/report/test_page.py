@@ -33,7 +33,7 @@ from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.page import breakable, render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
 from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
-from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS, SEQUENTIAL_ESTIMATORS
+from reagent_lite.rl.estimators import ESTIMATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 NASTY = "<script>alert(1)</script>\"'&"
@@ -258,12 +258,11 @@ def test_curves_of_a_long_run_are_thinned_evenly(tmp_path: Path) -> None:
 def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out() -> None:
     """1000 features of states and of candidates, 205 actions, 1000 reports, 100 metrics: 1.6 MB, however much more."""
     rng, names = np.random.default_rng(0), [f"action {i}" for i in range(205)]
-    estimators = (*SEQUENTIAL_ESTIMATORS, *ONE_STEP_ESTIMATORS)
     tags = [f"{kind}/{name}" for kind in ("actions/logged", "actions/model") for name in names]
     tags += [f"train/{i}" for i in range(40)] + [f"time/{i}" for i in range(20)]
-    tags += [f"CPE/Reward/{name}" for name in estimators]
+    tags += [f"CPE/Reward/{name}" for name in ESTIMATORS]
     series = {tag: [(200.0 * i, value) for i, value in enumerate(rng.normal(size=1000).tolist())] for tag in tags}
-    rows = [replace(estimated(name, 0.123456, 0.1, Verdict.WIDE), reason=f"{name:w>80}") for name in estimators]
+    rows = [replace(estimated(name, 0.123456, 0.1, Verdict.WIDE), reason=f"{name:w>80}") for name in ESTIMATORS]
     feature = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.123456, "stddev": 0.123456})
 
     def bytes_of(times: int, *sentences: str) -> int:

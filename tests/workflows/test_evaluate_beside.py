@@ -10,9 +10,9 @@ import pytest
 from oracles import gridworld
 from oracles.logs import write_lines
 from oracles.played import gridworld_log, played, world
-from oracles.reports import game
+from oracles.reports import UNDEFINED, game
 
-from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn
 from workflows.evaluate import Evaluated
 

@@ -303,6 +303,7 @@ def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:
     chosen = np.concatenate([drawn(hashes, 5, seed) for seed in range(400)])
     times = [int((chosen == one).sum()) for one in hashes]
     assert sum(times) == 400 * 5
+    assert [len(drawn(hashes[:count], 5, 0)) for count in (4, 5, 6)] == [4, 5, 5]
     assert all(abs(number - 100) < 4 * 8.7 for number in times)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.reports import RESULT, around, estimate
+from oracles.reports import RESULT, UNDEFINED, around, estimate
 from oracles.runs import trained
 
 from reagent_lite.config import DqnConfig, check
@@ -15,7 +15,7 @@ from reagent_lite.config.publish import ESTIMATOR_NAMES, PublishConfig
 from reagent_lite.errors import ConfigError
 from reagent_lite.evaluation.cpe import CPEResult, Family, OutcomeResult
 from reagent_lite.evaluation.gate import decide
-from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
