@@ -82,8 +82,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
     page = (out / "report.html").read_text()
     tables = Tables(page)
 
-    learned_from = build is recorded  # its eval data are its training data
-    assert [("scored episodes too" in text) for text in (page, str(document["warnings"]))] == [learned_from] * 2
+    assert "scored episodes too" not in page + str(document["warnings"])  # eval data have other episodes
 
     # evaluation.json: every estimate and the ends of its interval; event files hold float32
     for outcome in document["cpe"]["outcomes"]:

@@ -28,7 +28,10 @@ def test_a_run_on_candidates_scores_its_logging_policy(
     trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
     said = "24 of 400 rows have an empty possible_actions; the action taken is the only candidate there"
     assert said in caplog.text
-    cpe = json.loads((tmp_path / "out/model/evaluation.json").read_text())["cpe"]
+    document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
+    for text in ((tmp_path / "out/report.html").read_text(), str(document["warnings"])):
+        assert "scored episodes too" in text  # there is no other data to evaluate on
+    cpe = document["cpe"]
     (outcome,) = cpe["outcomes"]
     families = outcome["one_step"], outcome["sequential"]
     found = {one["name"]: one["figure"]["value"] for family in families for one in family["estimates"]}
