@@ -247,10 +247,10 @@ class DecisionLog:
         for file in self._older:
             for line in file.read_bytes().splitlines(keepends=True):
                 try:
-                    found = json.loads(line)
-                    if line.endswith(b"\n") and "reward_of" in found:
+                    found = json.loads(line) if line.endswith(b"\n") else {}
+                    if "reward_of" in found:
                         rewards[found["reward_of"]] = line
-                    elif line.endswith(b"\n"):
+                    else:
                         self._waiting[found["decision_id"]] = _Decision(found["at"], found["mdp_id"], line)
                 except (ValueError, KeyError, TypeError):
                     damaged += 1

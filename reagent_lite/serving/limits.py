@@ -64,13 +64,9 @@ class Limits:
 
 
 def _replayed(body: bytes, receive: Any) -> Any:
-    first = True
+    read = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Any:
-        nonlocal first
-        if first:
-            first = False
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
+        return read.pop() if read else await receive()
 
     return replay
