@@ -92,7 +92,7 @@ def main_alone(
         work: does it; the result is printed as one JSON line.
         arguments: the command line's; None: those of this process.
     """
-    options = parser_of(command).parse_args(arguments)
+    options = options_of(parser_of(command), arguments)
 
     def body() -> int:
         own = {key: getattr(options, key) for key in command.flags}
@@ -177,6 +177,15 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser
+
+
+def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the parsed arguments, or ends the program for unknown ones, with exit code 2."""
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        meant = next((f". Did you mean --config {one}?" for one in unknown if one.endswith(".json")), "")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+    return options
 
 
 def add_config(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

@@ -218,6 +218,8 @@ def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -
         ([], 0, "  score           Score rows with an exported model\n"),
         (["fit"], 2, "expected one of benchmark, configs"),
         (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: expected a readable JSON file"),
+        (["dqn", "x.json"], 2, "unrecognized arguments: x.json. Did you mean --config x.json?"),
+        (["timeline", "x.json", "y"], 2, "unrecognized arguments: x.json y. Did you mean --config x.json?"),
         (["timeline", "--print_schema"], 0, '"inputTableName"'),
         (["normalize", "--help"], 0, "usage: python -m workflows.normalize"),
     ],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, parser_of
+from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, options_of, parser_of
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
@@ -74,7 +74,7 @@ def main(
     parser.add_argument(
         "--force", action="store_true", help="stop another run that uses the file of init_method, and take its place"
     )
-    options = parser.parse_args(arguments)
+    options = options_of(parser, arguments)
     return guarded(command, options, lambda: _reported(lambda: _run(command, train, options, arguments)))
 
 
