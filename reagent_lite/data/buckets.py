@@ -3,7 +3,8 @@
     rows ─► held until they are a chunk ─► dealt by hash ─► in memory while there is room, else one file a bucket
     groups of buckets, to be sorted ◄───────────────────────────────────────────────────────────────────┘
 
-Rows of one hash are in one group, in the order in which they were added.
+Rows of one hash are in one group, in the order in which they were added. A chunk is dealt at once, so that
+the pieces of its rows are few and large.
 """
 
 from __future__ import annotations
@@ -18,21 +19,46 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block
 from reagent_lite.data.formats.schema import in_one_piece
 
 HASHES = 2**32
 """Hashes are below it."""
-_BUCKETS = 512
+BUCKET_BYTES = 1 << 22
+"""Size in memory of a bucket, about, as long as they are fewer than the most."""
+_MOST_BUCKETS = 512  # rows of a chunk go to all of them: more buckets, smaller pieces
 _MOST_CHUNK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Buckets from `start` to below `stop`, and how many rows they have."""
+    """Rows of neighbouring hashes.
 
-    start: int
-    stop: int
+    Attributes:
+        rows: how many there are.
+        held: those in memory.
+        paths: files of the others, as far as they are there.
+    """
+
     rows: int
+    held: tuple[pa.Table, ...]
+    paths: tuple[Path, ...]
+
+    def tables(self, *, last: bool = True) -> list[pa.Table]:
+        """Returns the rows; each table has the columns with which its rows were added.
+
+        Args:
+            last: nobody reads them again; frees their disk.
+        """
+        tables = list(self.held)
+        for path in filter(Path.exists, self.paths):
+            with pa.OSFile(str(path), "rb") as source:
+                while source.tell() < source.size():
+                    tables.append(pa.ipc.open_stream(source).read_all())
+            if last:
+                path.unlink()
+        return tables
 
 
 class Buckets:
@@ -40,17 +66,19 @@ class Buckets:
 
     Args of the constructor:
         folder: empty; gets a file for each bucket, as soon as memory does not suffice.
+        files: where the rows are from, whose size says how many buckets there are.
         memory_bytes: how many bytes rows take in memory, at most.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int) -> None:
-        self._paths = [folder / f"{number}.arrows" for number in range(_BUCKETS)]
+    def __init__(self, folder: Path, files: Sequence[InputFile], memory_bytes: int) -> None:
+        self._count = min(_MOST_BUCKETS, 1 + _arrow_bytes(files) // BUCKET_BYTES)
+        self._paths = [folder / f"{number}.arrows" for number in range(self._count)]
         # the rest is for the chunk and its copy in order
         self._chunk_bytes, self._room = min(memory_bytes // 4, _MOST_CHUNK_BYTES), memory_bytes // 2
         self._chunk: list[tuple[pa.Table, NDArray[Any]]] = []
         self._chunk_size = self._bytes = 0
         self._dealt: list[tuple[pa.Table, NDArray[np.int64]]] = []
-        self._rows = np.zeros(_BUCKETS, np.int64)
+        self._rows = np.zeros(self._count, np.int64)
 
     def add(self, table: pa.Table, hashes: NDArray[Any]) -> None:
         """Adds n rows with their hashes [n], integers below HASHES."""
@@ -63,9 +91,9 @@ class Buckets:
 
     def _deal(self) -> None:
         tables, hashes = zip(*self._chunk, strict=True)
-        bucket = np.concatenate(hashes) // (HASHES // _BUCKETS)
-        order = np.argsort(bucket.astype(np.uint16), kind="stable")
-        table, bounds = in_order(tables, pa.array(order)), np.searchsorted(bucket[order], np.arange(_BUCKETS + 1))
+        bucket = (np.concatenate(hashes).astype(np.int64) * self._count // HASHES).astype(np.uint16)
+        order = np.argsort(bucket, kind="stable")
+        table, bounds = in_order(tables, pa.array(order)), np.searchsorted(bucket[order], np.arange(self._count + 1))
         self._rows += np.diff(bounds)
         self._bytes += self._chunk_size
         self._chunk, self._chunk_size = [], 0
@@ -85,26 +113,23 @@ class Buckets:
             self._deal()
         size = self._bytes / max(1, self._rows.sum())
         changes = np.diff(np.cumsum(self._rows) * size // num_bytes)
-        bounds = itertools.pairwise((0, *(np.flatnonzero(changes) + 1).tolist(), _BUCKETS))
-        groups = [Group(start=start, stop=stop, rows=int(self._rows[start:stop].sum())) for start, stop in bounds]
-        return [group for group in groups if group.rows]
+        bounds = (0, *(np.flatnonzero(changes) + 1).tolist(), self._count)
+        return [group for start, stop in itertools.pairwise(bounds) if (group := self._group(start, stop)).rows]
 
-    def tables(self, group: Group, *, last: bool = True) -> list[pa.Table]:
-        """Returns the rows of a group; each table has the columns with which its rows were added.
+    def _group(self, start: int, stop: int) -> Group:
+        return Group(
+            rows=int(self._rows[start:stop].sum()),
+            held=tuple(table.slice(bounds[start], bounds[stop] - bounds[start]) for table, bounds in self._dealt),
+            paths=tuple(self._paths[start:stop]),
+        )
 
-        Args:
-            group: one of `groups`.
-            last: nobody reads the group again; frees its disk.
-        """
-        bounded = ((table, bounds[group.start], bounds[group.stop]) for table, bounds in self._dealt)
-        tables = [table.slice(start, stop - start) for table, start, stop in bounded if start < stop]
-        for path in filter(Path.exists, self._paths[group.start : group.stop]):
-            with pa.OSFile(str(path), "rb") as source:
-                while source.tell() < source.size():
-                    tables.append(pa.ipc.open_stream(source).read_all())
-            if last:
-                path.unlink()
-        return tables
+
+def _arrow_bytes(files: Sequence[InputFile]) -> int:
+    """Returns about how many bytes files take in Arrow's form: their size, times the ratio that the first rows have."""
+    if (found := first_block(files, ALL_COLUMNS)) is None:
+        return 0
+    block, num_bytes = found
+    return int(block.table.nbytes) * sum(file.size for file in files) // max(1, num_bytes)
 
 
 def in_order(tables: Sequence[pa.Table], order: pa.Array) -> pa.Table:

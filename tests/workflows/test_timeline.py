@@ -18,6 +18,7 @@ from oracles.logs import write_lines
 from oracles.runs import Runner
 from oracles.transitions import check_copy
 
+from reagent_lite.data import buckets
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline import local_engine, stage
 from reagent_lite.data.timeline.local_engine import LocalEngine
@@ -262,6 +263,7 @@ def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: P
 def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives the engine a thousandth of its memory, so that small events go to the disk and are sorted in groups."""
     monkeypatch.setattr(local_engine, "GROUP_BYTES", 1 << 14)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 12)
     monkeypatch.setattr(stage, "LocalEngine", lambda folder, memory: LocalEngine(folder, memory // 1000))
 
 

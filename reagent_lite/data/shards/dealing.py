@@ -5,7 +5,8 @@
 
 Files of a timeline never share an episode. Those that fit no share (fewer files than machines, very unequal ones) are
 dealt row by row like all other input, which is read once. The hash orders the episodes, so the seed decides where each
-goes; the rows of an episode keep the order of the input. Memory is that of two buckets and of the readers' blocks.
+goes; the rows of an episode keep the order of the input. Memory is that of two groups of buckets,
+of a chunk on its way to them and of the readers' blocks.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from reagent_lite.data.stage import StageManifest, data_files, left_out, require
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
 KIND = "shard"
-GROUP_BYTES = 1 << 24
+GROUP_BYTES = 3 << 22
 """Size in memory of the rows that are sorted together and go to one file; two threads hold three times as much each."""
-_MEMORY_BYTES = 1 << 27
+_MEMORY_BYTES = 1 << 26
 """What rows take in memory, at most, before they go to the disk."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
@@ -178,7 +179,7 @@ def _deal(
     for number, targets in enumerate(orders):
         show = progress and partial(_show_part, progress, number, len(orders))
         with tempfile.TemporaryDirectory(prefix=".spool-", dir=shards[0].folder.parent) as scratch:
-            buckets = Buckets(Path(scratch), _MEMORY_BYTES)
+            buckets = Buckets(Path(scratch), files, _MEMORY_BYTES)
             schema = _spread(files, _salt(config.seed, number), buckets, positions, show)
             _write(schema, buckets, targets)
     return tuple(position.sha256 for position in positions), schema
@@ -225,7 +226,7 @@ def _write(schema: pa.Schema, buckets: Buckets, shards: Sequence[_Shard]) -> Non
     wanted = wanted[:-1] * (ends[-1] / wanted[-1])
 
     def finish(number: int) -> None:
-        table, starts = _sorted(buckets.tables(groups[number]), schema)
+        table, starts = _sorted(groups[number].tables(), schema)
         cuts = _cuts(starts, wanted - (ends[number] - table.num_rows)).tolist()
         for one, (start, stop) in zip(shards, itertools.pairwise(cuts), strict=True):
             if start < stop:

@@ -35,25 +35,27 @@ class LocalEngine:
         # Arrow's own pool keeps what threads have freed: 554 MB resident at most where this one takes 438
         self._pool = pa.default_memory_pool()
         pa.set_memory_pool(pa.system_memory_pool())
-        self._folder, self._buckets = folder, Buckets(folder, memory_bytes)
+        self._folder, self._memory_bytes = folder, memory_bytes
         self._groups: list[Group] = []
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
         """Reads and keeps the events of the files; see Engine."""
         with room_in(self._folder, "temporary_directory"):
-            found = check_events(config, files, 0, self._add, show)
-            self._groups = self._buckets.groups(GROUP_BYTES)
-        return found
+            buckets = Buckets(self._folder, files, self._memory_bytes)
 
-    def _add(self, table: pa.Table) -> None:
-        self._buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
+            def add(table: pa.Table) -> None:
+                buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
+
+            found = check_events(config, files, 0, add, show)
+            self._groups = buckets.groups(GROUP_BYTES)
+        return found
 
     def lengths(self) -> Counter[int]:
         """Returns how many episodes have each number of rows; see Engine."""
         found: Counter[int] = Counter()
         for group in self._groups:
-            tables = self._buckets.tables(group, last=False)
-            rows = pa.concat_tables(one.select(["mdp_id", "sequence_number", "_rule"]) for one in tables)
+            some = (one.select(["mdp_id", "sequence_number", "_rule"]) for one in group.tables(last=False))
+            rows = pa.concat_tables(some)
             counts = rows.group_by("mdp_id").aggregate([("sequence_number", "count_distinct"), ("_rule", "count")])
             found.update(
                 counts.filter(pc.equal(counts["_rule_count"], 0))["sequence_number_count_distinct"].to_pylist()
@@ -62,7 +64,7 @@ class LocalEngine:
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes the transitions of the events in order; see Engine."""
-        return pairing.write((_sorted(self._buckets.tables(group)) for group in self._groups), folders, show)
+        return pairing.write((_sorted(group.tables()) for group in self._groups), folders, show)
 
     def close(self) -> None:
         """Gives Arrow its own memory pool back."""

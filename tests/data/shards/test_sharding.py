@@ -17,6 +17,7 @@ from oracles.logs import random_rows, write_lines
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data import buckets
 from reagent_lite.data.shards import dealing
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest, data_files
@@ -144,6 +145,7 @@ def test_any_episodes_in_any_files(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dealing, "_MEMORY_BYTES", memory_bytes)
         patch.setattr(dealing, "GROUP_BYTES", 1 << 11)
+        patch.setattr(buckets, "BUCKET_BYTES", 1 << 8)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(expected)
     named = [[row for row in shard if row["mdp_id"] is not None] for shard in shards]
@@ -189,6 +191,7 @@ def test_json_lines_with_columns_of_mixed_types(
 
 def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "GROUP_BYTES", 1 << 9)  # several parts
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 8)
     path = scattered(tmp_path / "in")
     copies, manifests = made(path, tmp_path / "out", 3, layout="replicas")
     expected = multiset(rows_of(path))
