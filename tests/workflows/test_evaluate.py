@@ -17,6 +17,8 @@ from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
+from reagent_lite.evaluation.exported_model import Choices
+from reagent_lite.export import load_bundle
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from workflows.evaluate import COMMAND, Evaluated, evaluate
@@ -215,6 +217,9 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
     assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(
         sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30, abs=1e-5
     )
+    states, masks = np.array([[1.0, 2.0]] * 3, np.float32), np.array([[True, True], [True, False], [False, False]])
+    found = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
+    assert found.greedy.tolist() == [1, 0, -1]
 
 
 def choice(name: str, choices: list[dict[str, float]], action: int, propensity: float, reward: float) -> dict[str, Any]:
