@@ -8,58 +8,37 @@ POST /reward   ─► the worker of the decision ─► log  GET /openapi.json, 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
-from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem
+from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.bundle import parts
 from reagent_lite.serving.bodies import (
     CandidateLists,
     CandidateRows,
     Decisions,
-    Faults,
     Health,
     NamedRows,
     Ranked,
     Rankings,
-    RefusedError,
     Reward,
-    advice_of_key,
     exact,
-    refusal,
 )
 from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog, Joined
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
+from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, refused
 from reagent_lite.serving.served_model import ServedModel
 
 Join = Callable[[str, dict[str, Any]], Awaitable[Joined]]
-Answers = dict[int | str, dict[str, Any]]
-
-
-def _answers(texts: dict[int, str]) -> Answers:
-    return {status: {"model": Faults, "description": text} for status, text in texts.items()}
-
-
-_ERRORS = _answers(
-    {
-        400: "The body is no text in UTF-8",
-        408: "The body did not arrive in time",
-        413: "The body is too large",
-        422: "The body is wrong",
-        503: "The log cannot be written, or too many requests wait: try again later",
-    }
-)
-_LOG = "a log that can be written"
-_OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
 
 
 class Service:
@@ -117,7 +96,7 @@ class Service:
     async def healthz(self) -> Health:
         """Says whether decisions are made and logged."""
         if self._log.failure:
-            raise RefusedError(503, Problem("log", _LOG, self._log.failure))
+            raise OSError(self._log.failure)
         return Health(model=self._model.version, waiting=self._log.waiting)
 
     async def metrics(self) -> Response:
@@ -151,51 +130,18 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling, redoc_url=None)
     app.add_middleware(Limits, config=config, figures=service.figures)
     for kind in (RefusedError, BundleError, RequestValidationError, HTTPException, OSError, Exception):
-        app.add_exception_handler(kind, _refused)
+        app.add_exception_handler(kind, refused)
     decide: Any = service.decide_listed if model.bundle.parametric else service.decide_named
     app.post(
-        "/decide", response_model=Decisions, responses=_ERRORS, summary="Choose an action for each row, and log it"
+        "/decide", response_model=Decisions, responses=ERRORS, summary="Choose an action for each row, and log it"
     )(decide)
     if model.bundle.parametric:
-        app.post("/rank", responses=_ERRORS, summary="Order the candidates of each row by value; not logged")(
+        app.post("/rank", responses=ERRORS, summary="Order the candidates of each row by value; not logged")(
             service.rank
         )
-    app.post("/reward", responses=_ERRORS | _OF_REWARD, status_code=204)(service.reward)
-    app.get("/healthz", responses={503: _ERRORS[503]})(service.healthz)
+    app.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)(service.reward)
+    app.get("/healthz", responses={503: ERRORS[503]})(service.healthz)
     app.get("/metrics", response_class=Response, include_in_schema=False)(service.metrics)
     plain = app.openapi
     app.openapi = lambda: exact(plain(), model.bundle)  # type: ignore[method-assign]
     return app
-
-
-async def _refused(request: Request, error: Any) -> Response:
-    """Answers with the problems of an error."""
-    if isinstance(error, RefusedError):
-        return refusal(error.status, error.problems)
-    if isinstance(error, BundleError):
-        return refusal(422, error.problems)
-    if isinstance(error, RequestValidationError):
-        return refusal(422, [_fault(request, one) for one in error.errors()[:MAX_PROBLEMS]])
-    where = f"{request.method} {request.url.path}"
-    if isinstance(error, HTTPException):
-        expected = "a body in UTF-8" if error.status_code == 400 else "a path and method of /docs"
-        return refusal(error.status_code, [Problem(where, expected, error.detail)], error.headers)
-    if isinstance(error, OSError):
-        got = error.strerror or str(error)
-        return refusal(503, [Problem("log", _LOG, got, "Try again later")])
-    return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
-
-
-def _fault(request: Request, found: dict[str, Any]) -> Problem:
-    """Returns what pydantic found in a body."""
-    place, kind, given = found["loc"], found["type"], found["input"]
-    where = ".".join(map(str, place))
-    if kind == "json_invalid":
-        return Problem(f"body, character {place[-1]}", "JSON", found["ctx"]["error"])
-    if kind == "missing":
-        return Problem(where, "a value", "nothing")
-    if kind == "extra_forbidden":
-        body = get_type_hints(request.scope["endpoint"])["body"]
-        return Problem(where, "a known key", f"unknown key {place[-1]!r}", advice_of_key(body, place[1:]))
-    todo = "Send the header content-type: application/json" if isinstance(given, bytes) else ""
-    return Problem(where, found["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)

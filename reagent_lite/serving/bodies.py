@@ -1,14 +1,10 @@
 """Bodies of requests and answers; `exact` says in the OpenAPI which features and actions the model has."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeAliasType
 
-from reagent_lite.errors import Problem, nearest
 from reagent_lite.export import Bundle
 
 _LARGEST = 3.4e38  # of float32
@@ -135,32 +131,6 @@ class Health(BaseModel):
     model: str
     waiting: int
     """Decisions of this worker that are in no Parquet file yet."""
-
-
-class Faults(BaseModel):
-    """Everything that is wrong."""
-
-    problems: list[Problem]
-
-
-class RefusedError(Exception):
-    """A request that is answered with an error; `status` is its HTTP status."""
-
-    def __init__(self, status: int, *problems: Problem) -> None:
-        self.status, self.problems = status, problems
-
-
-def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Returns the answer of `Faults`."""
-    return JSONResponse({"problems": [asdict(one) for one in problems]}, status, headers)
-
-
-def advice_of_key(body: type[BaseModel], place: Sequence[int | str]) -> str:
-    """Returns the known key most like an unknown one at a place such as ("rows", 0, "mdp"), else all known keys."""
-    fields = body.model_fields
-    if len(place) > 1:
-        fields = get_args(fields["rows"].annotation)[0].model_fields
-    return nearest(str(place[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")
 
 
 def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:

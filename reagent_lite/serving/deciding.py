@@ -16,9 +16,10 @@ from pydantic_core import to_json
 
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
-from reagent_lite.serving.bodies import CandidateRow, NamedRow, RefusedError
+from reagent_lite.serving.bodies import CandidateRow, NamedRow
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.refusals import RefusedError
 from reagent_lite.serving.served_model import ServedModel
 
 MOST_CHOICES = 1 << 16

@@ -6,8 +6,8 @@ from typing import Any
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import Problem
-from reagent_lite.serving.bodies import RefusedError, refusal
 from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.refusals import RefusedError, refusal
 
 _MOST_AT_ONCE = 1000  # bodies that a worker reads or decides; another is answered 503, not late
 _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")

@@ -1,0 +1,93 @@
+"""Refusals: all of them have one form, the problems of a request.
+
+error of a route, of a body, of the log ─► `refused` ─► status, {"problems": [...]}
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, get_args, get_type_hints
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
+
+Answers = dict[int | str, dict[str, Any]]
+
+
+class Faults(BaseModel):
+    """Everything that is wrong."""
+
+    problems: list[Problem]
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error; `status` is its HTTP status."""
+
+    def __init__(self, status: int, *problems: Problem) -> None:
+        self.status, self.problems = status, problems
+
+
+def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Returns the answer of `Faults`."""
+    return JSONResponse({"problems": [asdict(one) for one in problems]}, status, headers)
+
+
+def _answers(texts: dict[int, str]) -> Answers:
+    return {status: {"model": Faults, "description": text} for status, text in texts.items()}
+
+
+ERRORS = _answers(
+    {
+        400: "The body is no text in UTF-8",
+        408: "The body did not arrive in time",
+        413: "The body is too large",
+        422: "The body is wrong",
+        503: "The log cannot be written, or too many requests wait: try again later",
+    }
+)
+OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
+
+
+async def refused(request: Request, error: Any) -> Response:
+    """Answers with the problems of an error."""
+    if isinstance(error, RefusedError):
+        return refusal(error.status, error.problems)
+    if isinstance(error, BundleError):
+        return refusal(422, error.problems)
+    if isinstance(error, RequestValidationError):
+        return refusal(422, [_fault(request, one) for one in error.errors()[:MAX_PROBLEMS]])
+    where = f"{request.method} {request.url.path}"
+    if isinstance(error, HTTPException):
+        expected = "a body in UTF-8" if error.status_code == 400 else "a path and method of /docs"
+        return refusal(error.status_code, [Problem(where, expected, error.detail)], error.headers)
+    if isinstance(error, OSError):
+        got = error.strerror or str(error)
+        return refusal(503, [Problem("log", "a log that can be written", got, "Try again later")])
+    return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
+
+
+def _fault(request: Request, found: dict[str, Any]) -> Problem:
+    """Returns what pydantic found in a body."""
+    place, kind, given = found["loc"], found["type"], found["input"]
+    where = ".".join(map(str, place))
+    if kind == "json_invalid":
+        return Problem(f"body, character {place[-1]}", "JSON", found["ctx"]["error"])
+    if kind == "missing":
+        return Problem(where, "a value", "nothing")
+    if kind == "extra_forbidden":
+        body = get_type_hints(request.scope["endpoint"])["body"]
+        return Problem(where, "a known key", f"unknown key {place[-1]!r}", _advice(body, place[1:]))
+    todo = "Send the header content-type: application/json" if isinstance(given, bytes) else ""
+    return Problem(where, found["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)
+
+
+def _advice(body: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Returns the known key most like an unknown one at a place such as ("rows", 0, "mdp"), else all known keys."""
+    fields = body.model_fields
+    if len(place) > 1:
+        fields = get_args(fields["rows"].annotation)[0].model_fields
+    return nearest(str(place[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")
