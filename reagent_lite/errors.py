@@ -2,17 +2,13 @@
 
 import difflib
 import re
-import string
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 MAX_PROBLEMS = 20
 """Faults that an error spells out; the rest is counted."""
-MAX_EXAMPLES = 3
-"""Rows with the same fault that an error names; the rest is counted."""
 EXTRAS = {
     "compiler": ("ziglang",),
     "cuda": ("pycuda",),
@@ -124,90 +120,6 @@ def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataE
         problems = [*problems[:MAX_PROBLEMS], more]
     if problems:
         raise error(problems)
-
-
-@dataclass(slots=True, kw_only=True)
-class FaultKind:
-    """Rows with the same fault.
-
-    Attributes:
-        rule: the name of the rule they break; "" for what cannot be read.
-        expected, todo: as in Problem.
-        count: how many rows.
-        examples: where and what the first MAX_EXAMPLES of them have instead.
-    """
-
-    rule: str = ""
-    expected: str
-    todo: str
-    count: int
-    examples: list[tuple[str, str]]
-
-    @property
-    def first(self) -> Problem:
-        """The problem of the first row alone."""
-        where, got = self.examples[0]
-        return Problem(where, self.expected, got, self.todo)
-
-    def problem(self, *, at_least: bool = False) -> Problem:
-        """Returns the problem of the first row, with the number and some examples of the others.
-
-        Args:
-            at_least: whether there may be more than `count`.
-        """
-        (where, got), *others = self.examples
-        if not others:
-            return self.first
-        before = where.rstrip(string.digits)  # the file is named once
-        shown = ", ".join(f"{one.removeprefix(before)} ({instead})" for one, instead in others)
-        more = f"{'at least ' if at_least else ''}{counted(self.count - 1, 'more row')} like it: {shown}"
-        return replace(self.first, got=f"{got}; {more}{', ...' if self.count > len(self.examples) else ''}")
-
-
-@dataclass(slots=True)
-class FaultsByKind:
-    """The faults of rows in the order in which their kinds appear; parts of a log are merged."""
-
-    kinds: dict[str, FaultKind] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """Rows with a fault."""
-        return sum(kind.count for kind in self.kinds.values())
-
-    def add(self, kind: FaultKind) -> None:
-        """Adds rows with the same fault, which follow those added before."""
-        known = self.kinds.setdefault(f"{kind.rule}: {kind.expected}. {kind.todo}", replace(kind, count=0, examples=[]))
-        known.count += kind.count
-        known.examples = (known.examples + kind.examples)[:MAX_EXAMPLES]
-
-    def by_rule(self) -> Counter[str]:
-        """Returns how many rows break each rule."""
-        counts = Counter[str]()
-        for kind in self.kinds.values():
-            counts[kind.rule] += kind.count
-        return counts
-
-    def merge(self, later: "FaultsByKind") -> None:
-        """Adds the faults of later rows."""
-        for kind in later.kinds.values():
-            self.add(kind)
-
-    def problems(self, *, at_least: bool = False) -> list[Problem]:
-        """Returns one problem per kind; see FaultKind.problem."""
-        return [kind.problem(at_least=at_least) for kind in self.kinds.values()]
-
-    def require_none(self) -> None:
-        """Raises DataError, with one problem per kind, where a row has a fault."""
-        raise_any(self.problems())
-
-
-def raise_unread(problems: Sequence[Problem]) -> None:
-    """Raises DataError for rows that cannot be read, one problem per kind; MAX_PROBLEMS of them ended the reading."""
-    faults = FaultsByKind()
-    for one in problems[:MAX_PROBLEMS]:
-        faults.add(FaultKind(expected=one.expected, todo=one.todo, count=1, examples=[(one.where, one.got)]))
-    raise_any(faults.problems(at_least=len(problems) >= MAX_PROBLEMS))
 
 
 def lacking(extra: str) -> str:

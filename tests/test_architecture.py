@@ -23,6 +23,7 @@ LAYERS = {
     "api": 9,
 }  # fmt: skip
 DATA_LAYERS = {
+    "faults_by_kind": -1,
     "formats": 0,
     "rows": 1, "buckets": 1,
     "features": 2, "writing": 2, "stage": 2,

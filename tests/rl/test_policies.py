@@ -22,6 +22,11 @@ def test_epsilon_greedy() -> None:
     torch.testing.assert_close(p, torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
 
 
+def test_the_only_allowed_choice_is_certain() -> None:
+    p = EpsilonGreedy(0.3).propensities(torch.tensor([[2.0, 1.0]]), torch.tensor([[False, True]]))
+    assert p.tolist() == [[0, 1]]
+
+
 def test_greedy_takes_the_first_of_equals() -> None:
     p = EpsilonGreedy().propensities(torch.tensor([[1.0, 2.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     assert p.tolist() == [[0, 1, 0]]

@@ -189,7 +189,7 @@ def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "simulation/env_steps" in tags(tree)
     assert "32 of them simulated" in caplog.text
     evaluation = json.loads((tmp_path / "out" / "model" / "evaluation.json").read_text())
-    assert set(evaluation) == {"scores", "cpe", "simulated", "simulation", "decision"}
+    assert set(evaluation) == {"scores", "cpe", "simulated", "simulation", "decision", "warnings"}
 
 
 def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None:

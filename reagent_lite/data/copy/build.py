@@ -18,6 +18,7 @@ from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.copy.lists import list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
 from reagent_lite.data.copy.spool import Spool, write_npy
+from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
@@ -26,7 +27,7 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
-from reagent_lite.errors import DataError, FaultsByKind, Problem, counted
+from reagent_lite.errors import DataError, Problem, counted
 
 _FROM_ROWS: dict[str, DTypeLike] = {
     "action": np.int32,

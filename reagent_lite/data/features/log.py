@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
@@ -23,7 +24,7 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.errors import DataError, FaultsByKind, Problem
+from reagent_lite.errors import DataError, Problem
 
 STATE, ACTION = "state_features", "action"
 _LINE_BITS = 40  # of a position: lines of a file, below the number of the file

@@ -27,12 +27,13 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, kind_of
+from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
 from reagent_lite.data.formats.schema import in_one_piece, microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, raise_unread
+from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import parse_json
 
 _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}

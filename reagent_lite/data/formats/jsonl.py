@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.json
 from numpy.typing import NDArray
 
+from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled
 from reagent_lite.data.formats.text_files import contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, Problem, raise_unread
+from reagent_lite.errors import MAX_PROBLEMS, Problem
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
 EXACT_BELOW = float(1 << 53)

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.data.faults_by_kind import MAX_EXAMPLES, FaultKind, FaultsByKind
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.matrices import Mask
-from reagent_lite.errors import MAX_EXAMPLES, MAX_PROBLEMS, FaultKind, FaultsByKind
+from reagent_lite.errors import MAX_PROBLEMS
 
 UNREADABLE = "unreadable"
 """The rule that a value breaks which is not of its column's type."""

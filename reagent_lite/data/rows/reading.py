@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import (
     NONE,
@@ -47,7 +48,7 @@ from reagent_lite.data.rows.contract import (
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import Named, candidate_lists, features, match, metrics
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import FaultsByKind, counted
+from reagent_lite.errors import counted
 
 MOST_STEPS = 255
 """Rows that a transition may span: what fits into a byte of the training copy."""

@@ -22,6 +22,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.buckets import HASHES
+from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
@@ -29,7 +30,6 @@ from reagent_lite.data.formats.schema import filled, valid_rows
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import NO_RULE, Faults
 from reagent_lite.data.rows.table import event_schema, event_table
-from reagent_lite.errors import FaultsByKind
 from reagent_lite.feature_ids import read, written
 
 _SAMPLE, _EVAL, _PLACE = 0, 1, 2
