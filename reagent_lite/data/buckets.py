@@ -82,7 +82,8 @@ class Buckets:
 
     def add(self, table: pa.Table, hashes: NDArray[Any]) -> None:
         """Adds n rows with their hashes [n], integers below HASHES."""
-        if self._chunk and self._chunk[0][0].schema != table.schema:
+        # with the metadata of columns, which says whose text is JSON
+        if self._chunk and not self._chunk[0][0].schema.equals(table.schema, check_metadata=True):
             self._deal()
         self._chunk.append((table, hashes))
         self._chunk_size += table.nbytes

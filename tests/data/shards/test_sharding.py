@@ -189,6 +189,19 @@ def test_json_lines_with_columns_of_mixed_types(
         assert (one["metrics"] or None) == row.get("metrics")
 
 
+@pytest.mark.parametrize("mixed_first", [False, True])
+def test_texts_of_one_file_and_values_of_any_type_in_another(tmp_path: Path, mixed_first: bool) -> None:
+    """The columns of both files are strings; those of the mixed one are JSON."""
+    notes: list[list[Any]] = [["hello", '{"a": 1}', "7"], ["x", 7, {"a": 1}]]
+    for file, some in enumerate(reversed(notes) if mixed_first else notes):
+        rows = [{**row, "mdp_id": f"{file} {n}", "note": some[n]} for n, row in enumerate(random_rows(3))]
+        write_lines(tmp_path / "in" / f"{file}.jsonl", rows)
+    (shard,), _ = made(tmp_path / "in", tmp_path / "out", 1)
+    found = sorted((row["mdp_id"][0], json.dumps(json.loads(row["note"]))) for row in shard)
+    files = reversed(notes) if mixed_first else notes
+    assert found == sorted((str(file), json.dumps(value)) for file, some in enumerate(files) for value in some)
+
+
 def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "GROUP_BYTES", 1 << 9)  # several parts
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 8)
