@@ -41,7 +41,7 @@ def onnx_model(
         outputs: {name: axes} of what `forward` returns, in its order.
 
     Raises:
-        NotImplementedError: a call is not in _CALLS.
+        NotImplementedError: a call is not in _CALLS, or not with its arguments.
     """
     writer = _Writer(module)
     results = writer.run(*example)
@@ -93,11 +93,14 @@ class _Writer(Interpreter):
             self._names[n] = self.constant(self.value, name=str(n.target))
         elif isinstance(self.value, Tensor | torch.Size | int):
             call = n.target if isinstance(n.target, str) else n.target.__name__
+            advice = f"has no ONNX form here: one may be added to _CALLS of {__name__}"
             if call not in _CALLS:
-                raise NotImplementedError(
-                    f"torch's {call} has no ONNX form here: one may be added to _CALLS of {__name__}"
-                )
-            self._names[n] = _CALLS[call](self, *n.args, **n.kwargs)
+                raise NotImplementedError(f"torch's {call} {advice}")
+            try:
+                self._names[n] = _CALLS[call](self, *n.args, **n.kwargs)
+            except (AttributeError, IndexError, KeyError, TypeError) as error:
+                given = ", ".join([*map(str, n.args), *(f"{name}={value}" for name, value in n.kwargs.items())])
+                raise NotImplementedError(f"torch's {call} of ({given}) {advice}") from error
         return self.value
 
     def name_of(self, node: Node) -> str:
@@ -164,11 +167,11 @@ def _compared(operator: str) -> _Call:
 
 
 def _reduced(operator: str) -> _Call:
-    """Over one axis, counted from the first: onnxruntime takes an axis from the last for another where no row is."""
+    """Over axes, counted from the first: onnxruntime takes an axis from the last for another where no row is."""
 
-    def write(w: _Writer, x: Node, dim: int, keepdim: bool = False) -> str:
-        axis = dim % w.value_of(x).dim()
-        return w.add(operator, w.operand(x), w.ints(axis), keepdims=int(keepdim))
+    def write(w: _Writer, x: Node, dim: int | Sequence[int], keepdim: bool = False) -> str:
+        axes = [axis % w.value_of(x).dim() for axis in (dim if isinstance(dim, Sequence) else (dim,))]
+        return w.add(operator, w.operand(x), w.ints(*axes), keepdims=int(keepdim))
 
     return write
 
@@ -201,6 +204,25 @@ def _reshaped(w: _Writer, x: Node, *sizes: Any) -> str:
     return w.add("Reshape", w.name_of(x), w.sizes(sizes[0] if isinstance(sizes[0], Sequence) else sizes))
 
 
+def _flattened(w: _Writer, x: Node, start_dim: int = 0, end_dim: int = -1) -> str:
+    """To two axes, as ONNX does."""
+    axes = w.value_of(x).dim()
+    if w.value.dim() != 2:
+        raise TypeError
+    return w.add("Flatten", w.name_of(x), axis=start_dim if end_dim % axes == axes - 1 else end_dim + 1)
+
+
+def _shape(w: _Writer, x: Node, attribute: str) -> str:
+    if attribute != "shape":
+        raise TypeError
+    return w.add("Shape", w.name_of(x))
+
+
+def _size(w: _Writer, x: Node, dim: int | None = None) -> str:
+    whole = w.add("Shape", w.name_of(x))
+    return whole if dim is None else w.add("Slice", whole, w.ints(dim), w.ints(dim + 1 or _END))
+
+
 def _unflattened(w: _Writer, x: Node, dim: int, sizes: Sequence[Any]) -> str:
     axis, whole = dim % w.value_of(x).dim(), w.add("Shape", w.name_of(x))
     before = w.add("Slice", whole, w.ints(0), w.ints(axis))
@@ -222,16 +244,17 @@ def _item(w: _Writer, x: Node, index: Any) -> str:
     """Slices axes, and drops those of which one place is wanted; a size stays a list of one."""
     whole, name, dropped = w.value_of(x), w.name_of(x), []
     if isinstance(whole, torch.Size):
-        return w.add("Slice", name, w.ints(index), w.ints(index + 1))
+        return w.add("Slice", name, w.ints(index), w.ints(index + 1 or _END))
+    index = index if isinstance(index, tuple) else (index,)
     place = index.index(...) if ... in index else len(index)
     index = (*index[:place], *[slice(None)] * (whole.dim() - len(index) + 1), *index[place + 1 :])
     for axis, part in enumerate(index[: whole.dim()]):
         if isinstance(part, int):
             dropped.append(axis)
-            part = slice(part, part + 1)
+            part = slice(part, part + 1 or None)
         if part != slice(None):
             stop = _END if part.stop is None else part.stop
-            name = w.add("Slice", name, w.ints(part.start or 0), w.ints(stop), w.ints(axis))
+            name = w.add("Slice", name, *map(w.ints, (part.start or 0, stop, axis, part.step or 1)))
     return w.add("Squeeze", name, w.ints(*dropped)) if dropped else name
 
 
@@ -242,6 +265,10 @@ def _linear(w: _Writer, x: Node, weight: Node, bias: Node | None = None) -> str:
 
 def _batch_norm(w: _Writer, x: Node, mean: Node, var: Node, *, weight: Node, bias: Node, eps: float, **_: Any) -> str:
     return w.add("BatchNormalization", *map(w.name_of, (x, weight, bias, mean, var)), epsilon=eps)
+
+
+def _softplus(w: _Writer, x: Node, beta: float = 1.0, *_: float, **__: float) -> str:
+    return w.add("Div", w.add("Softplus", w.add("Mul", w.name_of(x), w.operand(beta))), w.operand(beta))
 
 
 def _gelu(w: _Writer, x: Node, **_: Any) -> str:
@@ -281,15 +308,15 @@ _CALLS: Final[dict[str, _Call]] = {
     "arange": lambda w, end, **_: w.add("Range", w.constant(0), w.add("Squeeze", w.name_of(end)), w.constant(1)),
     "double": lambda w, x: w.operand(x),
     "expand": lambda w, x, *sizes: w.add("Expand", w.name_of(x), w.sizes([1 if s == -1 else s for s in sizes])),
-    "flatten": lambda w, x, *_: w.add("Flatten", w.name_of(x), axis=-1),  # all axes but the last
-    "getattr": lambda w, x, _: w.add("Shape", w.name_of(x)),
+    "flatten": _flattened,
+    "getattr": _shape,
     "getitem": _item,
     "float": lambda w, x: w.operand(x),
     "index_select": lambda w, x, dim, index: w.add("Gather", w.name_of(x), w.name_of(index), axis=dim),
     "long": lambda w, x: w.operand(x),
     "permute": _permuted,
     "reshape": _reshaped,
-    "size": lambda w, x, dim: w.add("Slice", w.add("Shape", w.name_of(x)), w.ints(dim), w.ints(dim + 1 or _END)),
+    "size": _size,
     "squeeze": lambda w, x, dim: w.add("Squeeze", w.name_of(x), w.ints(dim)),
     "stack": _stacked,
     "to": lambda w, x, _: w.operand(x),
@@ -308,7 +335,7 @@ _CALLS: Final[dict[str, _Call]] = {
     # layers
     "batch_norm": _batch_norm,
     "dropout": lambda w, x, **_: w.name_of(x),
-    "elu": _unary("Elu"),
+    "elu": lambda w, x, alpha=1.0, **_: w.add("Elu", w.name_of(x), alpha=alpha),
     "embedding": lambda w, x, weight, **_: w.add("Gather", w.name_of(weight), w.name_of(x), axis=0),
     "gelu": _gelu,
     "layer_norm": _layer_norm,
@@ -319,6 +346,6 @@ _CALLS: Final[dict[str, _Call]] = {
     "sigmoid": _unary("Sigmoid"),
     "mish": _unary("Mish"),
     "silu": lambda w, x, **_: w.add("Mul", w.name_of(x), w.add("Sigmoid", w.name_of(x))),
-    "softplus": _unary("Softplus"),
+    "softplus": _softplus,
     "tanh": _unary("Tanh"),
 }

@@ -66,12 +66,18 @@ def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) 
     return folder
 
 
-def require_formats(predictor: Predictor) -> None:
-    """Writes the predictor in every format, for nothing; raises what a format raises that does not take its calls."""
+def require_formats(predictor: Predictor, sample: SampleRows, tolerance: Tolerance) -> None:
+    """Writes the predictor in every format and compares the files with it, for nothing.
+
+    Raises whatever a format raises that does not take its calls, and BundleError where a file differs.
+    """
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
+    batches = list(check_batches(graph_inputs(live, sample), np.random.default_rng(0)))
     with tempfile.TemporaryDirectory() as folder:
         for name in DEFAULT_FORMATS:
-            FORMATS[name].write(live, Path(folder) / FORMATS[name].file)
+            file = Path(folder) / FORMATS[name].file
+            FORMATS[name].write(live, file)
+            check_file(file.name, FORMATS[name].replay(live, file), batches, tolerance)
 
 
 def _check_request(folder: Path, content: BundleContent) -> None:

@@ -106,16 +106,17 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
 
 
 def require_exportable(config: WorkflowConfig, group: Group, source: Source, learner: Learner) -> None:
-    """Checks before training that the network of training.network can be exported.
+    """Checks before training that the network of training.network can be exported and that its files give its values.
 
     Raises:
-        ConfigError: it cannot; with the error of the exporter.
+        ConfigError: it cannot, or they do not; with the error of the exporter.
     """
     if config.training.network is None or not group.is_first:
         return
-    one = next(iter(learners_of(learner).values()))
+    kind, one = next(iter(learners_of(learner).items()))
+    sample = source.sample(_SAMPLE_ROWS, kind)
     try:
-        require_formats(_predictor(config, source.normalization, one))
+        require_formats(_predictor(config, source.normalization, one), sample, _tolerance(config))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
         todo = "Use the operations that _CALLS of reagent_lite/export/onnx_graph.py lists, or add one there"
@@ -299,7 +300,7 @@ def versions() -> dict[str, str]:
 
 
 def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Report, kind: str) -> BundleContent:
-    rl, decision = config.rl, {"decision": found.decision.json()}
+    decision = {"decision": found.decision.json()}
     return BundleContent(
         workflow="dqn" if config.actions else "parametric_dqn",
         normalization=source.normalization.json(),
@@ -312,12 +313,16 @@ def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Re
         config_hash=fingerprint(config),
         versions=versions(),
         git_revision=_git_revision(),
-        tolerance=Tolerance(
-            atol=rl.predictor_atol_check,
-            rtol=rl.predictor_rtol_check,
-            ratio_different=rl.ratio_different_predictions_tolerance,
-        ),
+        tolerance=_tolerance(config),
         sample=source.sample(_SAMPLE_ROWS, kind),
+    )
+
+
+def _tolerance(config: WorkflowConfig) -> Tolerance:
+    return Tolerance(
+        atol=config.rl.predictor_atol_check,
+        rtol=config.rl.predictor_rtol_check,
+        ratio_different=config.rl.ratio_different_predictions_tolerance,
     )
 
 

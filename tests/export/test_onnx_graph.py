@@ -1,5 +1,6 @@
 """What a network of one's own may call: the written graph gives torch's values, for any number of rows."""
 
+import re
 from collections.abc import Callable
 
 import onnxruntime
@@ -29,11 +30,18 @@ class Called(nn.Module):
         Called(lambda x, layer: layer(x), nn.LayerNorm(6, elementwise_affine=False)),
         Called(nn.Mish()),
         Called(nn.Softplus()),
+        Called(nn.Softplus(beta=2)),
+        Called(nn.ELU(0.5)),
         Called(nn.Softmax(dim=-1)),
         Called(lambda x: x.unflatten(1, (3, 2))),
         Called(lambda x: x.unflatten(-1, (-1, 3)).transpose(1, 2)),
         Called(lambda x: x.reshape(x.size(0), 2, 3).permute(0, -1, 1)),
         Called(lambda x: x.view((-1, 3, 2))),
+        Called(lambda x, layer: layer(x.view(x.shape[0], 2, -1)), nn.Flatten()),
+        Called(lambda x: x.view(-1, 2, 3).flatten(0, 1)),
+        Called(lambda x: x.view(x.size()[0], 1, x.shape[-1]).mean((-1, 1))),
+        Called(lambda x: x[:, -1] + x[0, -2]),
+        Called(lambda x: x[:, 1::2] * x[:1, -3:]),
         Called(lambda x: torch.stack((x, x * 2), dim=1) @ torch.stack([x, -x], -1)),
         Called(lambda x: torch.stack([x.sin(), x.cos()])),
         Called(lambda x: torch.cat([x, x])),
@@ -50,3 +58,17 @@ def test_a_call_has_torchs_values(module: Called) -> None:
     model = onnx_model(module, (example,), inputs={"x": ("batch", 6)}, outputs=found)
     [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": rows.numpy()})
     torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda x: torch.add(x, x, alpha=2), "add of (x, x, alpha=2)"),
+        (lambda x: x @ x.T, "getattr of (x, T)"),
+        (lambda x: x.flatten(), "flatten of (x)"),
+        (lambda x: x[:, None], "getitem of (x, (slice(None, None, None), None))"),
+    ],
+)
+def test_arguments_without_an_onnx_form_are_named(call: Callable[..., Tensor], named: str) -> None:
+    with pytest.raises(NotImplementedError, match=re.escape(f"torch's {named} has no ONNX form here")):
+        onnx_model(Called(call), (torch.zeros(3, 6),), inputs={"x": ("batch", 6)}, outputs={"y": ()})

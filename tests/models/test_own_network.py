@@ -50,6 +50,10 @@ class Unknown(Squares):
 class Branching(Squares):
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         return super().forward(state if state.sum() > 0 else -state, mask, features)
+
+class Random(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(nn.functional.dropout(state, 0.5), mask, features)
 """
 
 
@@ -106,6 +110,7 @@ def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(
         ("own_networks:Failing", "got RuntimeError: The size of tensor a"),
         ("own_networks:TooFew", r"expected values \[3, 2, 1\] of 3 rows, got \[3, 2\]"),
         ("own_networks:Unknown", "only operations of ONNX, got NotImplementedError: .*bessel_j0"),
+        ("own_networks:Random", "only operations of ONNX, got BundleError: model.onnx: expected at most a share of"),
         ("own_networks:Branching", "no branches on values of tensors, and only operations of ONNX, got TraceError"),
     ],
 )
