@@ -126,8 +126,8 @@ class Buckets:
 
 
 def _arrow_bytes(files: Sequence[InputFile]) -> int:
-    """Returns about how many bytes files take in Arrow's form: their size, times the ratio that the first rows have."""
-    if (found := first_block(files, ALL_COLUMNS)) is None:
+    """Returns about how many bytes files take in Arrow's form: by the ratio that the largest one's first rows have."""
+    if (found := first_block(sorted(files, key=lambda file: -file.size), ALL_COLUMNS)) is None:
         return 0
     block, num_bytes = found
     return int(block.table.nbytes) * sum(file.size for file in files) // max(1, num_bytes)

@@ -97,11 +97,13 @@ def read_ipc(
             # of whole buffers: nbytes would follow offsets, which are validated in `_block`
             values = kept.get_total_buffer_size() // 8 + kept.num_rows
             rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
+            begin = position.bytes_read
+            num_bytes = min(file.size, stream.tell()) - begin
             for start in range(0, batch.num_rows, rows):
                 part = kept.slice(start, rows)
                 row += part.num_rows
+                position.bytes_read = begin + num_bytes * (start + part.num_rows) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-            position.bytes_read = min(file.size, stream.tell())
     position.bytes_read, position.sha256 = file.size, sha256_of(file)
 
 

@@ -100,8 +100,8 @@ def read_blocks(
 
 def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> tuple[Block, int] | None:
     """Returns the first block with rows and the stored bytes read for it; None where no file has rows."""
-    position = Position()
     for number, file in enumerate(files):
+        position = Position()
         with closing(parses_of(file, number, position, readers)) as blocks:
             for parse in blocks:
                 if (block := parse()).table.num_rows:
