@@ -15,6 +15,7 @@ from reagent_lite.console import progress
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.rows.columns import column_of
 from reagent_lite.data.rows.contract import require_columns, require_present
@@ -62,9 +63,10 @@ def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generato
                 seen[0].update(part.state_ids)
                 seen[1].update(part.candidates.features.ids if part.candidates else ())
                 yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
-    require_columns(sorted(columns), config.keep, config.data_path)
-    _require_features("state", bundle.state_feature_ids, seen[0], config.data_path)
-    _require_features("candidate", bundle.action_feature_ids, seen[1], config.data_path)
+    where = place(config.data_path)
+    require_columns(sorted(columns), config.keep, where)
+    _require_features("state", bundle.state_feature_ids, seen[0], where)
+    _require_features("candidate", bundle.action_feature_ids, seen[1], where)
 
 
 def _require_features(what: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:

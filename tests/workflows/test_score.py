@@ -156,6 +156,8 @@ def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monke
     assert table["action"].to_pylist() == ["mail", "call", "wait"]
     assert table["score"].to_pylist() == [1.0, 2.0, 0.0]
     assert table["sequence_number"].null_count == 3
+    with pytest.raises(DataError, match=r"^the frame data: expected a column 'regoin'"):
+        reagent_lite.score(named, frame, config=config | {"keep": ["regoin"]})
     frame.to_parquet(tmp_path / "rows.parquet")
     flags = ("--model", str(named), "--data", str(tmp_path / "rows.parquet"), "--output", str(tmp_path / "s.parquet"))
     command = run("score", config, *flags)
