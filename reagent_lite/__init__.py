@@ -8,7 +8,7 @@
 Importing this package imports nothing else: each name below brings what it needs when it is first used.
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,18 +51,15 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = f"{__name__}.{_MODULES[name]}"
+    if importlib.util.find_spec(".".join(module.split(".")[:2])) is None:
+        todo = "Run: pip uninstall reagent-lite-bundle, then pip install reagent-lite"
+        raise ImportError(f"{__name__}.{name}: reagent-lite-bundle only loads models. {todo}")
     if name == "read_log":  # the only one that cannot even be imported without an extra
         from reagent_lite.errors import needing
 
         with needing("data", f"{__name__}.{name}"):
             return importlib.import_module(module).read_log
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if not module.startswith(str(error.name)):
-            raise
-        todo = "Run: pip uninstall reagent-lite-bundle, then pip install reagent-lite"
-        raise ImportError(f"{__name__}.{name}: reagent-lite-bundle only loads models. {todo}") from None
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

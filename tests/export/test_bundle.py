@@ -325,10 +325,11 @@ print(bundle.predict_rows([{{"4": 5, "7": 1}}]).greedy[0], action[0], propensity
 print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
 files = [os.path.realpath(f"/proc/self/fd/{{name}}") for name in os.listdir("/proc/self/fd")]
 print([file for file in files if "onnxruntime.db" in file])
-try:
-    reagent_lite.train
-except ImportError as error:
-    print(error)
+for name in ("train", "read_log"):
+    try:
+        getattr(reagent_lite, name)
+    except ImportError as error:
+        print(error)
 """
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -339,12 +340,14 @@ except ImportError as error:
         cwd=tmp_path,
         timeout=60,
     )
-    decision, modules, databases, of_train = result.stdout.splitlines()
+    decision, modules, databases, *refused = result.stdout.splitlines()
     assert decision.split()[:2] == ["1", "1"]
     assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
     assert modules.split() == sorted(name.removesuffix(".__init__") for name in shipped)
     assert databases == "[]"
-    assert of_train.startswith("reagent_lite.train: reagent-lite-bundle only loads models. Run: pip")
+    assert [one.partition(". Run: pip")[0] for one in refused] == [
+        f"reagent_lite.{name}: reagent-lite-bundle only loads models" for name in ("train", "read_log")
+    ]
     assert result.stderr == ""
 
 
