@@ -46,7 +46,7 @@ class FaultKind:
         before = where.rstrip(string.digits)  # the file is named once
         shown = ", ".join(f"{one.removeprefix(before)} ({instead})" for one, instead in others)
         more = f"{'at least ' if at_least else ''}{counted(self.count - 1, 'more row')} like it: {shown}"
-        return replace(self.first, got=f"{got}; {more}{', ...' if self.count > len(self.examples) else ''}")
+        return replace(self.first, got=f"{got}; {more}{' and others' if self.count > len(self.examples) else ''}")
 
 
 @dataclass(slots=True)

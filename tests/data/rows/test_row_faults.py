@@ -270,7 +270,7 @@ def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.Mon
         write_lines(tmp_path / name, [*rows[:3], {**GOOD, "reward": None}, *rows[4:]] if name == "a.json" else rows[:2])
     assert problems_of(tmp_path) == (
         Problem(f"{tmp_path}/a.json:2", "a propensity above 0 and at most 1",
-                "2.0; 29 more rows like it: 6 (2.0), 8 (2.0), ..."),
+                "2.0; 29 more rows like it: 6 (2.0), 8 (2.0) and others"),
         Problem(f"{tmp_path}/a.json:4", "a finite number in reward", "null"),
     )  # fmt: skip
     (tmp_path / "a.json").unlink()
