@@ -55,15 +55,15 @@ class _Decision:
 
 
 class DecisionLog:
-    """The log of one worker; `open_log` makes it. Not for several threads.
+    """The log of one worker; `open_log` makes it, and says what `epoch` is. Not for several threads.
 
     Attributes:
         written: rows in Parquet files so far.
     """
 
-    def __init__(self, config: ServeConfig, worker: int, folders: Sequence[Path]) -> None:
+    def __init__(self, config: ServeConfig, worker: int, folders: Sequence[Path], epoch: int) -> None:
         self.written = 0
-        self._epoch, self._latest = time.time_ns() - time.monotonic_ns(), 0
+        self._epoch, self._latest = epoch, 0
         self._config, self._worker, self._folder = config, worker, folders[0]
         self._waiting: dict[str, _Decision] = {}
         self._closed: dict[str, float] = {}  # ids in Parquet files, until no reward could come any more
@@ -286,9 +286,20 @@ def worker_of(decision_id: str, config: ServeConfig) -> int:
     return int(number) % config.workers if number.isdecimal() and len(number) < 9 else 0
 
 
+def epoch_of_clock() -> int:
+    """Returns the nanoseconds from 1970 to the zero of the monotonic clock, which all processes of a machine share."""
+    return time.time_ns() - time.monotonic_ns()
+
+
 @contextmanager
-def open_log(config: ServeConfig, worker: int, *, parametric: bool) -> Iterator[DecisionLog]:
+def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int | None = None) -> Iterator[DecisionLog]:
     """Yields the log of a worker, with the decisions of earlier servers; those of workers that are no more are shared.
+
+    Args:
+        config: the server's.
+        worker: number of the worker.
+        parametric: whether decisions are among candidates.
+        epoch: `epoch_of_clock` when the server started, so that workers agree on the order of an episode; None: now's.
 
     Raises:
         FolderInUseError: another process uses it.
@@ -305,7 +316,7 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool) -> Iterator[
         for folder in (own, *others):
             locks.enter_context(alone_in(folder, "log"))
         with room_in(own, "log"):
-            log = DecisionLog(config, worker, [own, *others])
+            log = DecisionLog(config, worker, [own, *others], epoch_of_clock() if epoch is None else epoch)
         if any(isinstance(one.row()["action"], dict) != parametric for one in log._waiting.values()):
             kind = "candidates" if parametric else "named actions"
             raise ConfigError(Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder"))

@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -32,13 +33,30 @@ from reagent_lite.console import logger
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import alone_in, require_writable
 from reagent_lite.serving.app import Join, create_app
-from reagent_lite.serving.decision_log import DecisionLog, Joined, open_log, worker_of
+from reagent_lite.serving.decision_log import DecisionLog, Joined, epoch_of_clock, open_log, worker_of
 from reagent_lite.serving.served_model import ServedModel
 
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests that are under way
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """What the workers of a server share.
+
+    Attributes:
+        config: the server's.
+        listening: socket that all of them accept connections of.
+        folder: of their sockets and figures.
+        epoch: see open_log.
+    """
+
+    config: ServeConfig
+    listening: socket.socket
+    folder: Path
+    epoch: int
 
 
 def serve(config: ServeConfig) -> int:
@@ -59,7 +77,7 @@ def serve(config: ServeConfig) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
         logger.info(f"serving model {version[:12]} at http://{host}:{port}, log {folder}")
-        return _supervise(config, listening, Path(shared))
+        return _supervise(_Server(config=config, listening=listening, folder=Path(shared), epoch=epoch_of_clock()))
 
 
 def _listening(config: ServeConfig) -> socket.socket:
@@ -76,26 +94,26 @@ def _listening(config: ServeConfig) -> socket.socket:
         ) from error
 
 
-def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> int:
+def _supervise(server: _Server) -> int:
     context, stopping = multiprocessing.get_context("spawn"), threading.Event()
     before = {one: signal.signal(one, lambda *_: stopping.set()) for one in _SIGNALS}
-    ready = [context.Event() for _ in range(config.workers)]
+    ready = [context.Event() for _ in range(server.config.workers)]
     workers: list[SpawnProcess] = []
     restarts = 0
 
     def started(number: int) -> SpawnProcess:
-        process = context.Process(target=_work, args=(config, number, listening, shared, ready[number]))
+        process = context.Process(target=_work, args=(server, number, ready[number]))
         process.start()
         return process
 
     try:
-        workers.extend(map(started, range(config.workers)))
+        workers.extend(map(started, range(server.config.workers)))
         while not stopping.is_set():
             wait([one.sentinel for one in workers], timeout=_POLL_SECONDS)
             for number, one in enumerate(workers):
                 if one.is_alive() or stopping.is_set():
                     continue
-                multiprocess.mark_process_dead(one.pid, str(shared))  # type: ignore[no-untyped-call]
+                multiprocess.mark_process_dead(one.pid, str(server.folder))  # type: ignore[no-untyped-call]
                 ended = f"ended with code {one.exitcode}"
                 if not ready[number].is_set():
                     raise ConfigError(
@@ -117,7 +135,7 @@ def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> i
     return restarts
 
 
-def _work(config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any) -> None:
+def _work(server: _Server, number: int, ready: Any) -> None:
     """Serves in a process of its own."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else 1000 connections leave no file to the log
@@ -126,27 +144,26 @@ def _work(config: ServeConfig, number: int, listening: socket.socket, shared: Pa
         signal.signal(one, lambda *_: stopping.set())
 
     def body() -> int:
-        asyncio.run(_answering(config, number, listening, shared, ready, stopping))
+        asyncio.run(_answering(server, number, ready, stopping))
         return 0
 
     sys.exit(exit_code(body))
 
 
-async def _answering(
-    config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any, stopping: threading.Event
-) -> None:
+async def _answering(server: _Server, number: int, ready: Any, stopping: threading.Event) -> None:
+    config = server.config
     model = ServedModel(config.model)
-    with open_log(config, number, parametric=model.bundle.parametric) as log:
-        async with _rewards(config, number, shared, log) as join:
+    with open_log(config, number, parametric=model.bundle.parametric, epoch=server.epoch) as log:
+        async with _rewards(server, number, log) as join:
             app = create_app(config, number, model, log, join)
             settings = uvicorn.Config(
                 app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=_GRACE_SECONDS
             )
-            server = uvicorn.Server(settings)
+            http = uvicorn.Server(settings)
             loop = asyncio.get_running_loop()
 
             def stop(*_: object) -> None:
-                server.should_exit = True
+                http.should_exit = True
 
             for one in _SIGNALS:
                 signal.signal(one, stop)
@@ -162,13 +179,14 @@ async def _answering(
 
                 loop.add_reader(sentinel, orphaned)
             ready.set()
-            await server.serve(sockets=[listening])
+            await http.serve(sockets=[server.listening])
             await log.close()
 
 
 @asynccontextmanager
-async def _rewards(config: ServeConfig, number: int, shared: Path, log: DecisionLog) -> AsyncIterator[Join]:
+async def _rewards(server: _Server, number: int, log: DecisionLog) -> AsyncIterator[Join]:
     """Takes rewards that other workers pass on, and yields what takes a reward to the worker of its decision."""
+    config = server.config
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ValueError):
@@ -187,7 +205,7 @@ async def _rewards(config: ServeConfig, number: int, shared: Path, log: Decision
             return log.join(decision_id, given)
         try:
             async with asyncio.timeout(config.request_seconds):
-                reader, writer = await asyncio.open_unix_connection(shared / f"{owner}.sock", limit=most)
+                reader, writer = await asyncio.open_unix_connection(server.folder / f"{owner}.sock", limit=most)
                 writer.write(json.dumps([decision_id, given]).encode() + b"\n")
                 line = await reader.readline()
                 writer.close()
@@ -200,7 +218,7 @@ async def _rewards(config: ServeConfig, number: int, shared: Path, log: Decision
             raise OSError(reply["error"])
         return cast(Joined, reply["joined"])
 
-    path, most = shared / f"{number}.sock", int(config.max_body_kb * 2000)
+    path, most = server.folder / f"{number}.sock", int(config.max_body_kb * 2000)
     path.unlink(missing_ok=True)
     async with await asyncio.start_unix_server(answer, path, limit=most):
         yield join

@@ -17,9 +17,11 @@ from serving.conftest import IDS, NAMES, Open, Worker
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import ConfigError
-from reagent_lite.serving.decision_log import open_log, worker_of
+from reagent_lite.serving.decision_log import epoch_of_clock, open_log, worker_of
 
 ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
+EVENT = {"model": "m", "mdp_id": None, "sequence_number": None, "state_features": {"3": 1.0}, "action": "mail",
+         "possible_actions": list(NAMES), "action_probability": 0.5}  # fmt: skip
 
 
 def decided(worker: Worker, **keys: Any) -> str:
@@ -142,6 +144,23 @@ def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(
     assert abs(rows[-1]["sequence_number"] / 1e6 - time.time()) < 100
 
 
+def test_workers_number_an_episode_alike_where_one_is_started_again_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, clock, numbers = ServeConfig(model="m", log=str(tmp_path / "log"), workers=2), time.time_ns, []
+    epoch = epoch_of_clock()
+    with (
+        open_log(config, 0, parametric=False, epoch=epoch) as first,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(time, "time_ns", lambda: clock() - 3600 * 10**9)
+        with open_log(config, 1, parametric=False, epoch=epoch) as second:
+            for log in (first, second, first, second):
+                log.append([EVENT])
+                numbers.append([one.row()["sequence_number"] for one in log._waiting.values()][-1])
+    assert sorted(set(numbers)) == numbers
+
+
 def test_a_journal_that_cannot_be_written_is_unhealthy_until_the_next_poll(named: Path, opened: Open) -> None:
     worker = opened(named)
     first, journal = decided(worker), worker.log._descriptor
@@ -183,13 +202,11 @@ def test_the_next_server_has_what_was_answered(named: Path, opened: Open, tmp_pa
 
 
 def test_journals_of_more_workers_go_to_those_that_are_left(tmp_path: Path) -> None:
-    event = {"model": "m", "mdp_id": None, "sequence_number": None, "state_features": {"3": 1.0}, "action": "mail",
-             "possible_actions": list(NAMES), "action_probability": 0.5}  # fmt: skip
     many = ServeConfig(model="m", log=str(tmp_path / "log"), workers=4)
     ids = []
     for worker in range(4):
         with open_log(many, worker, parametric=False) as log:
-            ids += log.append([event])
+            ids += log.append([EVENT])
     few = many.model_copy(update={"workers": 2})
     for worker in range(2):
         with open_log(few, worker, parametric=False) as log:
@@ -203,7 +220,7 @@ def test_journals_of_more_workers_go_to_those_that_are_left(tmp_path: Path) -> N
             assert [log.join(one, {"reward": 1.0}) == "again" for one in ids] == own
             assert log.join("0-20261123T000000000000-1", {"reward": 1.0}) == "unknown"
     with open_log(many, 0, parametric=False) as log:
-        log.append([event])
+        log.append([EVENT])
     with pytest.raises(ConfigError, match="decisions among candidates, got others"), open_log(many, 0, parametric=True):
         pass
 

@@ -29,7 +29,8 @@ from serving.conftest import IDS, NAMES
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.files import appearing_folder
-from reagent_lite.serving.workers import _answering
+from reagent_lite.serving.decision_log import epoch_of_clock
+from reagent_lite.serving.workers import _answering, _Server
 
 ROW = {"state_features": {"3": 1.0}}
 
@@ -140,7 +141,8 @@ def test_a_worker_that_is_stopped_while_it_starts_ends(named: Path, tmp_path: Pa
     before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            answering = _answering(config, 0, listening, tmp_path, threading.Event(), stopping)
+            server = _Server(config=config, listening=listening, folder=tmp_path, epoch=epoch_of_clock())
+            answering = _answering(server, 0, threading.Event(), stopping)
             asyncio.run(asyncio.wait_for(answering, 30))
     finally:
         for one, handler in before:
