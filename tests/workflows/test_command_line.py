@@ -3,10 +3,8 @@
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,9 @@ from oracles.runs import ROOT, Runner, merged, never
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
-from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
 from reagent_lite.run.launch import Outcome, main
 from reagent_lite.run.train import train
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """A training command that has ended ignores signals, for its process is to end."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def started(arguments: list[str], train: Any = never) -> int:
