@@ -203,16 +203,14 @@ _LEARN = (
     "keep the policy in use; learn longer (epochs) or from more data, or raise rl.cql_alpha, which keeps a policy "
     "near the log."
 )
+_COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
     (Source.GATE, 1): _TRY,
     (Source.LOG, 1): _TRY,
     (Source.LOG, 0): "gather more episodes, which narrows the intervals, or run an A/B test.",
     (Source.BESIDE, 1): _TRY,
-    (
-        Source.SIMULATION,
-        1,
-    ): "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against).",
+    (Source.SIMULATION, 1): _COMPARE,
     (Source.SIMULATION, 0): _LEARN_IN_SIMULATION,
     (Source.SIMULATION, -1): _LEARN_IN_SIMULATION,
 }

@@ -134,8 +134,8 @@ def built_from(environment: Path, parameters: dict[str, float], *, machinery: bo
 def identity(config: EnvironmentConfig, *more: str) -> str:
     """Returns the sha256 that identifies an environment: of its own sources, constants, time limit and the like.
 
-    The headers that all environments share are not part of it: episodes outlast a change of them. For Gymnasium it has
-    the name and the release of Gymnasium instead of sources.
+    The headers that all environments share are not part of it: a change of them goes unnoticed within a release, also
+    one of what environments do. For Gymnasium it has the name and the release of Gymnasium instead of sources.
 
     Raises:
         SimulationError: see `find_environment` and `built_from`.
