@@ -166,6 +166,12 @@ def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monke
     assert pq.read_table(tmp_path / "s.parquet") == table
 
 
+def test_a_text_that_is_kept_is_the_same_beside_values_of_other_types(named: Path, tmp_path: Path) -> None:
+    given = [{"state_features": STATE, "key": one} for one in ("a", 5, None, "a", True, [1])]
+    table = reagent_lite.score(named, write_lines(tmp_path / "rows.jsonl", given), config={"keep": ["key"]})
+    assert table["key"].to_pylist() == ["a", "5", None, "a", "true", "[1]"]
+
+
 STATE = {"3": 1.0, "age": 2.0}
 REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
     ("named", [{"state_features": {"3": 1.0, "Age": 2.0}}], {}, DataError,

@@ -295,6 +295,10 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     array, kind, types = column.array, column.array.type, pa.types
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
+    if column.text:
+        encoded = array.dictionary_encode()
+        values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
+        return pa.array([one if isinstance(one, str) else text for one, text in values]).take(encoded.indices), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         return array.cast(pa.string()), "text"
     if types.is_primitive(kind):
