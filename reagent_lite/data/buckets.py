@@ -26,7 +26,7 @@ from reagent_lite.data.formats.schema import in_one_piece
 HASHES = 2**32
 """Hashes are below it."""
 BUCKET_BYTES = 1 << 22
-"""Size in memory of a bucket, about, as long as they are fewer than the most."""
+"""About the size of a bucket in memory; buckets are larger where the rows need more than the most."""
 _MOST_BUCKETS = 512  # rows of a chunk go to all of them: more buckets, smaller pieces
 _MOST_CHUNK_BYTES = 1 << 26
 

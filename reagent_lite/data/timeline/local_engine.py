@@ -19,8 +19,8 @@ from reagent_lite.data.timeline.pairing import Counts, Pairing
 from reagent_lite.files import room_in
 
 GROUP_BYTES = 1 << 23
-"""Size in memory of the events that are sorted and paired together, but for a longer episode; some ten times as much is
-on its way then."""
+"""About the size in memory of the events that are sorted and paired together, more where an episode or a bucket is
+larger; the process holds some eight times as much for it."""
 
 
 class LocalEngine:
