@@ -177,8 +177,12 @@ def _reduced(operator: str) -> _Call:
 
 
 def _any(w: _Writer, x: Node, dim: int) -> str:
-    largest = w.add("ReduceMax", w.operand(x, torch.int32), w.ints(dim), keepdims=0)
+    largest = w.add("ReduceMax", w.operand(x, torch.int32), w.ints(dim % w.value_of(x).dim()), keepdims=0)
     return w.add("Cast", largest, to=TensorProto.BOOL)
+
+
+def _argmax(w: _Writer, x: Node, dim: int, keepdim: bool = False) -> str:
+    return w.add("ArgMax", w.name_of(x), axis=dim % w.value_of(x).dim(), keepdims=int(keepdim))
 
 
 def _layer_norm(
@@ -328,7 +332,7 @@ _CALLS: Final[dict[str, _Call]] = {
     # over an axis
     "amax": _reduced("ReduceMax"),
     "any": _any,
-    "argmax": lambda w, x, dim, keepdim=False: w.add("ArgMax", w.name_of(x), axis=dim, keepdims=int(keepdim)),
+    "argmax": _argmax,
     "mean": _reduced("ReduceMean"),
     "softmax": lambda w, x, dim, **_: w.add("Softmax", w.name_of(x), axis=dim),
     "sum": _reduced("ReduceSum"),

@@ -51,12 +51,24 @@ class Called(nn.Module):
     ],
 )
 def test_a_call_has_torchs_values(module: Called) -> None:
+    compared(module, rows=5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: (x >= 0).any(-1), lambda x: x.argmax(dim=-1, keepdim=True), lambda x: x.amax(-1)],
+)
+def test_an_axis_from_the_last_is_torchs_where_no_row_is(call: Callable[..., Tensor]) -> None:
+    compared(Called(call), rows=0)
+
+
+def compared(module: Called, *, rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    example, rows = torch.randn(3, 6, generator=generator), torch.randn(5, 6, generator=generator)
-    [expected] = module.eval()(rows)
+    example, given = torch.randn(3, 6, generator=generator), torch.randn(rows, 6, generator=generator)
+    [expected] = module.eval()(given)
     found = {"y": tuple(f"axis_{axis}" for axis in range(expected.dim()))}
     model = onnx_model(module, (example,), inputs={"x": ("batch", 6)}, outputs=found)
-    [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": rows.numpy()})
+    [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": given.numpy()})
     torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
 
 
