@@ -298,7 +298,8 @@ def test_what_no_run_can_start_from(tmp_path: Path) -> None:
         with pytest.raises(kind, match=match):
             warm_start(str(path), learner, rates, ALONE)
 
-    refused(ConfigError, r"layers\.0\.bias \[8\] instead of \[9\]", tmp_path, running(hidden=9).learner)
+    network = r"warm_start_model_path: expected the same network, .*layers\.0\.bias \[8\] instead of \[9\]"
+    refused(ConfigError, network, tmp_path, running(hidden=9).learner)
     other = torch.optim.SGD(made.learner.parameters(), lr=0.1)
     refused(ConfigError, "expected the state of SGD, got that of Adam", tmp_path, made.learner, other)
     refused(ConfigError, "got nothing", tmp_path / "nowhere", made.learner)
