@@ -29,9 +29,10 @@ PROFILE = settings(
 )
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
-maps = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
+ids = st.sampled_from(["0", "3", "12", "-5"])
+maps = st.dictionaries(ids, values | st.none(), max_size=4)
 # a next state without any feature is none to training, so that states have one
-some = maps.filter(lambda one: any(value is not None for value in one.values()))
+some = st.builds(lambda features, feature, value: {**features, feature: value}, maps, ids, values)
 
 
 @st.composite
