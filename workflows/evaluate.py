@@ -29,7 +29,7 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.errors import BundleError, ConfigError, DataError, Problem, needing
+from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import ALONE, Log, estimates_of
 from reagent_lite.evaluation.exported_model import CHOICES, ExportedModel
@@ -155,27 +155,21 @@ def _copy(config: EvaluateConfig, model: ExportedModel) -> TrainingCopy:
     """Returns the rows, after those stages that the log needs.
 
     Raises:
-        DataError: what is wrong with them; where that is in their actions, beside those that the model chooses among.
+        DataError: what is wrong with them.
     """
     with needing("data", "data_path"):
         from reagent_lite.run.stages import staged
-    names = model.bundle.action_names or None
-    try:
-        reading = staged(_as_training(config, model), ALONE)
-        with progress("reading the log", "bytes") as show:
-            return prepare_training_copy(
-                reading.training_data_path,
-                actions=names,
-                directory=config.training_copy_dir,
-                columns=config.columns,
-                progress=lambda done, total: show(done, total),
-            )
-    except DataError as error:
-        if not any("action" in problem.expected for problem in error.problems):
-            raise
-        wanted = f"a log of {CHOICES[model.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
-        about = Problem(f"{model.key} {model.path}", wanted, "rows with other actions")
-        raise DataError([about, *error.problems]) from error
+    names = ", ".join(model.bundle.action_names)
+    logger.info(f"{model.key} {model.path} chooses among {CHOICES[model.bundle.parametric]}{names and f': {names}'}")
+    reading = staged(_as_training(config, model), ALONE)
+    with progress("reading the log", "bytes") as show:
+        return prepare_training_copy(
+            reading.training_data_path,
+            actions=model.bundle.action_names or None,
+            directory=config.training_copy_dir,
+            columns=config.columns,
+            progress=lambda done, total: show(done, total),
+        )
 
 
 def _as_training(config: EvaluateConfig, model: ExportedModel) -> WorkflowConfig:

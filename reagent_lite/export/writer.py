@@ -67,9 +67,11 @@ def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) 
 
 
 def require_formats(predictor: Predictor, sample: SampleRows, tolerance: Tolerance) -> None:
-    """Writes the predictor in every format and compares the files with it, for nothing.
+    """Checks that a model can be exported: temporary files of every format give the same outputs as the predictor.
 
-    Raises whatever a format raises that does not take its calls, and BundleError where a file differs.
+    Raises:
+        BundleError: the outputs of a file differ.
+        Exception: of any class, from a format that lacks a call of the network.
     """
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     batches = list(check_batches(graph_inputs(live, sample), np.random.default_rng(0)))

@@ -254,12 +254,11 @@ class _Clock:
     """Host seconds since the last restart, in all and by stage; on a GPU a stage's are the time to queue its work."""
 
     def __init__(self) -> None:
-        self._stage, self._start = "", 0.0
-        self.restart()
+        self.stages: dict[str, float] = {}
+        self._stage, self._start, self._since = "", 0.0, time.perf_counter()
 
     def restart(self) -> None:
-        self.stages: dict[str, float] = {}
-        self._since = time.perf_counter()
+        self.stages, self._since = {}, time.perf_counter()
 
     @property
     def seconds(self) -> float:

@@ -356,7 +356,7 @@ def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None
     [
         ({"data_path": "other"}, DataError, 'expected one of the actions a, b, or an index below 2, got "c"'),
         ({"gamma": None}, ConfigError, "gamma: expected a number"),
-        ({"of": "candidates"}, DataError, "expected a log of candidates"),
+        ({"of": "candidates"}, DataError, 'expected an object .* in action, got "[ab]"'),
         ({"against": "candidates"}, BundleError, "a model that decides as .*: a, b, got candidates"),
     ],
 )

@@ -308,15 +308,6 @@ def test_a_full_temporary_directory_is_named(tmp_path: Path, many_events: Path) 
     assert not (tmp_path / "train").exists()
 
 
-def test_engines_at_the_same_time_give_the_memory_pool_back(tmp_path: Path) -> None:
-    before = pa.default_memory_pool().backend_name
-    first, second = (LocalEngine(tmp_path, 1) for _ in range(2))
-    first.close()
-    assert pa.default_memory_pool().backend_name == "system"
-    second.close()
-    assert pa.default_memory_pool().backend_name == before
-
-
 def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train/thesis.tex").write_text("forty pages")
