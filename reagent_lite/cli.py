@@ -18,6 +18,7 @@ from reagent_lite.config import load_config, resolved
 from reagent_lite.config.section import Section
 from reagent_lite.console import logger, logging_to_stderr, outliving_terminal
 from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
+from reagent_lite.training.stop import StopSignal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -74,7 +75,7 @@ class Command(Generic[AnyConfig]):
     example: str
     settings: str
     outcome: str
-    codes: str = "0 done, 1 unexpected error, 2 config or data error"
+    codes: str = "0 done, 1 unexpected error, 2 config or data error, 75 stopped by a signal, run again"
     flags: dict[str, Flag] = field(default_factory=dict)
     needs_config: bool = True
     story: str = ""
@@ -101,7 +102,8 @@ def main_alone(
         if options.dry_run:
             print(json.dumps(resolved(config), indent=2))
             return 0
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), StopSignal(last=True) as stop:
+            stop.standing = "nothing half-made was left behind; run the same command again"
             outcome = work(config)
         print(json.dumps(printed(outcome)), flush=True)
         return 0

@@ -3,6 +3,7 @@
 import bz2
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from oracles.logs import write_lines
 from oracles.runs import Runner
 from oracles.transitions import check_copy
 
+from reagent_lite.cli import main_alone
 from reagent_lite.data import buckets
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline import local_engine, stage
 from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
+from workflows.timeline import COMMAND, timeline
 
 LOG_2019 = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 # states 0, 1, 4, 5 with rewards of the same size, in steps of 1, 3 and 1
@@ -387,6 +390,24 @@ def test_the_command_line(run: Runner, tmp_path: Path) -> None:
                   "timeline.outputTableName: expected a path", "master: expected a Spark master",
                   "query.actions: expected every name once"):  # fmt: skip
         assert words in bad.err
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        assert len(list(tmp_path.glob(".train.*"))) == 2  # what is sorted, and what would be written
+        os.kill(os.getpid(), signal.Signals[number])
+
+    monkeypatch.setattr(LocalEngine, "write", interrupted)
+    source = write_lines(tmp_path / "in/events.jsonl", FOUR)
+    config = tmp_path / "in/config.json"
+    section = {"inputTableName": str(source), "outputTableName": str(tmp_path / "train")}
+    config.write_text(json.dumps({"timeline": section}))
+    assert main_alone(COMMAND, timeline, ["--config", str(config)]) == 75
+    assert [one.name for one in tmp_path.iterdir()] == ["in"]
+    assert f"{number}: nothing half-made was left behind; run the same command again" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not LOG_2019.exists(), reason="the log of 2019 is not beside this checkout")
