@@ -287,7 +287,7 @@ def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     assert stream.frames == one.outcome(1).rows
 
 
-def test_logs_of_simulate_in_protected_are_read_first_and_those_added_while_a_learner_is_stopped_later(
+def test_logs_of_simulate_in_protected_are_read_first_and_files_added_while_a_learner_is_stopped_later(
     tmp_path: Path,
 ) -> None:
     tree = {"env": "gridworld", "output_path": str(tmp_path / "data" / "protected" / "random.parquet"), "rows": 500,
@@ -297,8 +297,10 @@ def test_logs_of_simulate_in_protected_are_read_first_and_those_added_while_a_le
     stream = opened(role(tmp_path, "learn", warmup_steps=64))
     stream.before_step(0)
     assert stream.frames == rows
-    protected = tmp_path / "data" / "protected"
+    read_by(stream).run(100)
+    protected, first = tmp_path / "data" / "protected", fifo(tmp_path)[0]
     (protected / "added.parquet").write_bytes((protected / "random.parquet").read_bytes())
+    first.with_name(f"{first.stem[:-12]}{'a' * 12}.parquet").write_bytes(first.read_bytes())  # of a slower collector
     more = read_by(opened(role(tmp_path, "learn", warmup_steps=64)))
     more.load_state_dict(nested(flat(read_by(stream).state_dict())))
     with pytest.raises(IdleError):
@@ -401,31 +403,34 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
         collector(role(tmp_path, "collect", env_parameters={"random_start": 1})).run()
 
 
-def test_a_policy_that_does_not_fit_on_a_share_is_one_warning_until_one_fits(
+def test_a_policy_that_cannot_be_written_is_one_warning_until_one_can_and_the_last_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = {"path": str(tmp_path / "data"), "publish_every_steps": 1}
     reader = read_by(opened(role(tmp_path, "learn", dataset=shared)))
 
-    def full(target: Path) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fails(number: int) -> Any:
+        def full(target: Path) -> Any:
+            raise OSError(number, os.strerror(number))
+
+        return full
 
     for fits in (False, True, False):
         with monkeypatch.context() as patch:
             if not fits:
-                patch.setattr(policies, "appearing_folder", full)
+                patch.setattr(policies, "appearing_folder", fails(errno.ENOSPC))
             for step in range(3):
                 reader.publish(step)
     texts = [one.getMessage() for one in caplog.records if "was not published" in one.getMessage()]
-    assert texts == [
-        f"policy {version} was not published: No space left on device; collectors play an older one"
-        for version in (1, 4)
-    ]
+    assert (
+        texts == ["the policy of step 0 was not published: No space left on device; collectors play an older one"] * 2
+    )
     assert progress_of(tmp_path)["step"] == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(policies, "appearing_folder", full)
-        with pytest.raises(IdleError, match="no room for the last policy"):
-            reader.publish_last(3)
+    for number in (errno.ENOSPC, errno.EROFS):
+        with monkeypatch.context() as patch:
+            patch.setattr(policies, "appearing_folder", fails(number))
+            with pytest.raises(IdleError, match=rf"cannot be written to .*: {os.strerror(number)}"):
+                reader.publish_last(3)
     reader.publish_last(3)
     assert progress_of(tmp_path)["finished"]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.console import Waiting, logger
-from reagent_lite.data.dataset import PROTECTED, EpisodeFile, EpisodeFolder, game_and_agent, misfits
+from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, counted
@@ -97,24 +97,27 @@ class FollowedEpisodes:
             self._publish()
 
     def publish_last(self, step: int) -> None:
-        """Publishes the policy as the final one, after which collectors stop; waits while there is no room for it.
+        """Publishes the policy as the final one, after which collectors stop; waits while it cannot be written.
 
         Raises:
             Preempted: on all ranks, if a signal came to one of them while it waited.
         """
         self._step, waiting = step, Waiting()
-        while self._on_any_rank(not self._publish(finished=True)):
-            self._wait(waiting, f"no room for the last policy in {self._policies}: make room there, collectors wait")
+        while self._on_any_rank(bool(reason := self._publish(finished=True))):
+            self._wait(
+                waiting, f"the last policy, for which collectors wait, cannot be written to {self._policies}: {reason}"
+            )
 
-    def _publish(self, *, finished: bool = False) -> bool:
-        """Publishes the policy on rank 0, and returns whether there was room for it."""
+    def _publish(self, *, finished: bool = False) -> str:
+        """Publishes the policy on rank 0; returns "", or why it was not written."""
         if not self._group.is_first:
-            return True
-        room = self._publisher.publish(
-            Progress(step=self._step, frames=self.frames, through=self._through, ahead=self._ahead, finished=finished)
+            return ""
+        progress = Progress(
+            step=self._step, frames=self.frames, through=self._through, ahead=self._ahead, finished=finished
         )
+        reason = self._publisher.publish(progress)
         keep_size(self._folder, self._settings)
-        return room
+        return reason
 
     def _wait(self, waiting: Waiting, what: str) -> None:
         if self._on_any_rank(self._signal.wanted):
@@ -232,23 +235,23 @@ class FollowedEpisodes:
         return totals
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how far the files are read; the rows are still in them."""
+        """Returns which files are read; the rows are still in them."""
+        names = json.dumps(sorted(self._seen)).encode()
         return {
             "frames": self.frames,
             "wanted": self._wanted,
             "through": self._through,
-            PROTECTED: {Path(name).name: 1 for name in self._seen if name.startswith(f"{PROTECTED}/")},
+            "seen": torch.frombuffer(bytearray(names), dtype=torch.uint8),
             "finished": self._finished,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fills the rings from the newest files that had been read; the next ones follow them."""
+        """Fills the rings from the newest files that had been read; the others are read next."""
         self.frames, self._wanted, self._through = (int(state[name]) for name in ("frames", "wanted", "through"))
         again: list[tuple[str, int]] = []
         if self._group.is_first:
-            protected = state.get(PROTECTED, {})  # a checkpoint has no empty dictionaries
-            read = [one for one in self._folder.files() if one.number <= self._through]
-            read = [one for one in read if one.number or Path(one.name).name in protected]
+            names = set(json.loads(state["seen"].numpy().tobytes()))
+            read = [one for one in self._folder.files() if one.name in names]
             self._seen.update(one.name for one in read)
             while read and sum(steps for _, steps in again) < self._most_frames:
                 again += self._checked(read.pop())

@@ -24,7 +24,7 @@ from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
 from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.files import NO_ROOM, alone_in, appearing_folder, require_writable
+from reagent_lite.files import alone_in, appearing_folder, require_writable
 from reagent_lite.manifest import POLICY, seal_folder, verified
 from reagent_lite.run.environments import Reader, Simulation
 from reagent_lite.sim.sources import origin
@@ -152,29 +152,30 @@ class PolicyPublisher:
         """Whether no policy has been published yet."""
         return self._published is None
 
-    def publish(self, progress: Progress) -> bool:
-        """Publishes the policy unless it was published at the same progress; returns whether there was room for it.
+    def publish(self, progress: Progress) -> str:
+        """Publishes the policy unless it was published at the same progress; returns "", or why it was not written.
 
-        Warns if the folder cannot be written, once until a policy can be published again.
+        Warns of each reason once until a policy can be published again.
         """
         if progress == self._published:
-            return True
-        version = max(_versions(self._folder), default=0) + 1
-        target = self._folder / f"{version:010d}"
+            return ""
         try:
-            with appearing_folder(target) as folder:
+            version = max(_versions(self._folder), default=0) + 1
+            with appearing_folder(self._folder / f"{version:010d}") as folder:
                 (folder / WEIGHTS).write_bytes(save(_tensors(self._learner)))
                 seal_folder(folder, {"kind": "policy", "progress": asdict(progress), **self._facts})
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != self._warned:
-                logger.warning(f"policy {version} was not published: {reason}; collectors play an older one")
+                logger.warning(
+                    f"the policy of step {progress.step:,} was not published: {reason}; collectors play an older one"
+                )
             self._warned = reason
-            return error.errno not in NO_ROOM
+            return reason
         self._published, self._warned = progress, ""
         for old in sorted(_versions(self._folder))[:-_KEPT]:
             shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
-        return True
+        return ""
 
 
 class PolicyReader:
