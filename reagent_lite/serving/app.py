@@ -49,7 +49,7 @@ class Service:
         worker: number of the worker.
         model: the model that decides.
         log: the log of this worker.
-        join: takes a reward to the log of its decision; raises OSError where that is not possible.
+        join: takes a reward to the log of its decision; raises OSError or RefusedError where that is not possible.
     """
 
     def __init__(self, config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import Problem
 from reagent_lite.serving.figures import Figures
-from reagent_lite.serving.refusals import RefusedError, refusal
+from reagent_lite.serving.refusals import TRY_LATER, RefusedError, refusal
 
 _MOST_AT_ONCE = 1000  # bodies that a worker reads or decides; another is answered 503, not late
 _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")
@@ -47,7 +47,7 @@ class Limits:
 
     async def _body(self, scope: Any, receive: Any) -> bytes:
         if self._posts > _MOST_AT_ONCE:
-            raise RefusedError(503, Problem("requests", f"at most {_MOST_AT_ONCE} at once", "more", "Try again later"))
+            raise RefusedError(503, Problem("requests", f"at most {_MOST_AT_ONCE} at once", "more", TRY_LATER))
         body, more, length = b"", True, int(dict(scope["headers"]).get(b"content-length", b"0"))
         try:
             async with asyncio.timeout(self._config.request_seconds):

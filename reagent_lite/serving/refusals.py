@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
 
+TRY_LATER = "Try again later"
 Answers = dict[int | str, dict[str, Any]]
 
 
@@ -46,7 +47,7 @@ ERRORS = _answers(
         408: "The body did not arrive in time",
         413: "The body is too large",
         422: "The body is wrong",
-        503: "The log cannot be written, or too many requests wait: try again later",
+        503: "The log cannot be written, too many requests wait, or a worker is starting: try again later",
     }
 )
 OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
@@ -66,7 +67,7 @@ async def refused(request: Request, error: Any) -> Response:
         return refusal(error.status_code, [Problem(where, expected, error.detail)], error.headers)
     if isinstance(error, OSError):
         got = error.strerror or str(error)
-        return refusal(503, [Problem("log", "a log that can be written", got, "Try again later")])
+        return refusal(503, [Problem("log", "a log that can be written", got, TRY_LATER)])
     return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -34,6 +34,7 @@ from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import alone_in, require_writable
 from reagent_lite.serving.app import Join, create_app
 from reagent_lite.serving.decision_log import DecisionLog, Joined, epoch_of_clock, open_log, worker_of
+from reagent_lite.serving.refusals import TRY_LATER, RefusedError
 from reagent_lite.serving.served_model import ServedModel
 
 _POLL_SECONDS = 0.5
@@ -77,7 +78,8 @@ def serve(config: ServeConfig) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
         logger.info(f"serving model {version[:12]} at http://{host}:{port}, log {folder}")
-        return _supervise(_Server(config=config, listening=listening, folder=Path(shared), epoch=epoch_of_clock()))
+        epoch = epoch_of_clock(folder)
+        return _supervise(_Server(config=config, listening=listening, folder=Path(shared), epoch=epoch))
 
 
 def _listening(config: ServeConfig) -> socket.socket:
@@ -203,16 +205,19 @@ async def _rewards(server: _Server, number: int, log: DecisionLog) -> AsyncItera
         owner = worker_of(decision_id, config)
         if owner == number:
             return log.join(decision_id, given)
+        line, missing = b"", f"worker {owner}, which is starting"
         try:
             async with asyncio.timeout(config.request_seconds):
                 reader, writer = await asyncio.open_unix_connection(server.folder / f"{owner}.sock", limit=most)
-                writer.write(json.dumps([decision_id, given]).encode() + b"\n")
-                line = await reader.readline()
-                writer.close()
+                with closing(writer):
+                    writer.write(json.dumps([decision_id, given]).encode() + b"\n")
+                    line = await reader.readline()
         except TimeoutError:
-            raise OSError(f"no answer of worker {owner} in {config.request_seconds:g} s") from None
+            missing = f"no answer of worker {owner} in {config.request_seconds:g} s"
+        except OSError:
+            pass
         if not line:
-            raise OSError(f"worker {owner} is being started again")
+            raise RefusedError(503, Problem("decision_id", "a decision of a worker that answers", missing, TRY_LATER))
         reply = json.loads(line)
         if "error" in reply:
             raise OSError(reply["error"])
