@@ -25,12 +25,14 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from reagent_lite.config.serve import ServeConfig
-from reagent_lite.console import machine_logger
+from reagent_lite.console import logger, machine_logger
 from reagent_lite.data.writing.decisions import decision_ids, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import alone_in, appearing_file, require_writable, room_in, sync
 
 _STEM = 21  # characters of the time in a file's name
+_TIME = "%Y%m%dT%H%M%S%f"
+_DECIDED = re.compile(rb'\{"decision_id":"[^"]*","at":([0-9.]+)')
 
 Joined = Literal["joined", "again", "unknown"]
 """A reward: of a decision that waited for it; of one that has a reward or was written; of none that is known."""
@@ -91,7 +93,7 @@ class DecisionLog:
         Raises:
             OSError: the disk took none of them.
         """
-        now, found = time.time(), {}
+        now, found = self._microseconds() / 1e6, {}
         for event in events:
             one, place = f"{self._worker}-{self._start}-{next(self._number)}", event["sequence_number"]
             alone = event["mdp_id"] is None
@@ -156,7 +158,8 @@ class DecisionLog:
                 return
             self.written += len(ready)
             for one in ready:
-                self._closed[one] = self._waiting.pop(one).at + self._config.reward_seconds
+                del self._waiting[one]
+                self._closed[one] = time.time() + self._config.reward_seconds
             self._forget()
             try:  # apart: where it fails, the decisions are in the Parquet file nevertheless
                 await asyncio.to_thread(self._keep, others)
@@ -166,7 +169,7 @@ class DecisionLog:
 
     def _ready(self) -> list[str]:
         """Returns the ids of complete decisions before which none of their episode still waits."""
-        late = time.time() - self._config.reward_seconds
+        late = self._microseconds() / 1e6 - self._config.reward_seconds
         above, blocked, ready = self.waiting - self._config.waiting_decisions, set(), []
         for place, (one, decision) in enumerate(self._waiting.items()):
             complete = decision.reward or decision.at <= late or place < above
@@ -179,7 +182,7 @@ class DecisionLog:
     def _begin(self) -> None:
         """Starts a journal."""
         moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
-        journal = self._folder / f"{moment:%Y%m%dT%H%M%S%f}.jsonl"
+        journal = self._folder / f"{moment:{_TIME}}.jsonl"
         self._descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._journal, self._size, self._unsynced = journal, 0, False
 
@@ -223,7 +226,7 @@ class DecisionLog:
         self.failure = str(error)
 
     def _microseconds(self) -> int:
-        """Returns the time since 1970, later at each call, whatever the system's clock is set to meanwhile."""
+        """Returns the log's time since 1970, later at each call, whatever the system's clock is set to meanwhile."""
         self._latest = max((self._epoch + time.monotonic_ns()) // 1000, self._latest + 1)
         return self._latest
 
@@ -286,9 +289,26 @@ def worker_of(decision_id: str, config: ServeConfig) -> int:
     return int(number) % config.workers if number.isdecimal() and len(number) < 9 else 0
 
 
-def epoch_of_clock() -> int:
-    """Returns the nanoseconds from 1970 to the zero of the monotonic clock, which all processes of a machine share."""
-    return time.time_ns() - time.monotonic_ns()
+def epoch_of_clock(folder: Path) -> int:
+    """Returns the nanoseconds from 1970 to the zero of the monotonic clock, which all processes of a machine share.
+
+    The time since 1970 is the system's, or that of the newest decision in the journals of the log's folder if that is
+    later: decisions of a server are numbered after those of earlier servers.
+    """
+    now = time.time_ns()
+    latest = max((_last_in(file) for file in folder.glob(".worker-*/*.jsonl")), default=0)
+    if latest > now:
+        behind = f"{(latest - now) / 1e9:,.0f} s behind the newest decision in {folder}"
+        logger.warning(f"the system's clock is {behind}: decisions are numbered and dated from that one on")
+    return max(now, latest) - time.monotonic_ns()
+
+
+def _last_in(journal: Path) -> int:
+    """Returns when a journal was begun, or its last decision made, in nanoseconds since 1970."""
+    begun = datetime.strptime(journal.name[:_STEM], _TIME).replace(tzinfo=UTC)
+    with journal.open("rb") as lines:
+        decided = (float(found[1]) for found in map(_DECIDED.match, lines) if found)
+        return round(max(decided, default=begun.timestamp()) * 1e9)
 
 
 @contextmanager
@@ -316,7 +336,7 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int |
         for folder in (own, *others):
             locks.enter_context(alone_in(folder, "log"))
         with room_in(own, "log"):
-            log = DecisionLog(config, worker, [own, *others], epoch_of_clock() if epoch is None else epoch)
+            log = DecisionLog(config, worker, [own, *others], epoch_of_clock(own.parent) if epoch is None else epoch)
         if any(isinstance(one.row()["action"], dict) != parametric for one in log._waiting.values()):
             kind = "candidates" if parametric else "named actions"
             raise ConfigError(Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder"))

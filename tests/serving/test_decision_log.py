@@ -17,7 +17,7 @@ from serving.conftest import IDS, NAMES, Open, Worker
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import ConfigError
-from reagent_lite.serving.decision_log import epoch_of_clock, open_log, worker_of
+from reagent_lite.serving.decision_log import DecisionLog, epoch_of_clock, open_log, worker_of
 
 ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
 EVENT = {"model": "m", "mdp_id": None, "sequence_number": None, "state_features": {"3": 1.0}, "action": "mail",
@@ -144,21 +144,33 @@ def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(
     assert abs(rows[-1]["sequence_number"] / 1e6 - time.time()) < 100
 
 
-def test_workers_number_an_episode_alike_where_one_is_started_again_after_the_clock_was_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, clock, numbers = ServeConfig(model="m", log=str(tmp_path / "log"), workers=2), time.time_ns, []
-    epoch = epoch_of_clock()
-    with (
-        open_log(config, 0, parametric=False, epoch=epoch) as first,
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(time, "time_ns", lambda: clock() - 3600 * 10**9)
-        with open_log(config, 1, parametric=False, epoch=epoch) as second:
+    config, clock, numbers = ServeConfig(model="m", log=str(tmp_path), workers=2, reward_seconds=1e-6), time.time_ns, []
+
+    def number(log: DecisionLog) -> None:
+        log.append([EVENT, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
+        numbers.append([one.row()["sequence_number"] for one in log._waiting.values()][-2])
+
+    def set_back(hours: int) -> None:
+        monkeypatch.setattr(time, "time_ns", lambda: clock() - hours * 3600 * 10**9)
+
+    epoch = epoch_of_clock(tmp_path)
+    with open_log(config, 0, parametric=False, epoch=epoch) as first:
+        set_back(1)
+        with open_log(config, 1, parametric=False, epoch=epoch) as second:  # one worker of the server
             for log in (first, second, first, second):
-                log.append([EVENT])
-                numbers.append([one.row()["sequence_number"] for one in log._waiting.values()][-1])
-    assert sorted(set(numbers)) == numbers
+                number(log)
+    for hours, closed in ((2, False), (2, True), (1, False)):  # the server, after a kill, a kill, and a proper end
+        set_back(hours)
+        with open_log(config, 0, parametric=False) as log:
+            number(log)
+            if closed:
+                asyncio.run(log.close())
+    assert len(numbers) == len(set(numbers)) == 7
+    assert sorted(numbers) == numbers
+    assert "the system's clock is 7,2" in caplog.text
 
 
 def test_a_journal_that_cannot_be_written_is_unhealthy_until_the_next_poll(named: Path, opened: Open) -> None:
