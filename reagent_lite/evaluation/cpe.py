@@ -37,7 +37,7 @@ class Estimate:
         figure: estimate and interval.
         normalized: estimate / logged value; NaN unless the logged value's interval excludes 0.
         difference: estimate - logged value, resampled in pairs. In both, an estimate that continues where records are
-            cut is compared with the logged value continued by the same value model.
+            cut is compared with the logged value continued by the same value model, Family.continued.
         verdict, reason: whether it may be used.
         samples: [1 + R] the estimate, and that of every resample.
     """
@@ -57,11 +57,13 @@ class Family:
 
     Attributes:
         logged: the logged policy's own value.
+        continued: that and what the value model expects after the cuts of records; None where none is cut.
         estimates: in the order of the registry; the first rests on a model alone.
         disagreement: the model's estimate minus the self-normalized weighted one.
     """
 
     logged: Interval
+    continued: Interval | None
     estimates: tuple[Estimate, ...]
     disagreement: Interval
 
@@ -193,7 +195,7 @@ def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, .
 
 
 def _difference(one: Estimate, other: Estimate, level: float) -> Estimate:
-    samples = one.samples - other.samples
+    samples = _differences(one.samples, other.samples)
     figure = interval_of(samples, level)
     verdict, reason = Verdict.TRUSTWORTHY, "the interval contains 0: no difference is shown"
     if figure.excludes(0.0):
@@ -276,22 +278,28 @@ def _family(
         if one.sequential == kind.sequential and name in found
     }
     figures = {name: interval_of(values, level) for name, values in samples.items()}
-    bases = {name: base + found["continuation"] if ESTIMATORS[name].continues else base for name in samples}
+    continued = base + found["continuation"]
+    bases = {name: continued if ESTIMATORS[name].continues else base for name in samples}
     verdicts = _verdicts(kind, figures, missing, overlap, max(abs(logged.value), spread), config)
     estimates = tuple(
         Estimate(
             name=name,
             figure=figures[name],
             normalized=float(values[0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
-            difference=interval_of(values - bases[name], level),
+            difference=interval_of(_differences(values, bases[name]), level),
             verdict=verdicts[name][0],
             reason=verdicts[name][1],
             samples=values,
         )
         for name, values in samples.items()
     )
-    disagreement = interval_of(samples[kind.model] - samples[kind.check], level)
-    return Family(logged=logged, estimates=estimates, disagreement=disagreement)
+    cut = kind.sequential and overlap.cut_share > 0 and kind.model not in missing
+    return Family(
+        logged=logged,
+        continued=interval_of(continued, level) if cut else None,
+        estimates=estimates,
+        disagreement=interval_of(samples[kind.model] - samples[kind.check], level),
+    )
 
 
 def _verdicts(
@@ -323,6 +331,11 @@ def interval_of(samples: Tensor, level: float) -> Interval:
     """Returns the estimate of row 0 with the percentile interval of the others, [1 + R]."""
     low, high = percentile_interval(samples[1:], level)
     return Interval(value=float(samples[0]), low=low, high=high)
+
+
+def _differences(samples: Tensor, others: Tensor) -> Tensor:
+    """Returns samples - others, [1 + R]; 0 where sums in another order explain the difference."""
+    return (samples - others).masked_fill(torch.isclose(samples, others, rtol=1e-9, atol=0.0), 0.0)
 
 
 def _spread(values: Tensor) -> float:

@@ -19,6 +19,7 @@ from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED, OTHER_MODEL = "logged policy", "other model"
+_CONTINUED = "continued by the value model"
 _UNITS = (("discounted return per episode", "reward per row"), ("discounted sum per episode", "mean per row"))
 """What is averaged: of the reward, and of a metric; over episodes, and over rows."""
 
@@ -50,6 +51,7 @@ class Comparison:
         decides: whether the decision rests on it.
         reference_name: what the estimates are compared with.
         reference: its value; None where the estimates are differences themselves.
+        continued: what estimates that continue where records are cut are compared with; None where none is cut.
         rows: the estimates; a difference is estimate - reference, resampled in pairs.
         simulated: what the estimates aim at, from simulation; None where it was not played or is another quantity.
     """
@@ -60,7 +62,14 @@ class Comparison:
     reference_name: str = LOGGED
     reference: Interval | None
     rows: tuple[Estimate, ...]
+    continued: Interval | None = None
     simulated: Interval | None = None
+
+    @property
+    def references(self) -> dict[str, Interval]:
+        """What estimates are compared with, by name: `reference`, and where there is one `continued`."""
+        found = {self.reference_name: self.reference, f"{self.reference_name} {_CONTINUED}": self.continued}
+        return {name: one for name, one in found.items() if one is not None}
 
     @property
     def title(self) -> str:
@@ -85,6 +94,7 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
                 unit=unit,
                 decides=decides and first,
                 reference=family.logged,
+                continued=family.continued,
                 rows=family.estimates,
                 simulated=simulated if first else None,
             )
@@ -260,8 +270,10 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if comparison.reference is None:
         reason = f"{what} difference of {row.difference} from the {name} in the {comparison.unit}"
     else:
+        continues = comparison.continued is not None and ESTIMATORS[row.name].continues
+        beside, reference = [*comparison.references.items()][continues]
         reason = (
-            f"{what} {comparison.unit} of {row.figure} against {comparison.reference} of the {name}, "
+            f"{what} {comparison.unit} of {row.figure} against {reference} of the {beside}, "
             f"a difference of {row.difference}{'' if side else ', which may be 0'}"
         )
     return _finding(Source.LOG, side, reason)

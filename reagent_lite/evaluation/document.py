@@ -100,7 +100,8 @@ def lines(result: CPEResult) -> Iterator[str]:
 
 def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
     for one in comparisons:
-        yield f"{one.title}: {one.reference_name} {one.reference}" if one.reference else one.title
+        references = ", ".join(f"{name} {figure}" for name, figure in one.references.items())
+        yield f"{one.title}: {references}" if references else one.title
         for row in one.rows:
             ratio = f" = {number(row.normalized)} x logged" if math.isfinite(row.normalized) else ""
             yield f"  {row.name}: {row.figure}{ratio}; {row.verdict}: {row.reason}"
@@ -118,7 +119,7 @@ def cut_note(overlap: Overlap | None) -> str:
         return ""
     return (
         f"{percent(overlap.cut_share)} of the episodes are cut before their end: estimates that add a model's value of "
-        "what follows are compared with the logged return to which the same value is added."
+        "what follows are compared with the logged return continued by the same model."
     )
 
 

@@ -60,7 +60,7 @@ def measure_overlap(
 ) -> Overlap:
     """Returns the diagnostics of rows of a page, of their log, and of the mean weight in each sample, [R]."""
     taken, propensity = page.of_taken(page.model_propensities)[rows], page.propensity[rows]
-    weight, level = taken / propensity, config.confidence_level
+    weight, level = page.weight[rows], config.confidence_level
     by_step = log.effective_episodes()
     # of weights that are at most e^600, so that means stay finite
     mean_by_step = log.log_largest.clamp(max=600).exp() * log.weights / log.num_episodes

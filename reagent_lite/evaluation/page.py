@@ -26,6 +26,7 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 """Columns of a page that are [N, K] or [N, K, T]."""
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
+_ROUNDING = 1e-6  # of probabilities, which logs and exported models have as float32
 _DTYPES = {"episode": torch.int64, "action": torch.int64, "mask": torch.bool}  # the others are float64
 
 Policy = Callable[[Tensor, Actions], Tensor]
@@ -111,8 +112,12 @@ class EvaluationPage:
 
     @property
     def weight(self) -> Tensor:
-        """[N] probability of the logged choice under the evaluated policy over that under the logged one."""
-        return self.of_taken(self.model_propensities) / self.propensity
+        """[N] probability of the logged choice under the evaluated policy over that under the logged one.
+
+        It is 1 where they differ by rounding only, which products over hundreds of steps would show.
+        """
+        ratio = self.of_taken(self.model_propensities) / self.propensity
+        return torch.where((ratio - 1).abs() < _ROUNDING, 1.0, ratio)
 
     def of_taken(self, values: Tensor) -> Tensor:
         """Returns values [N, K] at the logged choice, [N]."""

@@ -22,6 +22,7 @@ _WIDTH, _RIGHT = 480, 466
 _LEFT, _TOP, _BOTTOM = 58, 26, 246  # of the plot of curves
 _EDGE = 14  # left edge of the plot of intervals
 _ROW = 44  # height of an estimate's row: words above, interval below
+_SIMULATED = "in simulation"
 _MOST_LINES = 8
 _TABLE_ROWS = 20  # of a curve's table
 _LOGARITHMIC_FROM = 200.0  # largest over smallest, from where a linear axis hides the small half of a curve
@@ -157,7 +158,12 @@ def _some(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def interval_chart(
-    title: str, rows: Sequence[tuple[str, Interval, Verdict]], marks: Mapping[str, Interval], *, plain: bool = False
+    title: str,
+    rows: Sequence[tuple[str, Interval, Verdict]],
+    references: Mapping[str, Interval],
+    simulated: Interval | None = None,
+    *,
+    plain: bool = False,
 ) -> Chart:
     """Returns a dot with an interval for each estimate, against the lines and bands of what they are compared with.
 
@@ -166,21 +172,23 @@ def interval_chart(
     Args:
         title: the title of the chart.
         rows: name, estimate and whether it may be used.
-        marks: named values; the first is the reference, a second the value in simulation.
+        references: what they are compared with, by name.
+        simulated: the value in simulation, if there is one.
         plain: whether trustworthy estimates have no colour of their own, as they do not decide.
     """
+    marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
     x, start = _scale_of(rows, marks.values()), 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
     for place, (name, figure) in enumerate(marks.items()):
         if figure.defined:
-            kind, top = " simulated" if place else "", 12 + 14 * place
+            kind, top = " simulated" if name == _SIMULATED else "", 12 + 14 * place
             width = max(x(figure.high) - x(figure.low), 0.5)
             parts.append(
                 _tag("rect", class_=f"band{kind}", x=x(figure.low), y=top + 6, width=width, height=bottom - top - 6)
             )
             parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
-            parts.append(_centred(x(figure.value), top, f"{name} {number(figure.value)}"))
+            parts.append(_centred(x(figure.value), top, f"{name} {figure.written(figure.value)}"))
     for place, (name, figure, verdict) in enumerate(rows):
         top, state = start + _ROW * place, STATES[verdict]
         kind = "plain" if plain and state == "good" else state
@@ -191,8 +199,8 @@ def interval_chart(
     for tick in x.ticks:
         parts.append(_segment("axis", x(tick), bottom, x(tick), bottom + 4))
         parts.append(_centred(x(tick), bottom + 17, _short(tick), kind="tick"))
-    words = [f"{name} {number(figure.value)}" for name, figure in marks.items()]
-    words += [f"{name} {number(figure.value)}, {verdict.value}" for name, figure, verdict in rows]
+    words = [f"{name} {figure.written(figure.value)}" for name, figure in marks.items()]
+    words += [f"{name} {figure.written(figure.value)}, {verdict.value}" for name, figure, verdict in rows]
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 

@@ -76,7 +76,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     shown = comparisons[:_MOST_COMPARISONS]
     dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
     note = (
-        f"A dot is an estimate, the line through it the {level:.0%} interval, the dashed line and band what it is "
+        f"A dot is an estimate, the line through it the {level:.0%} interval, a dashed line and band what it is "
         f"compared with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An interval without an end mark continues."
     )
     rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
@@ -102,21 +102,17 @@ def _weight_of(overlap: Overlap | None) -> str:
 
 
 def _estimates_chart(one: Comparison, plain: bool) -> Chart:
-    marks = {one.reference_name: one.reference or Interval(value=0.0, low=0.0, high=0.0)}
-    if one.simulated is not None:
-        marks["in simulation"] = one.simulated
     return interval_chart(
         one.title,
         [(_words(row.name), row.figure, row.verdict) for row in one.rows],
-        marks,
+        one.references or {one.reference_name: Interval(value=0.0, low=0.0, high=0.0)},
+        one.simulated,
         plain=plain or not one.decides,
     )
 
 
 def _estimates_table(one: Comparison) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    if one.reference is not None:
-        rows.append((one.reference_name, one.reference, "", "", "", ""))
+    rows: list[tuple[Cell, ...]] = [(name, figure, "", "", "", "") for name, figure in one.references.items()]
     if one.simulated is not None:
         rows.append(("in simulation", one.simulated, "", "", "", "the value that estimates aim at"))
     groups: dict[str, list[Estimate]] = {}

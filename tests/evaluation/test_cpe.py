@@ -25,9 +25,14 @@ EMPTY = bandit_page([1.0]).rows(torch.zeros(1, dtype=torch.bool))
 
 def test_a_continued_estimate_is_compared_with_the_logged_value_continued_alike() -> None:
     # episodes of one row, reward 3 and a record cut before a state of value 10, gamma .9; what was logged is evaluated
-    page = dataclasses.replace(bandit_page(REWARDS), next_value=torch.full((200, 1), 10.0, dtype=torch.float64))
-    result = evaluated(page)
-    logged = result.outcomes[0].sequential.logged.value
+    cut = {"bootstrap": torch.ones(200).double(), "next_value": torch.full((200, 1), 10.0).double()}
+    result = evaluated(dataclasses.replace(bandit_page(REWARDS), **cut))
+    logged, continued = (getattr(result.outcomes[0].sequential, name) for name in ("logged", "continued"))
+    assert [continued.value, continued.low, continued.high] == pytest.approx(
+        [logged.value + 9, logged.low + 9, logged.high + 9]
+    )
+    assert evaluated(bandit_page(REWARDS)).outcomes[0].sequential.continued is None
+    logged = logged.value
     for name, tail in (("Sequential_Doubly_Robust", 9.0), ("Per_Decision_Importance_Sampling", 0.0)):
         found = estimate_of(result, name)
         assert found.figure.value == pytest.approx(logged + tail)
@@ -43,6 +48,19 @@ def test_negative_returns_are_normalised_by_their_ratio_and_nothing_by_what_may_
     assert logged.low < 0 < logged.high
     assert math.isnan(estimate_of(result, "IPS_Reward").normalized)
     assert math.isfinite(estimate_of(result, "IPS_Reward").figure.value)
+
+
+def test_rounding_is_no_difference() -> None:
+    # float32 has 0.3 as 0.30000001192; constant rewards are summed in other orders with and without weights
+    rounded = {"propensity": float(np.float32(0.3)), "model_propensity": 0.3}
+    long = bandit_page([0.1] * 4000, episode=[i // 100 for i in range(4000)], **rounded)
+    drawn = dataclasses.replace(
+        bandit_page([1.0] * 100, episode=[i // 5 for i in range(100)]),
+        model_propensities=torch.rand(100, 2, generator=torch.Generator().manual_seed(0)).double(),
+    )
+    for page, name in ((long, "Per_Decision"), (drawn, "Weighted_Per_Decision")):
+        found = estimate_of(evaluated(page), f"{name}_Importance_Sampling").difference
+        assert (found.value, found.low, found.high, found.side) == (0, 0, 0, 0)
 
 
 def test_the_difference_to_the_log_is_resampled_in_pairs() -> None:

@@ -44,6 +44,16 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
     assert str(found) == f"{choice.value.capitalize()}: {reason}. Next: {found.next_step}"
 
 
+def test_an_estimate_that_continues_stands_beside_the_logged_value_continued_alike() -> None:
+    page = replace(comparison(estimated("MAGIC", 12, 1)), reference=around(4.0, 1.0), continued=around(10.0, 1.0))
+    assert decide(Evidence(comparisons=(page,))).reason == (
+        "MAGIC estimates a discounted return per episode of 12 (11 to 13) against 10 (9 to 11) of the logged policy "
+        "continued by the value model, a difference of 2 (1 to 3)"
+    )
+    weighted = replace(page, rows=(estimated("Per_Decision_Importance_Sampling", 12, 1),))
+    assert "against 4 (3 to 5) of the logged policy, a" in decide(Evidence(comparisons=(weighted,))).reason
+
+
 @pytest.mark.parametrize(("difference", "choice"), [(0.5, SHIP), (-0.5, NOT), (0.1, UNCLEAR)])
 def test_the_paired_difference_decides_a_simulation(difference: float, choice: Choice) -> None:
     found = decide(Evidence(played=game(around(5.0, 1.0), around(4.5, 1.0), around(difference, 0.25))))
@@ -95,7 +105,7 @@ def test_the_next_step_is_what_the_log_lacks(result: CPEResult, step: str) -> No
 
 def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     families = {
-        kind: Family(logged=FIGURE, estimates=(estimated(name, 2.0, 1.0),), disagreement=FIGURE)
+        kind: Family(logged=FIGURE, continued=None, estimates=(estimated(name, 2.0, 1.0),), disagreement=FIGURE)
         for kind, name in (("one_step", "IPS_Reward"), ("sequential", "MAGIC"))
     }
     outcomes = tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward"))

@@ -6,13 +6,14 @@ import pytest
 from oracles.reports import around, estimated, undefined
 
 from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, Scale, curve_chart, interval_chart, thinned, ticks
 
 
-def whiskers(*rows: Estimate, **marks: float) -> str:
-    known = {"logged policy": around(10.0, 1.0)} | {name: around(value, 2.0) for name, value in marks.items()}
-    return interval_chart("t", [(row.name, row.figure, row.verdict) for row in rows], known).svg
+def whiskers(*rows: Estimate, simulated: Interval | None = None, **references: Interval) -> str:
+    known = {"logged policy": around(10.0, 1.0), **references}
+    return interval_chart("t", [(row.name, row.figure, row.verdict) for row in rows], known, simulated).svg
 
 
 def test_a_scale_is_linear_between_its_ends_or_in_powers() -> None:
@@ -62,10 +63,14 @@ def test_dots_and_whiskers_lie_at_their_values() -> None:
 
 
 def test_a_second_mark_has_a_line_of_its_own() -> None:
-    drawn = whiskers(estimated("IPS", 12.0, 1.0), simulated=12.0)
+    drawn = whiskers(estimated("IPS", 12.0, 1.0), simulated=around(12.0, 2.0))
     # 9 to 14 in ticks of 1 over 14..466, 90.4 a unit: 12 lies at 285.2; a second name moves the first row down by 14
     assert '<line class="mark simulated" x1="285.2" x2="285.2" y1="32"' in drawn
     assert '<line class="whisker good" x1="194.8" x2="375.6" y1="66" y2="66">' in drawn  # 11 to 13
+    assert ">in simulation 12<" in drawn
+    drawn = whiskers(estimated("IPS", 12.0, 1.0), continued=around(12.0, 0.01))
+    assert '<line class="mark" x1="353" x2="353" y1="32"' in drawn  # 9 to 13: 113 a unit
+    assert ">continued 12.000<" in drawn  # with the digits that its interval has in the table
 
 
 def test_a_wild_estimate_that_may_not_be_used_leaves_the_others_readable() -> None:

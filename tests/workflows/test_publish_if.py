@@ -23,9 +23,9 @@ from reagent_lite.rl.estimators import ESTIMATORS
 def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Verdict.WIDE) -> CPEResult:
     """A result with one estimate: 2 against 1.5, with lower bounds as given."""
     figure, paired = Interval(value=2.0, low=low, high=3.0), Interval(value=0.5, low=difference, high=0.9)
-    family = Family(logged=around(1.5, 0.5), disagreement=UNDEFINED,
+    family = Family(logged=around(1.5, 0.5), continued=None, disagreement=UNDEFINED,
                     estimates=(estimate("MAGIC", figure, paired, 1.3, verdict, "because"),))  # fmt: skip
-    one_step = Family(logged=around(0.1, 0.1), disagreement=UNDEFINED, estimates=())
+    one_step = Family(logged=around(0.1, 0.1), continued=None, disagreement=UNDEFINED, estimates=())
     return replace(RESULT, outcomes=(OutcomeResult(name="clicks", one_step=one_step, sequential=family),))
 
 
