@@ -79,7 +79,7 @@ class EvaluateConfig(Section):
             yield self.wrong("data_path", expected, "Or give --data, --env", got="neither")
         elif not self.data_path:
             unread = set(LogEvaluationConfig.model_fields) - {*_OF_INTERVALS, *_OF_TRAINING}
-            for name, keys in (("", {"training_copy_dir", "timeline", "query"}), ("evaluation", unread)):
+            for name, keys in (("", {"columns", "training_copy_dir", "timeline", "query"}), ("evaluation", unread)):
                 yield from self.changes(name, sorted(keys), "its default without data_path", "It is about the log")
         if self.output_path is not None:
             yield from output_problems(self.output_path, (".json",))

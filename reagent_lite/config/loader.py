@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from reagent_lite.config.section import RULES, Section, within
+from reagent_lite.config.section import RULES, Section, type_in_words, within
 from reagent_lite.errors import ConfigError, Problem, nearest
 
 Config = TypeVar("Config", bound=Section)
@@ -60,14 +61,12 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
             config = model.model_validate_json(json.dumps(tree))
             break
         except ValidationError as error:
-            locations = set()
+            faults: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
             for fault in error.errors():
-                location = _known_prefix(tree, fault["loc"])
-                if location in locations:
-                    continue  # one line a key, also where a union was tried several ways
-                locations.add(location)
-                problems += _problems(model, location, fault, tree)
-            for location in locations:
+                faults.setdefault(_known_prefix(tree, fault["loc"]), []).append(fault)
+            for location, several in faults.items():  # several: one for each type that a value may have
+                problems += _problems(model, location, several, tree)
+            for location in faults:
                 _remove(tree, location)
     else:  # pragma: no cover - every pass removes a key, so the passes end
         raise ConfigError(problems)
@@ -198,7 +197,10 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
         return [Problem(f"--set {override}", "key=value, such as training.learning_rate=0.01", repr(override))]
     try:
         value = _loads(text, f"--set {path}")
-    except json.JSONDecodeError:
+    except json.JSONDecodeError as error:
+        if text[:1] in ("[", "{"):
+            todo = "Keep the shell from taking its quotes: --set 'key=[\"a\", \"b\"]'"
+            return [Problem(f"--set {path}", "a JSON value", f"{text} ({error.msg})", todo)]
         value = text
     *parents, last = path.split(".")
     node = tree
@@ -238,9 +240,9 @@ def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
 
 
 def _problems(
-    model: type[BaseModel], location: tuple[int | str, ...], fault: Any, tree: dict[str, Any]
+    model: type[BaseModel], location: tuple[int | str, ...], faults: list[ErrorDetails], tree: dict[str, Any]
 ) -> list[Problem]:
-    where = ".".join(map(str, location))
+    where, fault = ".".join(map(str, location)), faults[0]
     if fault["type"] == RULES:
         return [within(where, problem) for problem in fault["ctx"]["problems"]]
     value: Any = tree
@@ -248,8 +250,21 @@ def _problems(
         value = value[part]
     if fault["type"] == "extra_forbidden":
         return [Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))]
-    expected = str(fault["msg"]).removeprefix("Input should be ")
-    return [Problem(where, expected, f"{_shown(value)} ({_json_type(value)})")]
+    expected = fault["msg"].removeprefix("Input should be ") if len(faults) == 1 else _type_of(model, location)
+    return [Problem(where, expected, _shown(value) if value is None else f"{_shown(value)} ({_json_type(value)})")]
+
+
+def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Returns the type of a value in the words of the page of all keys."""
+    schema = model.model_json_schema()
+    value = schema
+    for part in location:
+        for one in (value, *value.get("anyOf", ())):
+            section = schema["$defs"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+            if below := section.get("properties", {}).get(part) or section.get("additionalProperties"):
+                value = below
+                break
+    return type_in_words(value).replace("`", "")
 
 
 def _shown(value: Any) -> str:
@@ -264,10 +279,13 @@ def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     key, near = str(location[-1]), list[tuple[float, str]]()
     for path, section in [("", own), *sections.items()]:
         for name in section.model_fields:
-            ratio = difflib.SequenceMatcher(None, key, name).ratio() + (_OWN_SECTION if section is own else 0)
-            near.append((ratio, repr(path + name) if path or section is own else f"{name!r} at the top level"))
-    ratio, named = max(near, key=lambda one: one[0])  # the first of equals: the section's own, then the outer ones
-    return f"Did you mean {named}?" if ratio >= _NEAR else f"Known keys: {', '.join(own.model_fields)}"
+            if (ratio := difflib.SequenceMatcher(None, key, name).ratio()) >= _NEAR:
+                named = repr(path + name) if path or section is own else f"{name!r} at the top level"
+                near.append((ratio + (_OWN_SECTION if section is own else 0), named))
+    if not near:
+        return f"Known keys: {', '.join(own.model_fields)}"
+    _, named = max(near, key=lambda one: one[0])  # the first of equals: the section's own, then the outer ones
+    return f"Did you mean {named}?"
 
 
 def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:

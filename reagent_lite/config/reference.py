@@ -7,7 +7,7 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, type_in_words
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
@@ -31,7 +31,6 @@ _HEAD: Final = """\
 Written by `python -m reagent_lite.config.reference > configs/REFERENCE.md` from what the programs check. A key of a
 section is set as `--set section.key=value`. [README.md](README.md) explains data and stages.
 """
-_BOUNDS: Final = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def reference() -> str:
@@ -71,23 +70,7 @@ def _row(key: str, field: dict[str, Any], section: str) -> str:
         default = "none" if "anyOf" in field else ""
         return f"| `{key}` | [section](#{anchor}) | {default} | {_line(field.get('description', ''))} |"
     default = f"`{json.dumps(field['default'])}`" if field.get("default", "") != "" else ""
-    return f"| `{key}` | {_cell(_type(field))} | {_cell(default)} | {_line(field['description'])} |"
-
-
-def _type(field: dict[str, Any]) -> str:
-    if "anyOf" in field:
-        return " or ".join(_type(one) for one in field["anyOf"])
-    if "const" in field or "enum" in field:
-        return ", ".join(f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
-    if "prefixItems" in field:
-        return f"[{', '.join(map(_type, field['prefixItems']))}]"
-    if field["type"] == "array":
-        items = _type(field["items"])
-        return f"list of {items}" if "`" in items else f"list of {items}s"
-    if isinstance(field.get("additionalProperties"), dict):
-        return f"{{name: {_type(field['additionalProperties'])}}}"
-    bounds = (f"{sign} {field[bound]:,}" for bound, sign in _BOUNDS.items() if bound in field)
-    return f"{field['type']} {', '.join(bounds)}".rstrip()
+    return f"| `{key}` | {_cell(type_in_words(field))} | {_cell(default)} | {_line(field['description'])} |"
 
 
 def _line(text: str) -> str:

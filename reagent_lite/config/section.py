@@ -1,7 +1,7 @@
 """The base of every section: strict types, no unknown keys, and rules that report instead of raising."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +12,8 @@ from reagent_lite.errors import Problem
 
 RULES = "rules"
 """Type of the pydantic error of a value that breaks rules; `problems` in its context names them within the value."""
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
@@ -102,17 +104,35 @@ def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def type_in_words(field: dict[str, Any]) -> str:
+    """Returns the type of a key by its JSON Schema, as in: integer >= 1 or null."""
+    if "anyOf" in field:
+        return " or ".join(type_in_words(one) for one in field["anyOf"])
+    if "const" in field or "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
+    if "prefixItems" in field:
+        return f"[{', '.join(map(type_in_words, field['prefixItems']))}]"
+    if field["type"] == "array":
+        items = type_in_words(field["items"])
+        return f"list of {items}" if "`" in items else f"list of {items}s"
+    if isinstance(field.get("additionalProperties"), dict):
+        return f"{{name: {type_in_words(field['additionalProperties'])}}}"
+    bounds = (f"{sign} {field[bound]:,}" for bound, sign in _BOUNDS.items() if bound in field)
+    return f"{field['type']} {', '.join(bounds)}".rstrip()
+
+
 def _local(path: str) -> Iterator[Problem]:
     if "://" in path:
         yield Problem("", "a local path", repr(path), "Name a folder of this machine, or of a mounted share")
 
 
-def _unique(names: Iterable[str]) -> Iterator[Problem]:
-    names = list(names)
+def _names(names: Sequence[str]) -> Iterator[Problem]:
+    if "" in names:
+        yield Problem("", "names that are not empty", json.dumps(names))
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem("", "every name once", f"{name!r} {names.count(name)} times")
 
 
 LocalPath = Annotated[str, checked_by(_local)]
 """A path that is written to."""
-Names = Annotated[tuple[str, ...], checked_by(_unique)]
+Names = Annotated[tuple[str, ...], checked_by(_names)]

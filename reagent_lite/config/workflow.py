@@ -265,7 +265,10 @@ class WorkflowConfig(Section):
                 "both or learn with several processes",
                 "A collector is one process: start as many as you like",
             )
-        yield from self._beside_data(simulation) if self.training_data_path else self._without_data(simulation)
+        if not self.training_data_path:
+            yield from self._without_data(simulation)
+        elif simulation.mode == "both":
+            yield from self._beside_data(simulation)
         if simulation.backend == "cuda" and not self.use_gpu:
             yield self.wrong(
                 "simulation.backend", "auto or cpu while use_gpu is false", "Environments run on the GPU that trains"
@@ -286,7 +289,8 @@ class WorkflowConfig(Section):
             )
         fewest = self.fewest_slots * simulation.num_envs
         if simulation.replay.capacity < fewest:
-            yield self.wrong("simulation.replay.capacity", f"at least {fewest}, {self.fewest_slots} steps of num_envs")
+            expected = f"at least {fewest}, for {self.fewest_slots} steps of {simulation.num_envs} environments"
+            yield self.wrong("simulation.replay.capacity", expected)
 
     def _beside_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
         lengths = ("total_steps", "num_evaluations")

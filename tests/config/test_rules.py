@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
+from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
 from reagent_lite.data.writing.files import FORMATS
@@ -17,12 +18,20 @@ BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
     "alone": (DqnConfig, OUT | {"simulation": PLAYED}),
     "beside": (DqnConfig, OUT | LOGGED | NAMED | {"simulation": PLAYED | {"share": 0.25}}),
     "candidates": (ParametricDqnConfig, OUT | LOGGED),
+    "evaluate": (EvaluateConfig, {"model": "m", "simulation": PLAYED}),
     "simulate": (SimulateConfig, PLAYED | {"output_path": "out/log.jsonl"}),
 }
 RULES = [
     ("logged", 'epochs="3"', "epochs", "valid integer"),
     ("logged", "training.minibatch_size=1.5", "training.minibatch_size", "valid integer"),
     ("logged", 'actions=["a","b","a"]', "actions", "'a' 2 times"),
+    ("logged", 'actions=["a",""]', "actions", 'names that are not empty, got ["a", ""]'),
+    ("logged", "actions=[a,b]", "--set actions", "Keep the shell from taking its quotes"),
+    ("logged", "rl=null", "rl", "an object, got null"),
+    ("logged", "rl.value_bounds=[1]", "rl.value_bounds", '"rewards" or [number, number] or null, got [1] (array)'),
+    ("logged", "publish_if.lower_bound_above=high", "publish_if.lower_bound_above", '"logged" or number'),
+    ("logged", 'data.columns={"mdp_id":3}', "data.columns.mdp_id", "string or list of strings, got 3 (integer)"),
+    ("logged", "training.lr=0.1", "training.lr", "Known keys: minibatch_size,"),
     ("logged", 'actions=["a"]', "actions", "at least two"),
     ("logged", 'rl.reward_boost={"2":1.0}', "rl.reward_boost.2", "one of ['0', '1']"),
     ("logged", "rl.multi_steps=2 rl.use_seq_num_diff_as_time_diff=true", "rl.multi_steps", "null"),
@@ -55,6 +64,7 @@ RULES = [
     ("logged", "parallel=dp use_gpu=false", "parallel", "DataParallel divides a minibatch over the GPUs"),
     ("logged", "parallel=dp training.use_batch_norm=true", "training.use_batch_norm", "false with parallel"),
     ("logged", "parallel=fsdp", "parallel", "'ddp', 'dp' or 'none'"),
+    ("evaluate", 'columns={"reward":"r"}', "columns", "its default without data_path"),
     ("candidates", 'actions=["0","1"]', "actions", "workflows.dqn"),
     ("candidates", 'rl.reward_boost={"0":1.0}', "rl.reward_boost", "no names to boost"),
     ("alone", "simulation.env=", "simulation.env", "got nothing"),
