@@ -28,7 +28,11 @@ AnyConfig = TypeVar("AnyConfig", bound=Section)
 _OPEN_FILES = 128  # a small run has 40 at once; data held out, candidates and peers need more
 
 _EPILOG = """\
-exit codes: {codes}
+all keys of the config: configs/REFERENCE.md, or --print_schema
+
+exit codes:
+  {codes}
+
 standard output ends with one JSON line, all else is on standard error; the line's keys:
   {outcome}
 
@@ -64,7 +68,7 @@ class Command(Generic[AnyConfig]):
         example: a config for the help text.
         settings: overrides for the help text.
         outcome: keys of its JSON line on standard output.
-        codes: exit codes with their meaning.
+        codes: exit codes, each with its meaning.
         flags: {key of the config: its flag}.
         needs_config: whether a JSON file is required; if not, missing keys have their defaults.
         story: further text of the help.
@@ -75,7 +79,9 @@ class Command(Generic[AnyConfig]):
     example: str
     settings: str
     outcome: str
-    codes: str = "0 done, 1 unexpected error, 2 config or data error, 75 stopped by a signal, run again"
+    codes: tuple[str, ...] = (
+        "0  done", "1  unexpected error", "2  config or data error", "75 stopped by a signal, run again"
+    )  # fmt: skip
     flags: dict[str, Flag] = field(default_factory=dict)
     needs_config: bool = True
     story: str = ""
@@ -163,17 +169,18 @@ def config_of(command: Command[AnyConfig], options: argparse.Namespace, override
 def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that every workflow has."""
     texts = {key: value for key, value in asdict(command).items() if isinstance(value, str)}
+    purpose, codes = (command.model.__doc__ or "").splitlines()[0].partition(": ")[2], "\n  ".join(command.codes)
     parser = argparse.ArgumentParser(
         prog=f"python -m {command.module}",
-        description=(command.model.__doc__ or "").splitlines()[0],
-        epilog=(f"{command.story}\n\n" if command.story else "") + _EPILOG.format(**texts),
+        description=f"{purpose[:1].upper()}{purpose[1:]}",
+        epilog=(f"{command.story}\n\n" if command.story else "") + _EPILOG.format(**texts, codes=codes),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_config(parser)
     for key, flag in command.flags.items():
         names = dict.fromkeys((f"--{flag.name[2:].replace('_', '-')}", flag.name))
-        metavar = "N" if flag.read is int else "PATH"
+        metavar = "N" if flag.read is int else flag.name[2:].upper()
         text = f"{flag.help}; wins over {key} in the JSON"
         parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
@@ -200,7 +207,7 @@ def add_config(parser: argparse.ArgumentParser, *, required: bool = False) -> No
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override one key, as in the examples; may be given several times",
+        help="override one key; VALUE is JSON or text; may be given several times",
     )
 
 

@@ -34,8 +34,8 @@ _COPIED_BYTES = 1 << 29  # read and written; larger than any cache
 _ALL = tuple(2**power for power in range(0, 23, 2))
 
 _EPILOG = """\
-every figure is the median of five rounds that alternate with the copy it is held against; standard output ends with
-one JSON line, the table goes to standard error
+every figure is the median of five rounds, which take turns with copies of memory, the limit they are compared with;
+standard output ends with one JSON line, the table is on standard error
 
 figures of the simulation, in millions of environment steps per second:
   dynamics        actions given, rewards and ends written, no observations
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU if there is one"
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="of each round")
+    parser.add_argument("--seconds", type=float, default=0.2, help="duration of each round (default: 0.2)")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _measure(options))
 

@@ -28,7 +28,11 @@ _EPILOG = """\
 Run it on every machine at once, with the arguments that the run will have. Machines meet through a file beside that of
 init_method, so that a run that uses it is not disturbed; a tcp:// port is used as it is.
 
-exit codes: 0 nothing failed, 2 something failed here, 3 the machines do not meet, reach each other or fit together
+exit codes:
+  0 nothing failed
+  2 something failed on this machine
+  3 the machines do not meet, cannot reach each other or do not fit together
+
 standard output ends with one JSON line: ok, counts, node, rows (name, state, found, todo)
 
 examples:
@@ -144,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="for the other machines to come, and for a file of theirs to show",
+        help="how long to wait for the other machines, and for a file of theirs to show (default: 60)",
     )
     parser.add_argument("--alone", action="store_true", help="check this machine only")
     return parser

@@ -207,8 +207,8 @@ COMMAND = Command(
         "simulation.env": Flag("--env", "environment to play in, a name, a .cuh file or gymnasium:name"),
     },
     needs_config=False,
-    story="One process does the work, on the CPU. Without --config every key but those with a flag has its default:\n"
-    "--model and one of --data and --env, or both.",
+    story="One process does the work, on the CPU. It needs --model and one of --data and --env, or both; without\n"
+    "--config all other keys have their defaults.",
 )
 
 if __name__ == "__main__":

@@ -50,8 +50,13 @@ COMMAND = Command(
     example="configs/serve/serve.json",
     settings="--model outputs/cartpole/model --log outputs/log",
     outcome="model, log, workers, restarts, seconds",
-    codes="0 stopped by SIGTERM or SIGINT, 1 unexpected error, 2 config or data error, 5 another server has the log, "
-    "75 stopped by another signal, or before it served",
+    codes=(
+        "0  stopped by SIGTERM or SIGINT",
+        "1  unexpected error",
+        "2  config or data error",
+        "5  another server has the log",
+        "75 stopped by another signal, or before it served",
+    ),
     flags={
         "model": Flag("--model", "folder of the exported model"),
         "log": Flag("--log", "folder of the log"),

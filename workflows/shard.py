@@ -29,11 +29,11 @@ COMMAND = Command(
         "node_index": Flag("--node_index", "number of this machine, from 0: its shard is fetched to local_path", int),
     },
     story="""\
-without --node_index: makes the shards of all machines at shards_path, unless they stand
-with --node_index, the same command on every machine, in any order:
-  machine 0 makes the shards unless they stand, the others wait for them up to wait_seconds and say so every 10 s;
-  then each fetches its own to local_path, verified by sha256. What is there already and right is not made or
-  fetched again. A machine that does not see training_data_path takes the shards that fit its other keys.""",
+Without --node_index it makes the shards of all machines at shards_path, unless they are there.
+With --node_index it is the same command on every machine, in any order: machine 0 makes the shards unless they are
+there, the others wait for them up to wait_seconds and log it every 10 s; then each fetches its own to local_path and
+checks it by sha256. What is there and right is not made or fetched again. A machine that does not see
+training_data_path takes the shards whose layout, number and seed fit.""",
 )
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class PlayedEnvironmentConfig(EnvironmentConfig):
 
 
 class EvaluateConfig(Section):
-    """`python -m workflows.evaluate`: what an exported model's policy is worth, by a log, by playing, or by both."""
+    """`python -m workflows.evaluate`: estimates what an exported model's policy is worth, on a log or in simulation."""
 
     model: str = ""
     """Folder of an exported model."""

@@ -199,7 +199,7 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
         value = _loads(text, f"--set {path}")
     except json.JSONDecodeError as error:
         if text[:1] in ("[", "{"):
-            todo = "Keep the shell from taking its quotes: --set 'key=[\"a\", \"b\"]'"
+            todo = 'Keep the shell from taking its quotes: --set \'key=["a", "b"]\''
             return [Problem(f"--set {path}", "a JSON value", f"{text} ({error.msg})", todo)]
         value = text
     *parents, last = path.split(".")

@@ -84,10 +84,14 @@ class SimulationConfig(EnvironmentConfig):
         """Yields contradictions between keys."""
         yield from super().rules()
         if self.mode == "both" and self.dataset is not None:
-            yield self.wrong("dataset", "absent with mode both", "Its folder is between processes that collect or learn")
+            yield self.wrong(
+                "dataset", "absent with mode both", "Its folder is between processes that collect or learn"
+            )
         if self.mode != "both":
             if self.dataset is None:
-                yield self.wrong("dataset", f"a section with mode {self.mode}", "Name the shared folder in dataset.path")
+                yield self.wrong(
+                    "dataset", f"a section with mode {self.mode}", "Name the shared folder in dataset.path"
+                )
             yield from self.changes(
                 "", ["auto_scale"], f"false with mode {self.mode}", "It measures playing and learning in one process"
             )

@@ -64,9 +64,15 @@ def main(
         example=example,
         settings="--set training.learning_rate=0.01 --set num_processes_per_node=2",
         outcome="model, steps, rows, rows_per_second, seconds, scores; with publish_if, not_published",
-        codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, "
-        "4 a peer failed, 5 model_output_path is in use by another run, "
-        "75 stopped by a signal, run again to continue",
+        codes=(
+            "0  done",
+            "1  unexpected error, or training diverged",
+            "2  config or data error",
+            "3  rendezvous failed",
+            "4  a peer failed",
+            "5  model_output_path is in use by another run",
+            "75 stopped by a signal, run again to continue",
+        ),
     )
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = parser_of(command)

@@ -116,7 +116,8 @@ def test_help_names_flags_codes_and_examples(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         started(["--help"])
     text = capsys.readouterr().out
-    for word in ("--config", "--node_index", "--set", "--dry_run", "--print_schema", "exit codes", "examples"):
+    for word in ("--config", "--node_index", "--set", "--dry_run", "--print_schema", "examples",
+                 "\n\nLearns a policy over named actions", "exit codes:\n  0  done\n"):  # fmt: skip
         assert word in text
 
 
