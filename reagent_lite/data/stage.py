@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -44,6 +45,7 @@ T = TypeVar("T")
 FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class StageManifest:
 
     def document(self) -> dict[str, Any]:
         """Returns the manifest as JSON has it."""
-        document: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        document: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
         return document
 
     @classmethod
@@ -201,7 +203,8 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: Kind) -> T:
     """
     own = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        return TypeAdapter(of).validate_json(json.dumps(own))
+        described: T = _adapter(of).validate_json(json.dumps(own))
+        return described
     except ValidationError as error:
         first = error.errors()[0]
         field = f"{where}, {'.'.join(map(str, first['loc']))}"
