@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = f"{__name__}.{_MODULES[name]}"
     if importlib.util.find_spec(".".join(module.split(".")[:2])) is None:
-        todo = "Run: pip uninstall reagent-lite-bundle, then pip install reagent-lite"
+        todo = "Run: pip uninstall reagent-lite-bundle, then pip install 'reagent-lite[data]'"
         raise ImportError(f"{__name__}.{name}: reagent-lite-bundle only loads models. {todo}")
     if name == "read_log":  # the only one that cannot even be imported without an extra
         from reagent_lite.errors import needing
