@@ -49,8 +49,9 @@ class Prediction:
     propensities: NDArray[np.float32]
     mask: NDArray[np.bool_]
 
-    def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def draw(self, rng: np.random.Generator | int | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draws an action per row by inverting the cumulative propensities; see `Bundle.act`."""
+        rng = np.random.default_rng(rng)
         cumulative = self.propensities.cumsum(1, dtype=np.float64)
         total = cumulative[:, -1]
         some = total > 0
@@ -88,6 +89,11 @@ class Bundle:
             {str(one): column for column, one in enumerate(ids)}
             for ids in (self.state_feature_ids, self.action_feature_ids)
         ]
+
+    def __repr__(self) -> str:
+        states, candidates = map(_listed, self._columns)
+        choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
+        return f"<Bundle {self.workflow}: state features {states}; {choices}; policy {self.policy}>"
 
     @property
     def parametric(self) -> bool:
@@ -158,7 +164,7 @@ class Bundle:
         mask: ArrayLike | None = None,
         candidates: Sequence[ArrayLike] | None = None,
         *,
-        rng: np.random.Generator,
+        rng: np.random.Generator | int | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draws an action per row from the propensities; log its propensity with it.
 
@@ -167,7 +173,7 @@ class Bundle:
             presence: see values.
             mask: see values.
             candidates: see values.
-            rng: source of the draws.
+            rng: source of the draws, or a seed of one; None: a new one, seeded by the system.
 
         Returns:
             Action [N], -1 where none is allowed, and the probability [N] it was drawn with, 0 where none is allowed.

@@ -9,7 +9,7 @@ from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import Predictor
 
 _USE_DISCRETE: Final = """bundle.predict_rows([{{"{state}": 0.5}}])      # absent features are missing
-bundle.act(bundle.states([{{"{state}": 0.5}}]), rng=numpy.random.default_rng(0))   # action and its propensity"""
+bundle.act(bundle.states([{{"{state}": 0.5}}]))   # action and its propensity"""
 _USE_PARAMETRIC: Final = (
     """bundle.predict_rows([{{"{state}": 0.5}}], candidates=[[{{"{action}": 1.0}}, {{"{action}": 2.0}}]])"""
 )
@@ -35,7 +35,7 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
 def _use(predictor: Predictor) -> str:
     template = _USE_PARAMETRIC if predictor.parametric else _USE_DISCRETE
     call = template.format(state=_first(predictor.state_feature_ids), action=_first(predictor.action_feature_ids))
-    code = f'import numpy\nfrom reagent_lite.export import load_bundle\n\nbundle = load_bundle("model")\n{call}'
+    code = f'from reagent_lite.export import load_bundle\n\nbundle = load_bundle("model")\n{call}'
     return (
         f"```python\n{code}\n```\n\nLoading compares every byte with `manifest.json` and needs only numpy and "
         "onnxruntime. `model.onnx` also runs by itself in any ONNX runtime: inputs "

@@ -85,6 +85,10 @@ def test_files_and_manifest_describe_the_model(bundle: Bundle, discrete_folder: 
     assert bundle.state_feature_ids == (7, 4)
     assert bundle.action_names == ("left", "right", "stay")
     assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
+    policy = "policy {'epsilon': 0.3, 'kind': 'epsilon_greedy'}"
+    assert repr(bundle) == f"<Bundle dqn: state features 7, 4; actions left, right, stay; {policy}>"
+    parametric = load_bundle(parametric_folder)
+    assert repr(parametric) == f"<Bundle parametric_dqn: state features 3; candidates of 9; {policy}>"
     assert bundle.manifest["git_revision"] is None
     assert bundle.manifest["files"]["config.json"]["size"] == (discrete_folder / "config.json").stat().st_size
     assert json.loads((discrete_folder / "evaluation.json").read_text()) == {"reward": {"value": 1.5, "lower": None}}
@@ -232,7 +236,7 @@ def test_frequencies_are_the_stated_propensities(
 ) -> None:
     rows, probabilities = 20_000, np.array(weights) / np.sum(weights)
     actions, propensity = load_bundle(request.getfixturevalue(folder)).act(
-        np.tile([1.0, 5.0], (rows, 1)), mask=np.tile(allowed, (rows, 1)), rng=np.random.default_rng(0)
+        np.tile([1.0, 5.0], (rows, 1)), mask=np.tile(allowed, (rows, 1)), rng=0
     )
     np.testing.assert_allclose(propensity, probabilities[actions], rtol=1e-6)
     counts = np.bincount(actions, minlength=len(weights))
@@ -240,14 +244,12 @@ def test_frequencies_are_the_stated_propensities(
 
 
 def test_acting_where_nothing_one_or_a_candidate_is_allowed(bundle: Bundle, parametric: Bundle) -> None:
-    actions, propensity = bundle.act(
-        [[1, 5], [1, 5]], mask=np.array([[False] * 3, [False, False, True]]), rng=np.random.default_rng(2)
-    )
+    actions, propensity = bundle.act([[1, 5], [1, 5]], mask=np.array([[False] * 3, [False, False, True]]))
     assert actions.tolist() == [-1, 2]
     assert propensity.tolist() == [0, 1]
     # two candidates: 0.85 on the better, 0.15 on the other; one candidate: certain
     candidates = [[[1.0], [2.0]], [[1.0]]]
-    actions, propensity = parametric.act([[0.0], [0.0]], candidates=candidates, rng=np.random.default_rng(3))
+    actions, propensity = parametric.act([[0.0], [0.0]], candidates=candidates)
     assert propensity.tolist() == pytest.approx([0.85 if actions[0] == 1 else 0.15, 1.0])
     assert actions[1] == 0
 
@@ -289,11 +291,14 @@ def test_the_graph_alone_gives_no_answer_to_infinity(discrete_folder: Path, para
 
 
 @pytest.mark.parametrize(("drawn", "expected"), [(np.nextafter(1.0, 0.0), [3, 1, -1]), (0.0, [1, 1, -1])])
-def test_draw_never_takes_what_has_no_probability(drawn: float, expected: list[int]) -> None:
+def test_draw_never_takes_what_has_no_probability(
+    drawn: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = SimpleNamespace(random=lambda size: np.full(size, drawn))
+    monkeypatch.setattr(np.random, "default_rng", lambda _: rng)
     probabilities = np.array([[0.0, 0.7, 0.1, 0.2000000000000002, 0.0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
     given: Any = {"q": probabilities, "greedy": None, "propensities": probabilities, "mask": probabilities > 0}
-    actions, found = Prediction(**given).draw(rng)  # type: ignore[arg-type]
+    actions, found = Prediction(**given).draw()
     assert actions.tolist() == expected
     taken = [0 if action < 0 else probabilities[row, action] for row, action in enumerate(expected)]
     assert found.tolist() == pytest.approx(taken)
@@ -320,7 +325,7 @@ import reagent_lite
 from reagent_lite import load_bundle
 bundle = load_bundle({str(discrete_folder)!r})
 assert bundle.check_golden() < 1e-5
-action, propensity = bundle.act([[1, 5]], rng=np.random.default_rng(0))
+action, propensity = bundle.act([[1, 5]], rng=0)
 print(bundle.predict_rows([{{"4": 5, "7": 1}}]).greedy[0], action[0], propensity[0])
 print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
 files = [os.path.realpath(f"/proc/self/fd/{{name}}") for name in os.listdir("/proc/self/fd")]
@@ -345,8 +350,9 @@ for name in ("train", "read_log"):
     assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
     assert modules.split() == sorted(name.removesuffix(".__init__") for name in shipped)
     assert databases == "[]"
-    assert [one.partition(". Run: pip")[0] for one in refused] == [
-        f"reagent_lite.{name}: reagent-lite-bundle only loads models" for name in ("train", "read_log")
+    todo = "Run: pip uninstall reagent-lite-bundle, then pip install 'reagent-lite[data]'"
+    assert refused == [
+        f"reagent_lite.{name}: reagent-lite-bundle only loads models. {todo}" for name in ("train", "read_log")
     ]
     assert result.stderr == ""
 
