@@ -19,7 +19,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -29,7 +28,7 @@ from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD
 from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership
 from reagent_lite.distributed.network import Address, addresses, connection_error, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.store import Background, Link, LostError, Store, connect, reach, serve
+from reagent_lite.distributed.store import ANSWER_SECONDS, Background, Link, LostError, Store, reach, serve
 from reagent_lite.distributed.verdict import Declaration, Verdict, verdict_on
 from reagent_lite.errors import ConfigError, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
@@ -241,8 +240,7 @@ class Rendezvous:
             if reached is not None:
                 link, record = reached
                 if not self._is_over(record) and now <= deadline:
-                    self._require_same_count(record)
-                    return link, record
+                    return reached
                 link.close()
                 over = f"whose attempt {record.attempt} has ended" if now <= deadline else "which answers late"
                 state = f"{record}, {over}"
@@ -272,26 +270,27 @@ class Rendezvous:
         address, port = self._meeting_point()
         if why := connection_error(address, port, _LONGEST_POLL):
             return f"{address}:{port}: {why}"
-        link = Link(partial(connect, address, port, ""), (address, port))
+        link = Link.to(address, port, "", ANSWER_SECONDS)
         try:
-            return Record.model_validate_json(link.call(lambda store: store.get("record") or ""))
+            return Record.model_validate_json(link.call(lambda store: store.get("record") or "", ANSWER_SECONDS))
         except (LostError, ValueError) as error:
             return f"{address}:{port} is no run of ours: {error}"
         finally:
             link.close()
-
-    def _require_same_count(self, record: Record) -> None:
-        if record.num_nodes != self.node.count:
-            expected = f"{record.num_nodes} as on node 0 (host {record.host}, pid {record.pid})"
-            got = f"{self.node.count} on node {self.node.index} (host {socket.gethostname()})"
-            raise RendezvousError(Problem("num_nodes", expected, got))
 
     # ---- all machines
 
     def _meet(self, link: Link, record: Record, deadline: float) -> tuple[Declaration, ...]:
         """Returns the declarations of all machines once they have come and fit together; node 0 finds out whether."""
         number, lost_after = self.node.index, self.settings.lost_after_seconds
-        mine, places = self.declaration.model_dump_json(), _Places(self.node.count, self.settings)
+        declaration, other_count = self.declaration, self._other_count(record)
+        if other_count is not None:
+            if number >= record.num_nodes:  # node 0 does not look for this machine
+                raise other_count
+            declaration = declaration.model_copy(
+                update={"problem": str(other_count), "exit_code": other_count.exit_code}
+            )
+        mine, places = declaration.model_dump_json(), _Places(self.node.count, self.settings)
         file = self._file if number == 0 else None
         begun = checked = logged = time.monotonic()
         held: str | None = None  # the first beat of another machine that has this number
@@ -302,7 +301,7 @@ class Rendezvous:
                 store.set(f"beat/{number}", f"join.{self.declaration.run}.{time.monotonic()}")
             if number == 0:
                 places.update(store)
-            missing = ", ".join(str(i) for i in range(self.node.count) if store.get(f"node/{i}") is None)
+            missing = ", ".join(str(i) for i in range(record.num_nodes) if store.get(f"node/{i}") is None)
             return holder, store.get(f"beat/{number}"), Failure.of(store), store.get("go"), missing
 
         while True:
@@ -310,6 +309,8 @@ class Rendezvous:
             holder, beat, failure, go, missing = link.call(poll, lost_after)
             now = time.monotonic()
             if holder != mine:
+                if other_count is not None:
+                    raise other_count
                 if held is not None and beat != held:
                     raise RendezvousError(self._taken(holder))
                 held = held or beat
@@ -333,6 +334,13 @@ class Rendezvous:
                 except RendezvousError as error:
                     raise self._ended_for_all(link, error) from None
             time.sleep(ROUND_SECONDS / 2)
+
+    def _other_count(self, record: Record) -> RendezvousError | None:
+        if record.num_nodes == self.node.count:
+            return None
+        expected = f"{record.num_nodes} as on node 0 (host {record.host}, pid {record.pid})"
+        got = f"{self.node.count} on node {self.node.index} (host {self.declaration.host})"
+        return RendezvousError(Problem("num_nodes", expected, got))
 
     def _taken(self, holder: str) -> Problem:
         own, other = self.declaration, Declaration.model_validate_json(holder)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import psutil
@@ -122,27 +121,33 @@ def serve(server: socket.socket, address: str, token: str) -> Store:
         RendezvousError: the store did not open.
     """
     port = server.getsockname()[1]
-    return Store(_open(address, port, is_master=True, master_listen_fd=server.detach()), token, 0)
+    return Store(_open(address, port, _OPEN_SECONDS, is_master=True, master_listen_fd=server.detach()), token, 0)
 
 
-def connect(address: str, port: int, token: str) -> Store:
+def connect(address: str, port: int, token: str, seconds: float) -> Store:
     """Returns a client of the store at an address; waits without end where something silent listens there.
+
+    Args:
+        address: numeric.
+        port: on which it listens.
+        token: see Store.
+        seconds: how long a connection that fails is tried again.
 
     Raises:
         RendezvousError: no store opened there.
     """
-    return Store(_open(address, port, is_master=False), token)
+    return Store(_open(address, port, seconds, is_master=False), token)
 
 
-def _open(address: str, port: int, **role: Any) -> Any:
+def _open(address: str, port: int, seconds: float, **role: Any) -> Any:
     try:
         client = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, wait_for_workers=False, timeout=timedelta(seconds=_OPEN_SECONDS), **role
+            address, port, wait_for_workers=False, timeout=timedelta(seconds=seconds), **role
         )
     except dist.DistError as error:
         problem = Problem(
             f"store at {address}:{port}",
-            f"one that opens within {_OPEN_SECONDS:g} s",
+            f"one that opens within {seconds:g} s",
             first_line(error),
             "Look at the network and the name servers of this machine",
         )
@@ -207,6 +212,11 @@ class Link:
         self._background, self._peer = Background(), peer
         self._opened: Future[Store] | None = self._background.submit(open_store)
 
+    @classmethod
+    def to(cls, address: str, port: int, token: str, seconds: float) -> "Link":
+        """Returns a link to the store at another process's address; see `connect`."""
+        return cls(lambda: connect(address, port, token, seconds), (address, port))
+
     def submit(self, work: Callable[[Store], T]) -> "Future[T]":
         """Queues a call; the future ends with its result, or with its error."""
         return self._background.submit(lambda: self._done(work))
@@ -248,12 +258,14 @@ def reach(record: Record) -> tuple[Link, Record] | None:
     for address in (record.address, *record.others):
         if connection_error(address, record.port, _CONNECT_SECONDS):
             continue
-        open_store = partial(connect, address, record.port, record.token)
-        link = Link(open_store, (address, record.port))
-        with suppress(LostError):
-            nonce, attempt = link.call(lambda store: (store.get("nonce"), store.attempt), _OPEN_SECONDS)
-            if nonce == record.nonce:
-                return link, record.model_copy(update={"attempt": attempt, "address": address})
-        link.close()
-        return None
+        link, found = Link.to(address, record.port, record.token, _OPEN_SECONDS), None
+        try:
+            with suppress(LostError):
+                nonce, attempt = link.call(lambda store: (store.get("nonce"), store.attempt), _OPEN_SECONDS)
+                if nonce == record.nonce:
+                    found = link, record.model_copy(update={"attempt": attempt, "address": address})
+        finally:
+            if found is None:
+                link.close()
+        return found
     return None

@@ -39,7 +39,7 @@ def declared(folder: Path, node: int) -> None:
     wait_until(lambda: isinstance(file.read(), Record), lambda: "no record")
     found = file.read()
     assert isinstance(found, Record)
-    store = connect(found.address, found.port, found.token)
+    store = connect(found.address, found.port, found.token, 15.0)
     wait_until(lambda: store.get(f"node/{node}") is not None, lambda: f"node {node} never declared itself")
 
 
@@ -76,6 +76,20 @@ def test_what_listens_where_the_old_store_was_is_not_joined(monkeypatch: pytest.
         port = server.getsockname()[1] if silent else store.port
         assert reach(Record.model_validate(RECORD | {"port": port})) is None
     assert store.list_keys() == ["nonce"]
+
+
+def test_a_silent_service_at_the_address_of_node_0_takes_no_longer_than_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reagent_lite.distributed.rendezvous.ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        rendezvous = node_0(Path("/"), join_timeout_seconds=1)
+        rendezvous.node, rendezvous.init_method = Node(1, 2), f"tcp://127.0.0.1:{port}"
+        begun = time.monotonic()
+        with pytest.raises(RendezvousError, match=f"got 127.0.0.1:{port} is no run of ours: no answer for 0 s"):
+            rendezvous.join()
+        assert time.monotonic() - begun < 10  # torch would connect again for 15 s
 
 
 def test_the_file_is_private_and_names_who_listens(tmp_path: Path, start: Start) -> None:
@@ -168,20 +182,26 @@ def test_two_jobs_that_start_in_the_same_instant(start: Start) -> None:
     [
         ({"config": {"epochs": 2, "seed": 1}}, 3, "config key epochs: expected 1 as on node 0 (host host0, pid"),
         ({"problem": "data.json: expected rows, got none"}, 2, "data.json: expected rows, got none"),
-        ({"count": 3}, 3, "num_nodes: expected 2 as on node 0"),  # which goes on waiting
+        ({"count": 3}, 3, "num_nodes: expected 2 as on node 0 (host "),
     ],
 )
 def test_machines_that_do_not_fit_together(start: Start, mine: dict[str, Any], code: int, words: str) -> None:
     base = {"config": {"epochs": 1, "seed": 1}}
     first = start(0, 2, **base)
     other = start(1, **{"count": 2, **base, **mine})
-    assert other.ended() == code
-    assert words in other.log
-    if "count" in mine:
-        first.process.send_signal(signal.SIGTERM)
-    assert first.ended() == (75 if "count" in mine else code)
-    assert (words in first.log) == ("count" not in mine)
-    assert "config key seed" not in first.log
+    all_end([first, other], code)
+    for machine in (first, other):
+        assert words in machine.log
+        assert "config key seed" not in machine.log
+
+
+def test_a_number_beyond_the_count_of_node_0(start: Start) -> None:
+    """Its machine is told alone: node 0 does not know of it, and the run is not disturbed."""
+    first = start(0)
+    last = start(2, 3)
+    assert last.ended() == 3
+    assert "num_nodes: expected 2 as on node 0 (host " in last.log
+    all_end([first, start(1)], 0)
 
 
 def test_by_address_without_a_file(start: Start) -> None:
@@ -366,11 +386,11 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
 def test_what_a_stranger_writes_counts_as_absent() -> None:
     """Who reaches the port can list, read, copy and write, but does not know the token."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    ours = connect("127.0.0.1", store.port, TOKEN)
+    ours = connect("127.0.0.1", store.port, TOKEN, 15.0)
     ours.set("beat/1", "join.run1.1")
     assert TOKEN.encode() not in store.get("0/beat/1")
     store.set("0/go", store.get("0/beat/1"))
     store.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
-    connect("127.0.0.1", store.port, "").set("node/1", "stranger")
+    connect("127.0.0.1", store.port, "", 15.0).set("node/1", "stranger")
     assert [ours.get(key) for key in ("beat/1", "go", "abort", "node/1")] == ["join.run1.1", None, None, None]
     assert [ours.set_once("abort", text) for text in ("first", "second")] == ["first", "first"]

@@ -7,13 +7,15 @@ import sys
 import threading
 
 import pytest
+from oracles.doctors import RECORD
 
 from reagent_lite.distributed import store
-from reagent_lite.distributed.store import Link, LostError, connect
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.store import Link, reach
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
-from reagent_lite.distributed.store import Link, LostError, connect
+from reagent_lite.distributed.store import Link, LostError
 
 SERVER = '''
 import time
@@ -31,7 +33,7 @@ class Late:
 
 server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
 port = int(server.stdout.readline())
-link = Link(lambda: connect("127.0.0.1", port, ""), ("127.0.0.1", port))
+link = Link.to("127.0.0.1", port, "", 15.0)
 print(link.call(lambda store: store.get("key")))
 os.kill(server.pid, signal.SIGSTOP)
 os.waitpid(server.pid, os.WUNTRACED)
@@ -52,13 +54,15 @@ def test_a_call_that_never_came_back_does_not_abort_the_process_on_its_way_out()
 
 
 def test_a_store_that_never_opened_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_OPEN_SECONDS", 2.0)  # torch connects again until then
+    """A second Ctrl-C arrives at once, and torch would connect again for two seconds."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(Link, "call", interrupted)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port, before = silent.getsockname()[1], {*threading.enumerate()}
-        link = Link(lambda: connect("127.0.0.1", port, ""), ("127.0.0.1", port))
-        (thread,) = {*threading.enumerate()} - before
-        with pytest.raises(LostError, match="no answer"):
-            link.call(lambda store: store.get("key"), 0.2)
-        assert thread.is_alive()
-        link.close()
-        assert not thread.is_alive()
+        before = {*threading.enumerate()}
+        with pytest.raises(KeyboardInterrupt):
+            reach(Record.model_validate(RECORD | {"port": silent.getsockname()[1]}))
+        assert {*threading.enumerate()} == before

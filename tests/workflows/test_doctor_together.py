@@ -32,7 +32,7 @@ def together(work: Callable[[Membership], list[Row]]) -> list[list[Row]]:
         rows: list[list[Row]] = [[], []]
 
         def run(node: int) -> None:
-            link = Link(lambda: connect("127.0.0.1", server.port, ""))
+            link = Link(lambda: connect("127.0.0.1", server.port, "", 15.0))
             record = Record(**RECORD)  # type: ignore[arg-type]
             both = tuple(Declaration(node=i, host="h", pid=1, processes=1, device="cpu") for i in (0, 1))
             rows[node] = work(Membership(link, record, node, both, RendezvousConfig()))
