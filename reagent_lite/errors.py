@@ -9,6 +9,8 @@ from importlib.util import find_spec
 
 MAX_PROBLEMS = 20
 """Faults that an error spells out; the rest is counted."""
+MAX_NAMES = 10
+"""Names that an error lists."""
 EXTRAS = {
     "compiler": ("ziglang",),
     "cuda": ("pycuda",),
@@ -53,6 +55,13 @@ def counted(number: int, one: str, many: str = "") -> str:
     if number == 1:
         return f"1 {one}"
     return f"{number:,} {many or one + ('es' if one.endswith('s') else 's')}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Returns names in order as text, no more than MAX_NAMES of them: "a, b and 714 more"."""
+    found = sorted(names)
+    more = f" and {len(found) - MAX_NAMES:,} more" if len(found) > MAX_NAMES else ""
+    return f"{', '.join(found[:MAX_NAMES])}{more}"
 
 
 def named_counts(counts: Mapping[str, int]) -> str:

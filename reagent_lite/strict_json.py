@@ -21,9 +21,12 @@ def parse_json(text: bytes) -> Any:
     """
     if is_deep(text):
         raise ValueError(f"more than {MOST_LEVELS} objects and lists inside one another")
-    value = json.loads(
-        text.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_integer
-    )
+    try:
+        value = json.loads(
+            text.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_integer
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
     if b"\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()

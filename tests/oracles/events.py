@@ -28,7 +28,8 @@ def event(mdp_id: str, number: int, state: float, reward: float = 0.0, /, **chan
 BROKEN: list[tuple[Row, str, str]] = [
     ({"mdp_id": None}, "expected an mdp_id, got null", "mdp_id_absent"),
     ({"sequence_number": None}, "expected a sequence_number, got null", "sequence_number_absent"),
-    ({"sequence_number": 1.5}, "expected an integer in sequence_number, got 1.5", "unreadable"),
+    ({"sequence_number": 1.5},
+     "expected an integer or a time such as 2026-01-31T10:00:00 in sequence_number, got 1.5", "unreadable"),
     ({"state_features": None}, "expected state_features, got null", "state_features_absent"),
     ({"state_features": {}}, "expected at least one feature in state_features, got none", "state_features_empty"),
     ({"state_features": {"0": 1e39}}, "expected finite numbers in state_features, got inf for '0'",

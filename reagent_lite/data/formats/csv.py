@@ -31,14 +31,16 @@ from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
-from reagent_lite.data.formats.schema import in_one_piece, microseconds_of, valid_rows
+from reagent_lite.data.formats.schema import INTEGER_OR_TIME, in_one_piece, microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import parse_json
 
 _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}
+_WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
-_TRUE, _FALSE = ("true", "True", "TRUE", "1", "1.0", "t"), ("false", "False", "FALSE", "0", "0.0", "f")
+_FLAGS = {**_WORDS, "1": True, "1.0": True, "t": True, "0": False, "0.0": False, "f": False}
+_NUMERALS = "Write numbers as 1234.5, and nothing where there is none"
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _CELL = re.compile(rb'(?:"((?:[^"]|"")*+)"|([^",\r\n]*+))(,|\r?(?:\n|\Z))')
 _QUOTED = re.compile(rb'"(?:[^"]|"")*+"')
@@ -201,8 +203,10 @@ def _header(
         part = next(one.name for one in found if one.feature and one.field == field)
         problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))
     known = {one.field.partition(".")[0] for one in found if one.field != one.name or one.field in TRAINING_COLUMNS}
-    if not known & set(TRAINING_COLUMNS):
-        todo = "Separate cells by commas" if any(one in cells[0] for one in ";\t|") else "Write it as the first line"
+    separated = any(one in cells[0] for one in ";\t|")
+    # a log with names of its own is told which of them are missing
+    if not known & set(TRAINING_COLUMNS) and (separated or own is None):
+        todo = "Separate cells by commas" if separated else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
@@ -227,8 +231,8 @@ def _by_arrow(text: bytes, line: int, header: tuple[_HeaderCell, ...]) -> tuple[
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
-        true_values=_TRUE,
-        false_values=_FALSE,
+        true_values=[word for word, true in _FLAGS.items() if true],
+        false_values=[word for word, true in _FLAGS.items() if not true],
     )
     try:
         cells = pa.csv.read_csv(pa.BufferReader(text), read, pa.csv.ParseOptions(newlines_in_values=True), convert)
@@ -253,12 +257,13 @@ def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: st
             problems.append(Problem(where, f"{len(header)} cells, as the header has", str(len(cells))))
         for one, cell in zip(header, cells, strict=False):
             try:
-                value = _value_of(cell.decode(), one.kind) if cell and one.read else None
+                value = _value_of(cell.decode(), one) if cell and one.read else None
             except UnicodeDecodeError as error:
                 problems.append(Problem(where, "UTF-8", str(error), "Write the file as UTF-8"))
             except ValueError as error:
+                todo = _NUMERALS if pa.types.is_floating(one.kind) else ""
                 got = repr(cell[:60].decode(errors="replace"))
-                problems.append(Problem(where, f"{error} in {one.name}", got))
+                problems.append(Problem(where, f"{error} in {one.name}", got, todo))
             else:
                 values.get(one.name, []).append(value)
         if len(problems) >= MAX_PROBLEMS:
@@ -268,27 +273,28 @@ def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: st
     return table, np.array(lines, np.int64)
 
 
-def _value_of(cell: str, kind: pa.DataType) -> Any:
+def _value_of(cell: str, column: _HeaderCell) -> Any:
     """Returns the value of a cell; a ValueError says what it should be."""
-    if pa.types.is_string(kind):
+    if pa.types.is_string(column.kind):
         return cell
-    if pa.types.is_boolean(kind):
-        if cell in (*_TRUE, *_FALSE):
-            return cell in _TRUE
+    if pa.types.is_boolean(column.kind):
+        if cell in _FLAGS:
+            return _FLAGS[cell]
         raise ValueError("true or false, or 1 or 0")
-    floating = pa.types.is_floating(kind)
-    if not floating and (time := microseconds_of(cell)) is not None:
+    floating, ordered = pa.types.is_floating(column.kind), kind_of(column.field) == "order"
+    if ordered and (time := microseconds_of(cell)) is not None:
         return time
     try:
         if "_" in cell:
             raise ValueError  # Python's own way to group digits
-        number = float(cell)
+        # as in other formats, true counts as 1
+        number = float(_WORDS.get(cell, cell)) if floating else float(cell)
         # pandas writes integers as 3.0 where a column has gaps
         value = number if floating else int(number) if abs(number) < EXACT_BELOW else int(cell)
+        if value != number and abs(number) < EXACT_BELOW:
+            raise ValueError
     except ValueError:
-        raise ValueError("a number" if floating else "an integer") from None
-    if not floating and number != value and abs(number) < EXACT_BELOW:
-        raise ValueError("an integer")
+        raise ValueError("a number" if floating else INTEGER_OR_TIME if ordered else "an integer") from None
     if not floating and not -(1 << 63) <= value < 1 << 63:
         raise ValueError("a 64-bit integer")
     return value

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from reagent_lite.data.formats.frames import place
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line, listed
 from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
@@ -27,7 +27,6 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 MINARI = ".minari"
 """Extension used for the files of a Minari dataset, which is a folder with a description of its own."""
 MINARI_DESCRIPTION = "metadata.json"
-_MOST_NAMES = 10
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
@@ -185,9 +184,7 @@ def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _counted_names(names: list[str]) -> str:
-    shown = ", ".join(sorted(names)[:_MOST_NAMES])
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return f"{counted(len(names), 'entry', 'entries')}: {shown}{more}"
+    return f"{counted(len(names), 'entry', 'entries')}: {listed(names)}"
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:

@@ -10,6 +10,7 @@ common Arrow type (an action as 3 in one row and "left" in another) become text:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, Problem
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
+_OBJECT = re.compile(rb"\s*\{.*\}\s*")
+_ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
 EXACT_BELOW = float(1 << 53)
 """Integers at or above it are not exact as float64."""
 
@@ -150,8 +153,9 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
             if not isinstance(row, dict):
                 raise ValueError(f"a JSON {type(row).__name__}")
         except ValueError as error:
-            start = content[:40].decode(errors="replace")
-            problems.append(Problem(f"{path}:{line}", "one JSON object in the line", f"{error}; it starts {start!r}"))
+            got = f"{error}; it starts {content[:40].decode(errors='replace')!r}"
+            todo = "" if _OBJECT.fullmatch(content) else _ONE_A_LINE
+            problems.append(Problem(f"{path}:{line}", "one JSON object in the line", got, todo))
             if len(problems) == MAX_PROBLEMS:
                 break
             continue

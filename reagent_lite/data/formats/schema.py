@@ -14,6 +14,10 @@ TEXT_METADATA = {b"reagent_lite": b"json"}
 """Marks a string column whose values are JSON texts, since they have no common Arrow type."""
 
 
+INTEGER_OR_TIME = "an integer or a time such as 2026-01-31T10:00:00"
+"""What the order of an episode's rows is written as, in errors."""
+
+
 def is_text(field: pa.Field) -> bool:
     """Whether a column holds JSON texts instead of values of one Arrow type."""
     return bool(field.metadata == TEXT_METADATA)

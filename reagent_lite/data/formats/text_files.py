@@ -25,6 +25,14 @@ TABLE_BYTES = 1 << 24
 """Memory of a block's table; rows with many columns take memory for absent values too."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NO_TEXT = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"PK\x03\x04": "a ZIP archive or an Excel workbook",
+}
+"""First bytes of what is often taken for text, and what it is."""
 
 
 def read_text(
@@ -66,7 +74,10 @@ def read_text(
                 piece = read(max(size(), len(rest)))
             if not piece:
                 break
-            text = rest + piece if rest or line > 1 else piece.removeprefix(BYTE_ORDER_MARK)
+            if line == 1 and not rest:
+                _require_text(piece, file)
+                piece = piece.removeprefix(BYTE_ORDER_MARK)
+            text = rest + piece
             end = end_of_rows(text)
             if end:
                 yield parsing(text[:end], line)
@@ -77,6 +88,15 @@ def read_text(
             rest = text[end:]
         if rest:
             yield parsing(rest, line)
+
+
+def _require_text(start: bytes, file: InputFile) -> None:
+    for opening, kind in _NO_TEXT.items():
+        if start.startswith(opening):
+            todo = (
+                "Write the file as UTF-8" if kind == "UTF-16" else "Unpack it, or give it the extension of its packing"
+            )
+            raise DataError(Problem(file.path, "text in UTF-8", kind, todo))
 
 
 def _given(block: Block) -> Block:

@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import filled, in_one_piece, is_text, microseconds_of, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import (
+    INTEGER_OR_TIME,
+    filled,
+    in_one_piece,
+    is_text,
+    microseconds_of,
+    to_numpy,
+    valid_rows,
+)
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import Mask
 
@@ -160,16 +168,27 @@ def float64(array: pa.Array) -> NDArray[np.float64]:
     return filled(pc.cast(array, pa.float64(), safe=False), np.nan)
 
 
-def numbers(column: Column, faults: Faults, expected: str = "a number") -> NDArray[np.float64]:
-    """Returns [n] float64 of a column of numbers, NaN where null; other values are faults."""
-    return float64(typed(column, faults, expected, is_number, (pa.float64(), float_of)))
+def numbers(
+    column: Column, faults: Faults, expected: str = "a number", read: Callable[[object], float | None] = float_of
+) -> NDArray[np.float64]:
+    """Returns [n] float64 of a column of numbers, NaN where null; other values are faults.
+
+    Args:
+        column: a column of any type.
+        faults: the faults of the block.
+        expected: in words, without the column's name.
+        read: returns the number of a value parsed from JSON, None of one that is wrong.
+    """
+    return float64(typed(column, faults, expected, is_number, (pa.float64(), read)))
 
 
-def integers(column: Column, faults: Faults, expected: str = "an integer") -> tuple[NDArray[np.int64], Mask]:
+def integers(
+    column: Column, faults: Faults, expected: str = "an integer", read: Callable[[object], float | None] = float_of
+) -> tuple[NDArray[np.int64], Mask]:
     """Returns ([n] int64, [n] whether there is one) of a column of integers; NaN counts as null.
 
     Other values are faults, also floats that are not exact and what is not within ±2^62, where differences have no
-    int64.
+    int64. For `expected` and `read` see `numbers`.
     """
     array = column.array
     if pa.types.is_integer(array.type):
@@ -177,7 +196,7 @@ def integers(column: Column, faults: Faults, expected: str = "an integer") -> tu
         far = (values >= 2**62) | (values <= -(2**62)) if values.dtype.itemsize == 8 else np.zeros(len(values), bool)
         wrong = far
     else:
-        values = numbers(column, faults, expected)
+        values = numbers(column, faults, expected, read)
         present = ~np.isnan(values)
         far = np.abs(values) >= 2.0**62
         wrong = present & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
@@ -193,10 +212,13 @@ def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64],
         array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
     elif is_string(array.type) and not column.text:
         encoded = array.dictionary_encode()
-        values = [microseconds_of(text) for text in encoded.dictionary.to_pylist()]
-        if None not in values:
-            array = pa.array(values, pa.int64()).take(encoded.indices)
-    return integers(replace(column, array=array), faults)
+        array = pa.array(map(_order_of, encoded.dictionary.to_pylist()), pa.int64()).take(encoded.indices)
+        column.fault(faults, column.present & ~valid_rows(array), f"{INTEGER_OR_TIME} in {column.name}")
+    return integers(replace(column, array=array), faults, INTEGER_OR_TIME, _order_of)
+
+
+def _order_of(value: object) -> float | None:
+    return microseconds_of(value) if isinstance(value, str) else float_of(value)
 
 
 def flags(column: Column, faults: Faults) -> NDArray[np.float64]:

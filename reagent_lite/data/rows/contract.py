@@ -13,7 +13,7 @@ Events are logged decisions; transitions also have what followed them. Rules of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,8 @@ from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbe
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features, match
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import DataError, Problem, nearest
+from reagent_lite.errors import Problem, listed, nearest, raise_any
 
-NEAREST_COLUMN = "Nearest column: {!r}"
 _OTHER_NAME = "Where the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
 PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probability" in (name, one.alias_of))
 """Two names of one column; a log that has both must have the same in both."""
@@ -65,19 +64,27 @@ class Contract:
         require_columns(names, (*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra), where)
 
 
-def require_columns(names: list[str], wanted: Iterable[str], where: str) -> None:
+def require_columns(
+    names: Sequence[str], wanted: Iterable[str], where: str, own: Mapping[str, str] | None = None
+) -> None:
     """Checks that a file has columns.
+
+    Args:
+        names: the columns that it has.
+        wanted: those that it must have.
+        where: names the file in errors.
+        own: {column: the field it stands for} of a log with names of its own.
 
     Raises:
         DataError: naming those that are missing and the nearest that are there.
     """
-    here = f"columns {', '.join(sorted(names))}"
-    missing = [one for one in dict.fromkeys(wanted) if one not in names]
-    if missing:
-        raise DataError(
-            Problem(where, f"a column {one!r}", here, nearest(one, names, NEAREST_COLUMN, _OTHER_NAME))
-            for one in missing
-        )
+    here, problems = f"columns {listed(names)}", []
+    for one in dict.fromkeys(wanted):
+        if one not in names:
+            says = f", as columns.{own[one]} says" if own else ""
+            todo = nearest(one, names, "Nearest column: {!r}", "" if own else _OTHER_NAME)
+            problems.append(Problem(where, f"a column {one!r}{says}", here, todo))
+    raise_any(problems)
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:

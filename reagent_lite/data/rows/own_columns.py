@@ -18,8 +18,7 @@ import pyarrow as pa
 from reagent_lite.config.columns import LATE_COLUMNS
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import TEXT_METADATA, in_one_piece, is_text
-from reagent_lite.data.rows.contract import NEAREST_COLUMN
-from reagent_lite.errors import Problem, nearest, raise_any
+from reagent_lite.data.rows.contract import require_columns
 
 _JSON_LINES = (".json", ".jsonl", ".ndjson")
 
@@ -56,16 +55,13 @@ class OwnColumns:
             DataError: for columns that are not there, with the nearest that are.
         """
         table = block.table
-        lines = block.file.extension in _JSON_LINES
-        if not lines or (len(block.lines) and block.lines[0] == 1):
-            self._require(table.column_names, block.where(0), late=LATE_COLUMNS if lines else ())
-        given = dict(self.fields)
-        used = {name for _, source in self.fields for name in ((source,) if isinstance(source, str) else source)}
-        columns = [
-            (one, table.column(number))
-            for number, one in enumerate(table.schema)
-            if one.name not in given and one.name not in used
-        ]
+        if block.file.extension not in _JSON_LINES:
+            require_columns(table.column_names, self._sources, block.file.place(), self._sources)
+        elif len(block.lines) and block.lines[0] == 1:
+            soon = {name: field for name, field in self._sources.items() if field not in LATE_COLUMNS}
+            require_columns(table.column_names, soon, block.where(0), soon)
+        replaced = {*dict(self.fields), *self._sources}
+        columns = [(one, table.column(number)) for number, one in enumerate(table.schema) if one.name not in replaced]
         for field, source in self.fields:
             if not isinstance(source, str):
                 columns.append(_together(field, source, table))
@@ -74,14 +70,12 @@ class OwnColumns:
         fields, arrays = zip(*columns, strict=True)
         return replace(block, table=pa.table(list(arrays), pa.schema(fields)))
 
-    def _require(self, names: Sequence[str], where: str, late: Sequence[str]) -> None:
-        problems, here = [], f"columns {', '.join(sorted(names))}"
-        for field, source in self.fields:
-            for name in (source,) if isinstance(source, str) else source:
-                if field not in late and name not in names:
-                    expected = f"a column {name!r}, as columns.{field} says"
-                    problems.append(Problem(where, expected, here, nearest(name, names, NEAREST_COLUMN)))
-        raise_any(problems)
+    @property
+    def _sources(self) -> dict[str, str]:
+        """{column: the field it stands for}."""
+        return {
+            name: field for field, source in self.fields for name in ((source,) if isinstance(source, str) else source)
+        }
 
 
 def _together(field: str, names: tuple[str, ...], table: pa.Table) -> tuple[pa.Field, pa.Array]:

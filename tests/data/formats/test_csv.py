@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 from pathlib import Path
 
@@ -29,13 +30,15 @@ def faults(file: Path) -> list[str]:
 
 
 def test_types_are_the_columns_own(tmp_path: Path) -> None:
-    text = HEADER + GOOD + '007,2,{},1,-2,True\n"",3.0,,,1e3,0\n'
+    text = HEADER + GOOD + '007,2,{},1,-2,True\n"",3.0,,,1e3,0\nb,4,{},1,TRUE,f\n'
     assert rows_of(written(tmp_path, text)) == [
         {"mdp_id": "a", "sequence_number": 1, "state_features": {"0": 0.5}, "action": "left", "reward": 1.5,
          "terminal": False},
         {"mdp_id": "007", "sequence_number": 2, "state_features": {"0": None}, "action": "1", "reward": -2.0,
          "terminal": True},
         {"mdp_id": None, "sequence_number": 3, "state_features": None, "action": None, "reward": 1000.0,
+         "terminal": False},
+        {"mdp_id": "b", "sequence_number": 4, "state_features": {"0": None}, "action": "1", "reward": 1.0,
          "terminal": False},
     ]  # fmt: skip
 
@@ -102,11 +105,13 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
     ("rows", "words"),
     [
         (GOOD + "a,1,{},left,1\n", "3: expected 6 cells, as the header has, got 5"),
-        ('"x\ny",1,{},left,1,0\na,b,{},left,1,0\n', "4: expected an integer in sequence_number, got 'b'"),
-        (GOOD + "a,1.5,{},left,1,0\n", "3: expected an integer in sequence_number, got '1.5'"),
-        (GOOD + "a,2026-13-01 00:00:00,{},left,1,0\n", "3: expected an integer in sequence_number"),
+        ('"x\ny",1,{},left,1,0\na,b,{},left,1,0\n', "4: expected an integer or a time such as 2026-01-31T10:00:00 "
+         "in sequence_number, got 'b'"),
+        (GOOD + "a,1.5,{},left,1,0\n", "3: expected an integer or a time such as"),
+        (GOOD + "a,2026-13-01 00:00:00,{},left,1,0\n", "3: expected an integer or a time such as"),
         (GOOD + "a,99999999999999999999,{},left,1,0\n", "3: expected a 64-bit integer in sequence_number"),
-        (GOOD + "a,1,{},left,one,0\n", "3: expected a number in reward, got 'one'"),
+        (GOOD + 'a,1,{},left,"1,5",0\n', "3: expected a number in reward, got '1,5'. Write numbers as 1234.5, and "
+         "nothing where there is none"),
         (GOOD + "a,1,{},left,1,maybe\n", "3: expected true or false, or 1 or 0 in terminal, got 'maybe'"),
         (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features"),
         (GOOD + 'a,1,"{""0"": NaN}",left,1,0\n', "3: expected JSON in state_features, got NaN, which JSON does not"),
@@ -141,7 +146,9 @@ def test_faults_have_their_line(
         (HEADER.replace(",", ";") + "a;1;{};left;1;0\n", "action;reward;terminal'. Separate cells by commas"),
         ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
          "'state_features' and a column 'state_features.0'. Keep one"),
-        (HEADER.encode("utf-16"), "1: expected a header in UTF-8"),
+        ((HEADER + GOOD).encode("utf-16"), "expected text in UTF-8, got UTF-16. Write the file as UTF-8"),
+        (gzip.compress(b"reward\n"), "expected text in UTF-8, got gzip. Unpack it, or give it the extension of its"),
+        ("é,reward\n1,1\n".encode("latin-1"), "1: expected a header in UTF-8"),
         ("reward,mdp_id\n1,é\n".encode("latin-1"), "2: expected UTF-8"),
     ],
 )  # fmt: skip

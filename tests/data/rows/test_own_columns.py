@@ -25,7 +25,7 @@ from reagent_lite.data.shards.machines import shard
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.data.timeline.stage import run_timeline
-from reagent_lite.errors import ConfigError, DataError
+from reagent_lite.errors import ConfigError, DataError, NoRowsError
 from reagent_lite.feature_ids import id_of
 from workflows.convert import convert
 
@@ -92,14 +92,27 @@ def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> No
     assert [str(one) for one in again.state_ids] == ids
 
 
-@pytest.mark.parametrize("name", ["log.csv", "log.json"])
-def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "line"), [("log.csv", ""), ("log.json", ":1")])
+def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, name: str, line: str) -> None:
     path = written(tmp_path, name)
-    with pytest.raises(DataError, match=r"expected a column 'click', as columns.reward says, got columns .*'clicked'"):
+    words = f"{path}{line}: expected a column 'click', as columns.reward says, got columns .*'clicked'"
+    with pytest.raises(DataError, match=words):
         copy_of(path, tmp_path, {**COLUMNS, "reward": "click"})
     with pytest.raises(DataError, match=r"expected a column 'agee', as columns.state_features says"):
         copy_of(path, tmp_path, {**COLUMNS, "state_features": ["agee"]})
+    with pytest.raises(DataError, match=r"'Session', as columns.mdp_id says, got .*: 'session'\n.*'At'"):
+        copy_of(path, tmp_path, {"mdp_id": "Session", "sequence_number": "At"})
     assert not (tmp_path / "copies").exists() or not list((tmp_path / "copies").iterdir())
+
+
+def test_a_header_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("r,age,last\n")
+    columns = {"reward": "r", "state_features": ["age"], "terminal": "last"}
+    with pytest.raises(NoRowsError):
+        copy_of(f"{tmp_path}/log.csv", tmp_path, columns)
+    (tmp_path / "more.csv").write_text('r,age,last,action\n1,2,TRUE,left 5"\n')
+    with pytest.raises(DataError, match=r"more\.csv:2: expected quotation marks"):
+        copy_of(f"{tmp_path}/more.csv", tmp_path, columns)
 
 
 def test_numbers_beside_texts_in_a_column_are_refused_row_by_row(tmp_path: Path) -> None:
