@@ -1,7 +1,9 @@
 """Code in the documentation does what the text around it says."""
 
 import json
+import os
 import re
+import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,3 +71,26 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
         assert trial.value == scores["simulation/return/mean"]
     assert study.best_params == max(study.trials[0], study.trials[2], key=lambda trial: trial.value).params
     assert not (tmp_path / "outputs/search/1/model").exists()
+
+
+def test_pages_name_what_there_is() -> None:
+    """Links lead to a file, and to a heading of it; tests that a page names exist."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    pages = {file: (ROOT / file).read_text() for file in tracked if file.endswith(".md")}
+    tests = "".join((ROOT / file).read_text() for file in tracked if Path(file).name.startswith("test_"))
+    headings = {
+        file: {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"(?m)^#+ (.*)$", text)}
+        for file, text in pages.items()
+    }
+    wrong = []
+    for file, text in pages.items():
+        for path, heading in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", text):
+            target = os.path.normpath(ROOT / file / ".." / path) if path else str(ROOT / file)
+            there = headings.get(os.path.relpath(target, ROOT), set())
+            if not os.path.exists(target) or (heading and heading not in there):
+                wrong.append((file, f"{path}#{heading}"))
+        named = [] if file == "CHANGELOG.md" else re.findall(r"`(?:[\w/]*/)?(test_\w+)(?:\.py)?`", text)
+        wrong += [
+            (file, name) for name in named if f"def {name}(" not in tests and f"/{name}.py" not in "\n".join(tracked)
+        ]
+    assert wrong == []

@@ -29,7 +29,8 @@ _HEAD: Final = """\
 # All keys
 
 Written by `python -m reagent_lite.config.reference > configs/REFERENCE.md` from what the programs check. A key of a
-section is set as `--set section.key=value`. [README.md](README.md) explains data and stages.
+section is set as `--set section.key=value`. An empty default is empty text, and such a key must be given unless its
+meaning says what happens without it. [DATA.md](DATA.md) explains data and stages.
 """
 
 
