@@ -2,6 +2,8 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -74,6 +76,14 @@ def shared_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in leaves(tree).items() if key not in LOCAL_KEYS}
 
 
+def digest_of_code(package: Path) -> str:
+    """Returns what tells two commits of one release apart: a digest of a package's Python files and their names."""
+    digest = sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
 def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:
     """Returns what keeps these machines from training together, and what is worth a warning."""
     problems, warnings = [], []
@@ -83,7 +93,7 @@ def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[st
         for name in sorted(first.versions.keys() | other.versions.keys()):
             a, b = first.versions.get(name, "none"), other.versions.get(name, "none")
             if _series(a) != _series(b):
-                todo = "Install the same release on every machine"
+                todo = "Install the same release on every machine, or check out the same commit"
                 problems.append(Problem(f"version of {name}", f"{a} as on {first.name}", f"{b} on {other.name}", todo))
             elif a != b:
                 warnings.append(f"{name} is {a} on {first.name} and {b} on {other.name}")

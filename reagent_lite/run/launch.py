@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from reagent_lite.distributed.launcher import Processes, choose_processes, launc
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration, shared_keys
+from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
@@ -206,6 +207,7 @@ def _find_data(config: WorkflowConfig) -> None:
 def _versions(processes: Processes) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     versions |= {name: version(name) for name in ("reagent-lite", "torch", "numpy")}
+    versions["reagent-lite's code"] = digest_of_code(Path(__file__).parents[1])
     if processes.device_type == "cuda":
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

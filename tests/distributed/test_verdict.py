@@ -1,6 +1,8 @@
 """Declarations that fit together, and those that do not."""
 
-from reagent_lite.distributed.verdict import Declaration, compare, shared_keys
+from pathlib import Path
+
+from reagent_lite.distributed.verdict import Declaration, compare, digest_of_code, shared_keys
 
 
 def machine(node: int, **changes: object) -> Declaration:
@@ -34,6 +36,24 @@ def test_minor_releases_are_errors_and_patches_warnings() -> None:
     assert [problem.where for problem in problems] == ["version of nccl", "version of nccl"]
     assert problems[1].got == "none on node 2 (host h2, pid 7)"
     assert warnings == ["torch is 2.13.0 on node 0 (host h0, pid 7) and 2.13.1 on node 1 (host h1, pid 7)"]
+
+
+def test_another_commit_of_one_release_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "package" / "part.py"
+    file.parent.mkdir()
+    digests = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        file.write_text(text)
+        digests.append(digest_of_code(tmp_path))
+    file.rename(tmp_path / "part.py")
+    assert digests[0] == digests[2]
+    assert len({*digests, digest_of_code(tmp_path)}) == 3
+    versions = [{"torch": "2.13.0", "reagent-lite's code": digest} for digest in digests[:2]]
+    ((problem,), _) = compare([machine(node, versions=one) for node, one in enumerate(versions)])
+    assert str(problem) == (
+        f"version of reagent-lite's code: expected {digests[0]} as on node 0 (host h0, pid 7), got {digests[1]} on "
+        "node 1 (host h1, pid 7). Install the same release on every machine, or check out the same commit"
+    )
 
 
 def test_one_gpu_twice_and_a_machine_without() -> None:
