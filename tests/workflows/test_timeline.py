@@ -1,9 +1,11 @@
 """Timelines of this machine's engine: pairs, ends, spans of several rows, what is left out, what is refused."""
 
 import bz2
+import gc
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -374,6 +376,17 @@ def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DataError, match=r"events.jsonl: expected a file that stays as it is while it is read"):
         make(tmp_path, source)
     assert not (tmp_path / "train").exists()
+
+
+def test_an_error_ends_a_file_without_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, ignored = pa.record_batch({"x": [1], "part": [0]}), list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: ignored.append(one.exc_value))
+    files = PartFiles(tmp_path, ["x"], rows.schema)
+    files.write(rows)
+    files.__exit__(InterruptedError, InterruptedError(), None)
+    del files
+    gc.collect()
+    assert ignored == []
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ class PartFiles:
                 self._end()
         finally:
             if self._writer is not None:
-                self._stream.close()  # after an error nothing keeps the disk busy
+                self._writer.is_open = False  # after an error; its destructor writes if it is open
+                self._stream.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""
