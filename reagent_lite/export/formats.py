@@ -47,10 +47,7 @@ def _write_onnx(predictor: Predictor, path: Path) -> None:
     """Writes the whole predictor as one ONNX file with dynamic batch (and candidate) axes."""
     from reagent_lite.export.onnx_graph import onnx_model
 
-    inputs = predictor.inputs
-    choices = inputs["action_mask"]
-    outputs = dict(zip(predictor.output_names, (choices, choices[:1], choices, choices), strict=True))
-    model = onnx_model(predictor, _example(predictor), inputs=inputs, outputs=outputs)
+    model = onnx_model(predictor, _example(predictor), inputs=predictor.inputs, outputs=predictor.outputs)
     path.write_bytes(model.SerializeToString())
 
 
@@ -61,7 +58,7 @@ def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
 
     def served(inputs: Inputs) -> Outputs:
         feed = {name: tensor.numpy() for name, tensor in zip(predictor.inputs, inputs, strict=True)}
-        q, greedy, propensities, choices = map(torch.from_numpy, session.run(list(predictor.output_names), feed))
+        q, greedy, propensities, choices = map(torch.from_numpy, session.run(list(predictor.outputs), feed))
         return q, greedy, propensities, choices
 
     return _replay(predictor, path.name, served)

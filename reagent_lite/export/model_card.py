@@ -8,10 +8,41 @@ from typing import Final
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import Predictor
 
-_USE_DISCRETE: Final = """bundle.predict_rows([{{"{state}": 0.5}}])      # absent features are missing
-bundle.act(bundle.states([{{"{state}": 0.5}}]))   # action and its propensity"""
-_USE_PARAMETRIC: Final = (
-    """bundle.predict_rows([{{"{state}": 0.5}}], candidates=[[{{"{action}": 1.0}}, {{"{action}": 2.0}}]])"""
+_USE: Final = """```python
+from reagent_lite import load_bundle
+
+bundle = load_bundle("model")
+found = bundle.predict_rows([{{{state}: 0.5}}]{candidates})  # absent features are missing
+found.greedy  # {greedy}
+found.draw()  # drawn as the policy says: index and propensity, to log with the decision
+```
+
+Loading compares every byte with `manifest.json` and needs only numpy and onnxruntime. Other languages run `model.onnx`
+in an ONNX runtime:
+
+| tensor | type | shape | what |
+|---|---|---|---|
+{tensors}
+
+or load `model.torchscript`: `forward({pairs})` returns {returned}; it refuses infinity."""
+_TENSORS: Final = {
+    "values": ("float32", "state features in the order below; NaN where missing"),
+    "presence": ("bool", "false where a feature is missing"),
+    "state_values": ("float32", "state features in the order below; NaN where missing"),
+    "state_presence": ("bool", "false where a state feature is missing"),
+    "action_values": ("float32", "features of each candidate in the order below; NaN where missing"),
+    "action_presence": ("bool", "false where a candidate's feature is missing"),
+    "action_mask": ("bool", "true where a choice exists and is allowed"),
+    "q": ("float32", "value of each choice, allowed or not"),
+    "greedy": ("int64", "index of the largest q among `choices`, -1 where there is none"),
+    "propensities": ("float32", "probability that the policy takes each choice with"),
+    "choices": ("bool", "true where the policy may take a choice"),
+}
+_LIMITS: Final = (
+    "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. Ties go to the lowest index. A row "
+    "without an allowed choice gives choice -1. Off-policy estimates hold for the logged population and horizon: "
+    "read their intervals and verdicts before the point estimates. The hashes protect against damage, not against "
+    "an author with intent."
 )
 
 
@@ -23,7 +54,7 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
         "Policy": _policy(predictor),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
         "Evaluation": content.findings or "None was made.",
-        "Limits": _limits(predictor),
+        "Limits": _LIMITS,
         "Origin": _origin(content),
     }
     body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
@@ -33,28 +64,35 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
 
 
 def _use(predictor: Predictor) -> str:
-    template = _USE_PARAMETRIC if predictor.parametric else _USE_DISCRETE
-    call = template.format(state=_first(predictor.state_feature_ids), action=_first(predictor.action_feature_ids))
-    code = f'from reagent_lite.export import load_bundle\n\nbundle = load_bundle("model")\n{call}'
-    return (
-        f"```python\n{code}\n```\n\nLoading compares every byte with `manifest.json` and needs only numpy and "
-        "onnxruntime. `model.onnx` also runs by itself in any ONNX runtime: inputs "
-        f"{', '.join(f'`{name}`' for name in predictor.inputs)}; outputs "
-        f"{', '.join(f'`{name}`' for name in predictor.output_names)}."
+    tensors = "\n".join(
+        f"| {kind} `{name}` | {_TENSORS[name][0]} | {', '.join(map(str, axes))} | {_TENSORS[name][1]} |"
+        for kind, found in (("input", predictor.inputs), ("output", predictor.outputs))
+        for name, axes in found.items()
+    )
+    action, names = _first(predictor.action_feature_ids), list(predictor.inputs)[:-1]
+    return _USE.format(
+        state=_first(predictor.state_feature_ids),
+        candidates=f", [[{{{action}: 1.0}}, {{{action}: 2.0}}]]" if predictor.parametric else "",
+        greedy="place in the row's list" if predictor.parametric else "place in bundle.action_names",
+        tensors=tensors,
+        pairs=", ".join(f"({values}, {presence})" for values, presence in zip(names[::2], names[1::2], strict=True)),
+        returned='["Q"] and q [rows, 1], of one row for each pair of state and candidate'
+        if predictor.parametric
+        else "the names of the actions and q",
     )
 
 
 def _choices(predictor: Predictor) -> str:
     if not predictor.parametric:
         return "\n".join(f"{i}. {_code(name)}" for i, name in enumerate(predictor.action_names))
-    ids = ", ".join(map(str, predictor.action_feature_ids))
-    return f"A list of candidates per row, of any length, each with the features {ids}."
+    ids = ", ".join(plain(str(one)) for one in predictor.action_feature_ids)
+    return f"A list of candidates per row, of any length, each with the features, in this order: {ids}."
 
 
 def _policy(predictor: Predictor) -> str:
     drawn = (
         f"{str(predictor.policy).capitalize()}, over the allowed choices. `propensities` are its probabilities, "
-        "`bundle.act` draws from them, and the evaluation below is of it."
+        "`draw` and `bundle.act` draw from them, and the evaluation below is of it."
     )
     if predictor.threshold is None:
         return drawn
@@ -66,17 +104,8 @@ def _policy(predictor: Predictor) -> str:
 
 
 def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
-    rows = (f"| {feature} | {_type_of(parameters.get(str(feature)))} |" for feature in ids)
+    rows = (f"| {plain(str(feature))} | {_type_of(parameters.get(str(feature)))} |" for feature in ids)
     return "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
-
-
-def _limits(predictor: Predictor) -> str:
-    return (
-        "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. Ties go to the lowest index. A row "
-        "without an allowed choice gives choice -1. Off-policy estimates hold for the logged population and horizon: "
-        "read their intervals and verdicts before the point estimates. The hashes protect against damage, not against "
-        "an author with intent."
-    )
 
 
 def _origin(content: BundleContent) -> str:
@@ -106,5 +135,5 @@ def _type_of(parameters: str | None) -> str:
     return "" if parameters is None else str(json.loads(parameters).get("feature_type", ""))
 
 
-def _first(ids: tuple[int, ...]) -> int | str:
-    return ids[0] if ids else ""
+def _first(ids: tuple[int, ...]) -> str:
+    return repr(str(ids[0])) if ids else ""

@@ -8,7 +8,6 @@ NaN, its choice -1 and its propensities 0; readers of the exported files raise i
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,8 +38,6 @@ class Predictor(nn.Module):
         restriction: forward(state, mask, features) -> choices [N, K] bool, those of the mask that the policy may take.
     """
 
-    output_names: ClassVar[tuple[str, ...]] = ("q", "greedy", "propensities", "choices")
-
     def __init__(
         self,
         state_preprocessor: nn.Module,
@@ -62,6 +59,12 @@ class Predictor(nn.Module):
     def inputs(self) -> dict[str, Axes]:
         """Axes of each argument of `forward`: a size, or a name where it varies."""
         raise NotImplementedError
+
+    @property
+    def outputs(self) -> dict[str, Axes]:
+        """Axes of each result of `forward`."""
+        choices = self.inputs["action_mask"]
+        return {"q": choices, "greedy": choices[:1], "propensities": choices, "choices": choices}
 
     @property
     def threshold(self) -> float | None:

@@ -136,7 +136,7 @@ def _golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
     outputs = live(*inputs)
     return {
         "inputs": {name: tensor.tolist() for name, tensor in zip(live.inputs, inputs, strict=True)},
-        "outputs": {name: tensor.tolist() for name, tensor in zip(live.output_names, outputs, strict=True)},
+        "outputs": {name: tensor.tolist() for name, tensor in zip(live.outputs, outputs, strict=True)},
         "tolerance": asdict(content.tolerance),
     }
 

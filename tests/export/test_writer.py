@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from markdown_it import MarkdownIt
+from onnxruntime import InferenceSession
 from oracles.bundles import Habit
 from oracles.reports import decided
 from safetensors.torch import load_file
@@ -26,6 +27,7 @@ from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
+from reagent_lite.feature_ids import FeatureId
 from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.report.content import Report, Section, Table
 from reagent_lite.report.markdown import findings
@@ -169,7 +171,13 @@ def test_the_card_describes_the_model(discrete_folder: Path, parametric_folder: 
     for line in ("1. `right`", "| 7 | BINARY |", "None was made."):
         assert f"\n{line}\n" in card
     assert "Epsilon-greedy at epsilon 0.3, over the allowed choices." in card
-    assert "with the features 9." in of_candidates
+    assert "with the features, in this order: 9." in of_candidates
+    types = {"tensor(float)": "float32", "tensor(bool)": "bool", "tensor(int64)": "int64"}
+    for folder, text in ((discrete_folder, card), (parametric_folder, of_candidates)):
+        session = InferenceSession(folder / "model.onnx")
+        for kind, tensors in (("input", session.get_inputs()), ("output", session.get_outputs())):
+            for one in tensors:
+                assert f"\n| {kind} `{one.name}` | {types[one.type]} | {', '.join(map(str, one.shape))} |" in text
     assert "those that a model of the log finds at least 0.1 times as likely as the likeliest" in restricted
     assert "BCQ" not in card
 
@@ -178,7 +186,7 @@ def test_the_card_shows_names_as_they_are(
     discrete_predictor: DiscretePredictor, discrete_content: BundleContent
 ) -> None:
     names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
-    discrete_predictor.action_names = names
+    discrete_predictor.action_names, discrete_predictor.state_feature_ids = names, tuple(map(FeatureId, names))
     table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
     sections = (Section(title="s", tables=(table,)),)
     found = findings(Report(title="t", decision=decided(), notes=names, sections=sections))
@@ -192,6 +200,7 @@ def test_the_card_shows_names_as_they_are(
         shown = escape(" ".join(name.split()))
         assert f"<li><code>{shown}</code></li>" in page.replace("<p>", "").replace("</p>", "").replace(">\n<", "><")
         assert f"<td>{shown}</td>\n<td>{shown}</td>" in page
+        assert f"<td>{shown}</td>\n<td></td>" in page
         assert f"<strong>Warning</strong>: {shown}" in page
     assert "<th>a|b</th>" in page
 
