@@ -235,7 +235,7 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
     def problem(name: str, expected: str, got: str) -> Problem:
         return Problem(str(folder / name), expected, got, kind.damaged)
 
-    problems = [problem(name, "no such file in the manifest", "a file") for name in present - entries.keys()]
+    problems = [problem(name, "a file that the manifest names", "another") for name in present - entries.keys()]
     for name, entry in entries.items():
         try:
             if name in keep:
@@ -249,7 +249,7 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
             continue
         if _described(found) != _described(entry):
             problems.append(problem(name, _described(entry), _described(found)))
-    problems += [problem(name, "a file", "none in the manifest") for name in set(keep) - entries.keys()]
+    problems += [problem(name, "a file", "none that the manifest names") for name in set(keep) - entries.keys()]
     raise_any(problems, kind.error)
     return manifest, kept
 

@@ -154,7 +154,9 @@ class Bundle:
         mask: ArrayLike | None = None,
     ) -> Prediction:
         """Returns `predict` of sparse maps as in the log; see `states`, `candidates` and `predict`."""
-        choices = None if candidates is None else self.candidates(candidates)
+        choices: Any = candidates
+        if self.parametric and candidates is not None:
+            choices = self.candidates(candidates)
         return self.predict(self.states(states), mask=mask, candidates=choices)
 
     def act(
@@ -396,8 +398,10 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
     """Returns [N, F] of N sparse maps {feature id: value} with columns by id; absent and null are NaN.
 
     Raises:
-        BundleError: for an id the model does not read, and for a value that is no number; up to 20 at once.
+        BundleError: for an id the model does not read, and for a value that is no finite number; up to 20 at once.
     """
+    if isinstance(maps, Mapping):
+        raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
     dense = np.full((len(maps), len(columns)), np.nan)
     problems: list[Problem] = []
     for row, sparse in enumerate(maps):
@@ -413,9 +417,14 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
                 problems.append(Problem(f"{where}[{row}], feature {key}", "a number or null", repr(value)))
             elif value is not None:
                 dense[row, column] = value
-    raise_any(problems, BundleError)
     with np.errstate(over="ignore"):
-        return dense.astype(np.float32)
+        values = dense.astype(np.float32)
+    names = list(columns)
+    for row, column in np.argwhere(np.isinf(values)):
+        place = f"{where}[{row}], feature {names[column]}"
+        problems.append(Problem(place, "a finite float32, or null", f"{dense[row, column]:g}"))
+    raise_any(problems, BundleError)
+    return values
 
 
 def _listed(columns: Mapping[str, int]) -> str:
