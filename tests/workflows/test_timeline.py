@@ -26,6 +26,7 @@ from reagent_lite.data import buckets
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline import local_engine, stage
 from reagent_lite.data.timeline.local_engine import LocalEngine
+from reagent_lite.data.writing import part_files
 from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 from workflows.timeline import COMMAND, timeline
@@ -296,11 +297,20 @@ def many_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_lines(tmp_path_factory.mktemp("many") / "events.jsonl", rows)
 
 
-@pytest.mark.parametrize("size", ["4k", "500k"])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, many_events: Path, size: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "rows", "key"),
+    [("4k", 1 << 16, "output"), ("500k", 1 << 16, "output"), ("500k", 1000, "output"), ("500k", 1000, "eval")],
+)
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_events: Path, size: str, rows: int, key: str
+) -> None:
+    """It fills up at the end of a file or before, when a row group is written."""
+    monkeypatch.setattr(part_files, "ROW_GROUP_ROWS", rows)
     with small_disk(tmp_path / "disk", size=size, files=64) as disk:
-        with pytest.raises(ConfigError, match=r"timeline.outputTableName: .* No space left on device"):
-            make(disk, many_events)
+        words = rf"timeline.{key}TableName: expected room in {disk}, got No space left on device"
+        with pytest.raises(ConfigError, match=words):
+            make(tmp_path, many_events, **{"evalTableName": str(tmp_path / "eval"), "eval_percent": 50.0,
+                                           f"{key}TableName": str(disk / "out")})  # fmt: skip
         assert list(disk.iterdir()) == []
 
 
@@ -381,7 +391,7 @@ def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pyt
 def test_an_error_ends_a_file_without_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, ignored = pa.record_batch({"x": [1], "part": [0]}), list[Any]()
     monkeypatch.setattr(sys, "unraisablehook", lambda one: ignored.append(one.exc_value))
-    files = PartFiles(tmp_path, ["x"], rows.schema)
+    files = PartFiles(tmp_path, "", ["x"], rows.schema)
     files.write(rows)
     files.__exit__(InterruptedError, InterruptedError(), None)
     del files

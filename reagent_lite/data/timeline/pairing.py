@@ -32,6 +32,8 @@ from reagent_lite.data.rows.table import type_of
 from reagent_lite.data.timeline.events import Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
+OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
+"""Config keys of the folders of a timeline, in their order."""
 MAX_DUPLICATES = 3
 """Duplicates whose place the log names."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
@@ -119,7 +121,7 @@ class Pairing:
 
         waiting: deque[Future[None]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, "pair") as pairing, ThreadPoolExecutor(1, "write") as writing:
-            outputs = [stack.enter_context(self.output(folder)) for folder in folders]
+            outputs = [stack.enter_context(self.output(*one)) for one in zip(folders, OUTPUTS, strict=False)]
             for rows in tables:
                 # these are paired while those before them are written
                 waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
@@ -131,10 +133,10 @@ class Pairing:
                 one.result()
         return [output.rows for output in outputs], counts
 
-    def output(self, folder: Path) -> PartFiles:
-        """Returns what writes the files of a folder."""
+    def output(self, folder: Path, key: str) -> PartFiles:
+        """Returns what writes the files of a folder, which a config key names."""
         columns = self.paired(event_columns(self.config).empty_table(), Counts()).schema
-        return PartFiles(folder, columns.names[:-2], columns)
+        return PartFiles(folder, key, columns.names[:-2], columns)
 
     def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
         """Returns the transitions of whole episodes, with `_folder` and `part` as the last columns, and counts them."""

@@ -39,7 +39,7 @@ from reagent_lite.data.stage import (
 )
 from reagent_lite.data.timeline.events import Checked
 from reagent_lite.data.timeline.local_engine import LocalEngine
-from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts, Pairing
+from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, OUTPUTS, Counts, Pairing
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
@@ -116,7 +116,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     for note in left_out(config.timeline.inputTableName):
         machine_logger.warning(note)
     folders = output_folders(config)
-    outputs = dict(zip(("timeline.outputTableName", "timeline.evalTableName"), folders, strict=False))
+    outputs = dict(zip(OUTPUTS, folders, strict=False))
     _require_events(config)
     require_apart(config.timeline.inputTableName, files, outputs)
     found = [
@@ -129,7 +129,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
         for key, folder in outputs.items():
             require_own(folder, KIND, key)
             require_writable(folder.parent, key)
-        room = room_in(folders[0].parent, "timeline.outputTableName")
+        room = room_in(folders[0].parent, OUTPUTS[0])
         with room, _work_folder(config, folders[0]) as work, _engine(config, work) as engine:
             manifests = make_timeline(config, engine, files)
     else:
@@ -193,8 +193,8 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         named = {int(one): one for one in found.features}
         ids = {name: {named.get(one, one) for one in some} for name, some in counts.ids.items()}
         manifests = []
-        for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False):
-            with pairing.output(folder) as rest:
+        for folder, key, rows, use in zip(folders, OUTPUTS, written, ("train", "eval"), strict=False):
+            with pairing.output(folder, key) as rest:
                 rest.write_empty(sorted(set(range(pairing.files)) - set(rows)))
             columns = pyarrow.parquet.read_schema(folder / part_name(0))
             manifest = StageManifest(

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from reagent_lite.files import room_in
+
 ROW_GROUP_ROWS = 1 << 16
 PARQUET: Final[dict[str, Any]] = {"compression": "lz4", "use_dictionary": False}
 """Options of the files.
@@ -27,8 +29,11 @@ time to write and 20 % more to read. Dictionaries save a byte and take half as m
 class PartFiles:
     """Writes the files of one folder, one after the other.
 
+    Raises ConfigError where the disk is full.
+
     Args of the constructor:
         folder: where they go.
+        key: the config key that names it.
         names: the names of the columns in the files.
         columns: the columns of the rows; those beyond the names are not written.
 
@@ -36,8 +41,8 @@ class PartFiles:
         rows: number of rows of each file that has some, by the file's number.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], columns: pa.Schema) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, key: str, names: Sequence[str], columns: pa.Schema) -> None:
+        self._folder, self._key = folder, key
         self._columns = pa.schema([pa.field(name, columns.field(at).type) for at, name in enumerate(names)])
         self.rows: dict[int, int] = {}
         self._held: list[pa.RecordBatch] = []
@@ -49,7 +54,8 @@ class PartFiles:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             if kind is None:
-                self._end()
+                with room_in(self._folder.parent, self._key):
+                    self._end()
         finally:
             if self._writer is not None:
                 self._writer.is_open = False  # after an error; its destructor writes if it is open
@@ -60,14 +66,15 @@ class PartFiles:
         numbers = batch.column("part").to_numpy()
         kept = pa.RecordBatch.from_arrays(batch.columns[: len(self._columns)], schema=self._columns)
         starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-        for start, stop in itertools.pairwise((*starts, len(numbers))):
-            number = int(numbers[start])
-            if number not in self.rows:
-                self._begin(number)
-            self._held.append(kept.slice(start, stop - start))
-            self.rows[number] += stop - start
-            if sum(one.num_rows for one in self._held) >= ROW_GROUP_ROWS:
-                self._flush(whole_groups=True)
+        with room_in(self._folder.parent, self._key):
+            for start, stop in itertools.pairwise((*starts, len(numbers))):
+                number = int(numbers[start])
+                if number not in self.rows:
+                    self._begin(number)
+                self._held.append(kept.slice(start, stop - start))
+                self.rows[number] += stop - start
+                if sum(one.num_rows for one in self._held) >= ROW_GROUP_ROWS:
+                    self._flush(whole_groups=True)
 
     def write_empty(self, numbers: Iterable[int]) -> None:
         """Writes files without rows."""
