@@ -3,8 +3,8 @@
     rows ─► held until they are a chunk ─► dealt by hash ─► in memory while there is room, else one file a bucket
     groups of buckets, to be sorted ◄───────────────────────────────────────────────────────────────────┘
 
-Rows of one hash are in one group, in the order in which they were added. A chunk is dealt at once, so that
-the pieces of its rows are few and large.
+Rows of one hash are in one group, in the order in which they were added. A chunk is dealt at once, so that the pieces
+of its rows are few and large; the more memory there is, the larger is a chunk, and the more buckets there may be.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from reagent_lite.data.formats.schema import in_one_piece
 HASHES = 2**32
 """Hashes are below it."""
 BUCKET_BYTES = 1 << 22
-"""About the size of a bucket in memory; buckets are larger where the rows need more than the most."""
-_MOST_BUCKETS = 512  # rows of a chunk go to all of them: more buckets, smaller pieces
-_MOST_CHUNK_BYTES = 1 << 26
+"""About the size of a bucket in memory; buckets are larger where the rows need more of them than there may be."""
+_FEW_BUCKETS, _MOST_BUCKETS = 512, 1 << 16
+_PIECE_BYTES = 1 << 16  # more than a few buckets need chunks that give each of them so much: small pieces are slow
+_CHUNK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +72,12 @@ class Buckets:
     """
 
     def __init__(self, folder: Path, files: Sequence[InputFile], memory_bytes: int) -> None:
-        self._count = min(_MOST_BUCKETS, 1 + _arrow_bytes(files) // BUCKET_BYTES)
+        # half of the memory is for rows that stay there, the rest for the chunk and its copy in order
+        chunk_bytes, self._room = memory_bytes // 4, memory_bytes // 2
+        most = min(max(_FEW_BUCKETS, chunk_bytes // _PIECE_BYTES), _MOST_BUCKETS)
+        self._count = min(most, 1 + _arrow_bytes(files) // BUCKET_BYTES)
+        self._chunk_bytes = min(chunk_bytes, max(_CHUNK_BYTES, self._count * _PIECE_BYTES))
         self._paths = [folder / f"{number}.arrows" for number in range(self._count)]
-        # the rest is for the chunk and its copy in order
-        self._chunk_bytes, self._room = min(memory_bytes // 4, _MOST_CHUNK_BYTES), memory_bytes // 2
         self._chunk: list[tuple[pa.Table, NDArray[Any]]] = []
         self._chunk_size = self._bytes = 0
         self._dealt: list[tuple[pa.Table, NDArray[np.int64]]] = []
