@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.errors import ConfigError
 
@@ -22,13 +22,39 @@ def faults(tree: dict[str, Any], model: type = DqnConfig, base: dict[str, Any] =
     return {problem.where: str(problem) for problem in caught.value.problems}
 
 
+DEFAULTS_OF_2019: dict[str, dict[str, Any]] = {
+    "rl": {
+        "gamma": 0.9, "epsilon": 0.1, "target_update_rate": 0.001, "maxq_learning": True, "temperature": 0.01,
+        "softmax_policy": 1, "use_seq_num_diff_as_time_diff": False, "time_diff_unit_length": 1.0,
+        "q_network_loss": "mse", "set_missing_value_to_zero": False, "multi_steps": None,
+        "tensorboard_logging_freq": None, "predictor_atol_check": 0, "predictor_rtol_check": 5e-5,
+        "ratio_different_predictions_tolerance": 0,
+    },
+    "rainbow": {
+        "double_q_learning": True, "dueling_architecture": True, "bcq": False, "bcq_drop_threshold": 0.1,
+        "categorical": False, "num_atoms": 51, "qmin": -100, "qmax": 200, "c51_l2_decay": 0, "quantile": False,
+    },
+    "training": {
+        "minibatch_size": 4096, "learning_rate": 0.001, "optimizer": "ADAM", "layers": [-1, 256, 128, 1],
+        "activations": ["relu", "relu", "linear"], "lr_policy": "fixed", "lr_decay": 0.999, "dropout_ratio": 0,
+        "use_batch_norm": False, "weight_init_min_std": 0, "l2_decay": 0.01, "clip_grad_norm": None,
+        "minibatches_per_step": 1, "warm_start_model_path": None, "do_not_warm_start_optimizer": False,
+        "cnn_parameters": None, "factorization_parameters": None,
+    },
+    "norm_params": {
+        "num_samples": 100_000, "max_unique_enum_values": 100, "quantile_size": 20, "quantile_k2_threshold": 1000,
+        "skip_box_cox": False, "skip_quantiles": True, "feature_overrides": {},
+    },
+    "evaluation": {"calc_cpe_in_training": True},
+}  # fmt: skip
+
+
 def test_defaults_are_the_contracts() -> None:
-    config = check(DqnConfig, GOOD)
-    assert (config.rl.gamma, config.rl.target_update_rate, config.rl.temperature) == (0.9, 0.001, 0.01)
-    assert (config.training.layers, config.training.l2_decay) == ((-1, 256, 128, 1), 0.01)
-    assert (config.rainbow.num_atoms, config.rainbow.qmin, config.rainbow.qmax) == (51, -100.0, 200.0)
-    assert config.rl.predictor_rtol_check == 5e-5
-    assert config.norm_params.quantile_k2_threshold == 1000.0
+    tree = resolved(check(DqnConfig, GOOD))
+    assert {section: {key: tree[section][key] for key in keys} for section, keys in DEFAULTS_OF_2019.items()} == (
+        DEFAULTS_OF_2019
+    )
+    assert (tree["use_all_avail_gpus"], tree["num_nodes"], tree["num_processes_per_node"]) == (False, 1, None)
     played = check(SimulateConfig, {"env": "cartpole_v0", "output_path": "out/log.jsonl"})
     assert (played.rows, played.episodes, played.num_envs, played.format) == (30000, None, 256, "events")
     assert (played.policy.kind, played.policy.epsilon, played.value_of) == ("random", 0.1, None)

@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
+from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
+from reagent_lite.types import SourceSpec
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
@@ -132,6 +134,33 @@ def test_combinations(small: dict[str, Any], tmp_path: Path, workflow: str, comb
     assert np.isfinite(outcome.scores["td_loss/mean"])
 
 
+def test_keys_that_the_original_accepted_and_ignored_do_something(small: dict[str, Any]) -> None:
+    tolerance = {"predictor_atol_check": 0.25, "predictor_rtol_check": 0.5,
+                 "ratio_different_predictions_tolerance": 0.125}  # fmt: skip
+    small["epochs"] = 1
+    for as_zero in (True, False):
+        rl = {**tolerance, "set_missing_value_to_zero": as_zero}
+        training = {"weight_init_min_std": 5.0, "optimizer": "SGD", "learning_rate": 1e-12}
+        folder = trained(merged(small, {"rl": rl, "training": training, "rainbow": {"categorical": True}})).model
+        bundle = load_bundle(folder)
+        absent, zero = (bundle.predict_rows([row]).q for row in ({}, {"0": 0.0, "1": 0.0, "2": 0.0}))
+        assert np.array_equal(absent, zero) == as_zero
+    golden = json.loads((Path(folder or "") / "golden.json").read_text())
+    assert golden["tolerance"] == {"atol": 0.25, "rtol": 0.5, "ratio_different": 0.125}
+    assert min(float(weight.std()) for name, weight in weights(folder).items() if name.endswith("weight")) > 3
+
+
+@pytest.mark.parametrize(("categorical", "decay"), [(True, 0.125), (False, 0.25)])
+def test_weight_decay_is_of_the_head(categorical: bool, decay: float) -> None:
+    rainbow = {"categorical": categorical, "c51_l2_decay": 0.125}
+    tree = {"model_output_path": "out", "training_data_path": "log", "actions": ["a", "b"]}
+    config = check(DqnConfig, tree | {"rainbow": rainbow, "training": {"l2_decay": 0.25}})
+    spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
+    learner = build_learner(config, spec, torch.device("cpu"))
+    optimizer = build_optimization(config, learner, captured=False).optimizer
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [decay]
+
+
 def test_candidate_lists_of_one_to_seven(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     del small["actions"]
     rows = candidate_rows(300)
@@ -234,11 +263,14 @@ def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCap
     still = {"rainbow": {"bcq": True}, "training": {"learning_rate": 1e-12, "l2_decay": 0.0}}
     small = merged(small, still) | {"model_output_path": str(tmp_path / "second")}
     # from the exported model the optimizer starts anew
-    for path, said in (
-        (str(tmp_path / "out"), "learner and optimizer of"),
-        (first.model, "; the optimizer starts anew"),
+    for path, anew, said in (
+        (str(tmp_path / "out"), False, "learner and optimizer of"),
+        (first.model, False, "; the optimizer starts anew"),
+        (str(tmp_path / "out"), True, "; the optimizer starts anew"),
     ):
-        outcome = trained(merged(small, {"training": {"warm_start_model_path": path}}))
+        caplog.clear()
+        changes = {"warm_start_model_path": path, "do_not_warm_start_optimizer": anew}
+        outcome = trained(merged(small, {"training": changes}))
         assert said in caplog.text
         torch.testing.assert_close(weights(outcome.model), before, rtol=0, atol=1e-6)
 
