@@ -14,7 +14,7 @@ from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
-_OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes")
+_OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_from_scored")
 _OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
 """Keys of `evaluation` that have an effect without a log as well."""
 
@@ -25,7 +25,7 @@ class LogEvaluationConfig(EvaluationConfig):
     held_out_share: Fraction = 0.5
     """Share of the log's episodes that are scored; reward and value models are fitted to the others."""
 
-    unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about epochs of training")
+    unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about training")
 
 
 class PlayedEnvironmentConfig(EnvironmentConfig):

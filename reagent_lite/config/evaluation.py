@@ -16,8 +16,11 @@ class EvaluationConfig(Section):
     figures_share: Positive = 1 / 32
     """Rows evaluated after an epoch, as a share of those it trained on, at least 256; all are evaluated at the end."""
     held_out_share: Fraction = 0.2
-    """Share of training episodes that are scored where eval_data_path is absent: the policy learns from them too, the
-    models behind the estimates do not."""
+    """Share of training episodes that are scored where eval_data_path is absent; the models behind the estimates are
+    fitted to the others."""
+    learn_from_scored: bool = True
+    """Whether the policy learns from scored episodes that are in the training data. Estimates flatter it then, and no
+    decision to ship it rests on them; false: they are kept out of learning."""
     confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000

@@ -32,7 +32,7 @@ class WorkflowConfig(Section):
     May be absent where a simulation is trained on.
     """
     eval_data_path: str | None = None
-    """Held-out data in the same format; absent: training figures only."""
+    """Held-out data in the same format; absent: evaluation.held_out_share of the training episodes are scored."""
     state_norm_data_path: str | None = None
     """Normalization file of state features; absent: fitted from the training data and written."""
     action_norm_data_path: str | None = None

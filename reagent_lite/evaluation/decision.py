@@ -7,7 +7,7 @@ verdict of publish_if ────┘
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
@@ -124,12 +124,14 @@ class Evidence:
 
     Attributes:
         result: all estimates from the log; None without a log.
+        seen: whether the policy has learned from episodes that they rest on.
         comparisons: what they are compared with.
         played: from simulation.
         gate: the decision of publish_if.
     """
 
     result: CPEResult | None = None
+    seen: bool = False
     comparisons: tuple[Comparison, ...] = ()
     played: Played | None = None
     gate: Gate | None = None
@@ -188,9 +190,9 @@ def decide(evidence: Evidence) -> Decision:
 
     publish_if that is not fulfilled decides alone. Otherwise findings for and against a policy contradict each other,
     and one side alone decides. Being better than random actions is not enough where the comparison with another policy
-    is undecided.
+    is undecided. Estimates on episodes that the policy has learned from flatter it: they do not speak for it.
     """
-    findings = tuple(_findings(evidence))
+    findings = tuple(_unflattered(one) if evidence.seen else one for one in _findings(evidence))
     better, worse, undecided = ([one for one in findings if one.side == side] for side in (1, -1, 0))
     if worse and (worse[0].source is Source.GATE or not better):
         choice, used = Choice.DO_NOT_SHIP, worse[:1]
@@ -214,6 +216,10 @@ _LEARN = (
     "near the log."
 )
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
+_SCORE_OTHERS = (
+    "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
+    "eval_data_path, or evaluate it on another log."
+)
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
     (Source.GATE, 1): _TRY,
@@ -229,6 +235,18 @@ _NEXT = {
 
 def _finding(source: Source, side: int, reason: str, *, weak: bool = False) -> Finding:
     return Finding(source=source, side=side, reason=reason, next_step=_NEXT.get((source, side), _LEARN), weak=weak)
+
+
+def _unflattered(finding: Finding) -> Finding:
+    """Returns what a finding says of a policy that has learned from the scored episodes: nothing in its favour."""
+    if finding.side < 1 or finding.source not in (Source.GATE, Source.LOG):
+        return finding
+    return replace(
+        finding,
+        side=0,
+        reason=f"{finding.reason}; but the policy has learned from scored episodes, which flatters it",
+        next_step=_SCORE_OTHERS,
+    )
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:

@@ -108,8 +108,8 @@ def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
 
 
 LEARNED_FROM = (
-    "The policy has learned from the scored episodes too; only the models behind its estimates have not. Estimates may "
-    "flatter it: set eval_data_path, or timeline.evalTableName, to episodes that it does not learn from."
+    "The policy has learned from scored episodes too; only the models behind its estimates have not. Estimates may "
+    "flatter it: set evaluation.learn_from_scored to false, or eval_data_path to episodes it does not learn from."
 )
 
 
@@ -138,6 +138,7 @@ class Evaluation:
         document: sections of evaluation.json.
         lines: lines of text.
         result: estimates from logs, on rank 0.
+        seen: whether the policy has learned from episodes that the estimates rest on.
         played: what was earned in simulation.
         agents: evaluations of types of agents by name, where there are several.
     """
@@ -146,6 +147,7 @@ class Evaluation:
     document: dict[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     result: CPEResult | None = None
+    seen: bool = False
     played: Played | None = None
     agents: Mapping[str, "Evaluation"] = field(default_factory=dict)
 
@@ -211,7 +213,7 @@ class Findings:
         simulated = self.played.policies[MODEL].discounted if self.played is not None and self.comparable else None
         against = tuple(compared_models(self.estimates.compared))
         own = compared(result, simulated=simulated, decides=not against)
-        return Evidence(result=result, comparisons=(*own, *against), played=self.played)
+        return Evidence(result=result, seen=self.estimates.log.seen, comparisons=(*own, *against), played=self.played)
 
     @cached_property
     def decision(self) -> Decision:

@@ -23,7 +23,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences, evaluate_page, missing_estimates
-from reagent_lite.evaluation.episodes import Sides, spread
+from reagent_lite.evaluation.episodes import Sides, scored_episodes, spread
 from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy
 from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
 from reagent_lite.evaluation.page import EvaluationPage, build_page
@@ -43,12 +43,14 @@ class Log:
         copy: its rows.
         rows: what batches are gathered from, raw.
         split: which rows models are fitted to, and which are scored.
+        seen: whether the evaluated model has learned from this log.
         warnings: what was found wrong.
     """
 
     copy: TrainingCopy
     rows: LoggedRows
     split: Split
+    seen: bool
     warnings: tuple[str, ...]
 
     @property
@@ -71,20 +73,19 @@ class Log:
         Raises:
             DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
         """
-        warnings = [*copy.notes]
-        for model in models:
+        warnings, learned = [*copy.notes], [one.bundle.manifest["data_hash"] == content_of(copy) for one in models]
+        for model, seen in zip(models, learned, strict=True):
             warnings += _feature_warnings(model, copy)
-            if model.bundle.manifest["data_hash"] == content_of(copy):
+            if seen:
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
         sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        split = split_log(
-            sides, config.evaluation, config.seed, lambda counts: _num_steps(config, sum(counts)), few=True
-        )
-        if not len(split.scored.numbers):
+        scored = scored_episodes(sides, config.evaluation, config.seed, few=True)
+        split = split_log(sides, scored, lambda counts: _num_steps(config, sum(counts)))
+        if not len(scored.numbers):
             raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
         features = raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, models[0].spans(copy), np.arange(len(copy)), raw_columns(copy.state), features)
-        return cls(copy=copy, rows=rows, split=split, warnings=(*warnings, *split.scored.notes))
+        return cls(copy=copy, rows=rows, split=split, seen=learned[0], warnings=(*warnings, *scored.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

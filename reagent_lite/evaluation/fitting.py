@@ -26,7 +26,7 @@ from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group, rehearse
-from reagent_lite.evaluation.episodes import Scored, Sides, scored_episodes, spread
+from reagent_lite.evaluation.episodes import Scored, Sides, spread
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import TransitionBatch
@@ -50,19 +50,14 @@ class Split:
     checked: NDArray[np.int64]
 
 
-def split_log(
-    sides: Sides, settings: EvaluationConfig, seed: int, steps: Callable[[tuple[int, ...]], int], *, few: bool = False
-) -> Split:
+def split_log(sides: Sides, scored: Scored, steps: Callable[[tuple[int, ...]], int]) -> Split:
     """Divides the episodes of a log; every rank calls it.
 
     Args:
         sides: training and eval data.
-        settings: the settings of the evaluation.
-        seed: seed of the draw where there are more episodes than max_episodes.
+        scored: what is scored of them.
         steps: how many optimizer steps the longest fit to so many rows of each shard takes.
-        few: whether each side gets an episode where the shares by hash leave one without.
     """
-    scored = scored_episodes(sides, settings, seed, few=few)
     copy, hashes = sides.train, sides.hashes(sides.train)
     apart, checked = ~np.isin(hashes, scored.hashes), np.zeros(len(hashes), bool)
     if steps(sides.shards.counts(int(apart[copy.episode].sum()))) > FEWEST_STEPS:

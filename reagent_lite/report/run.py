@@ -169,7 +169,7 @@ def evaluation_of_run(
         return _together(of_types, evaluation.document["agents"])
     result, played = evaluation.result, evaluation.played
     comparisons = () if result is None else tuple(compared(result))
-    evidence = Evidence(result=result, comparisons=comparisons, played=played, gate=gate)
+    evidence = Evidence(result=result, seen=evaluation.seen, comparisons=comparisons, played=played, gate=gate)
     decision = decide(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
     note = f"{counted(played.episodes, 'episode')} of {played.env}" if played else ""

@@ -33,7 +33,7 @@ from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
 from reagent_lite.evaluation.document import LEARNED_FROM, Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
-from reagent_lite.evaluation.episodes import Sides, spread
+from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
@@ -117,6 +117,7 @@ class Evaluators:
                 document=whole.document | part.document,
                 lines=whole.lines + part.lines,
                 result=whole.result or part.result,
+                seen=whole.seen or part.seen,
                 played=whole.played or part.played,
                 agents=whole.agents or part.agents,
             )
@@ -252,28 +253,25 @@ class LogEvaluator(Evaluator):
         scalars |= cpe_scalars(result)
         if not final:  # of an epoch's evaluation the scalars alone are used
             return Evaluation(scalars=scalars)
-        warnings = [LEARNED_FROM] if self._learns_from_scored() and result.overlap is not None else []
+        seen = self._data.seen and result.overlap is not None
+        warnings = [LEARNED_FROM] if seen else []
         return Evaluation(
             scalars=scalars,
             document={"cpe": as_json(result) | choices, "warnings": warnings},
             lines=(*lines(result), *warnings),
             result=result,
+            seen=seen,
         )
-
-    def _learns_from_scored(self) -> bool:
-        return self._data.evaluated.found.content == self._data.train.found.content
 
     def _divide(self) -> _Divided:
         config, data, group = self._config, self._data, self._group
         train, scored = data.train, data.evaluated
-        held_out = None if data.held_out is None else data.held_out.copy
-        sides = Sides(train=train.copy, held_out=held_out, same=self._learns_from_scored(), shards=data.shards)
         scored_rows = rows = single_step_rows(config, scored, data, group)
         if scored is not train:
             rows = single_step_rows(config, train, data, group)
         passes = config.evaluation.final_fit_passes
-        split = split_log(sides, config.evaluation, config.seed, lambda counts: self._steps(counts, passes))
-        fit_rows = rows.only(split.fitted.astype(np.int32 if len(train.copy) < 2**31 else np.int64))
+        split = split_log(data.sides, data.scored, lambda counts: self._steps(counts, passes))
+        fit_rows = rows.only(split.fitted)
         fit_counts = data.shards.counts(fit_rows.count)
         for note in split.scored.notes:
             logger.info(f"evaluation: {note}")

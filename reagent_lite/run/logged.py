@@ -6,6 +6,7 @@
 4 normalization     read from files, or fitted by rank 0 to samples of all shards and sent to all ranks
 5 columns           normalized once by the first process of each node and memory-mapped by the others
 6 rows              read by the source that builds batches
+7 scored episodes   chosen by all machines together; evaluation.learn_from_scored keeps them out of learning
 """
 
 import hashlib
@@ -34,6 +35,7 @@ from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
+from reagent_lite.evaluation.episodes import Scored, Sides, scored_episodes
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
 from reagent_lite.types import NormalizationSpec, SourceSpec
@@ -64,17 +66,24 @@ class Data:
         spec: numbers of features and choices that the network is built for.
         normalization: normalization of training and eval data.
         shards: assigns rows to processes.
-        counts: number of rows of each shard that can be learned from.
         train: training data.
         held_out: eval data, or None without eval_data_path.
+        learned: the training rows that the policy learns from.
+        counts: how many they are in each shard.
+        sides, scored: the data as they are evaluated, and the episodes that the policy is scored on.
+        seen: whether the policy learns from some of these.
     """
 
     spec: SourceSpec
     normalization: Normalization
     shards: Shards
-    counts: tuple[int, ...]
     train: Log
     held_out: Log | None
+    learned: LoggedRows
+    counts: tuple[int, ...]
+    sides: Sides
+    scored: Scored
+    seen: bool
 
     @property
     def evaluated(self) -> Log:
@@ -106,10 +115,20 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     def log(copy: TrainingCopy, found: Agreement) -> Log:
         return Log(copy=copy, found=found, rows=_rows(config, copy, normalization, spec, group))
 
-    learned = log(*train)
-    counts = shards.counts(learned.rows.count)
+    train_log = log(*train)
+    scored_log = train_log if held_out is None else log(*held_out)
+    sides = Sides(
+        train=train_log.copy,
+        held_out=None if held_out is None else scored_log.copy,
+        same=scored_log.found.content == train_log.found.content,
+        shards=shards,
+    )
+    scored = scored_episodes(sides, config.evaluation, config.seed)
+    learned, seen = _to_learn(config, train_log, sides, scored)
+    counts = shards.counts(learned.count)
     if not sum(counts):
-        raise DataError(Problem(config.training_data_path, "rows with an action", "none"))
+        apart = "" if config.evaluation.learn_from_scored else ", in episodes that are not scored"
+        raise DataError(Problem(config.training_data_path, f"rows with an action{apart}", "none"))
     if shards.several:
         each = " + ".join(f"{count:,}" for count in counts)
         logger.info(f"shards: {each} rows on {len(counts)} nodes; each minibatch has its share of every shard")
@@ -117,10 +136,23 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         spec=spec,
         normalization=normalization,
         shards=shards,
+        train=train_log,
+        held_out=None if held_out is None else scored_log,
+        learned=learned,
         counts=counts,
-        train=learned,
-        held_out=None if held_out is None else log(*held_out),
+        sides=sides,
+        scored=scored,
+        seen=seen,
     )
+
+
+def _to_learn(config: WorkflowConfig, log: Log, sides: Sides, scored: Scored) -> tuple[LoggedRows, bool]:
+    """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
+    both = np.isin(sides.hashes(log.copy), scored.hashes)
+    if config.evaluation.learn_from_scored:
+        return log.rows, any(sides.shards.group.each(int(both.any())))
+    rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
+    return log.rows.only(rows[~both[log.copy.episode[rows]]]), False
 
 
 def _copy(

@@ -197,7 +197,7 @@ class Logged(Source):
         return Stream(source=self._source(plan), plan=plan, order=order, group=self._group)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
-        return LoggedSource(self.data.train.rows, plan, self._group.rank, self._group.device)
+        return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator on logged rows."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -155,7 +156,7 @@ class History:
         state = find_unfinished(checkpoints, group, wanted=wanted)
         if state is not None:
             logged = bool(config.training_data_path) and not config.simulated_share
-            require_same_learning(state["config"], resolved(config), state["name"], may_grow=logged)
+            require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)
         run = uuid.uuid4().hex if state is None else state["run"]
         return cls(config=config, group=group, folder=checkpoints, state=state, run=run)
 
@@ -254,6 +255,14 @@ class History:
             restore(state, self.folder, running, group, None if alike else dealt)
         since = None if state is None else state["name"]
         return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
+
+
+def completed(config: WorkflowConfig, saved: Tree) -> Tree:
+    """Returns a saved config with the defaults of keys that did not exist when it was saved."""
+    try:
+        return resolved(type(config).model_validate_json(json.dumps(saved)))
+    except ValidationError:  # it has keys that no longer exist, which the comparison names
+        return saved
 
 
 def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name: str, *, may_grow: bool) -> None:

@@ -81,6 +81,11 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
         (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if holds the model back: why"),
         (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
         (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "nothing was evaluated"),
+        # what flatters a policy speaks against it, not for it
+        (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
+        (Evidence(comparisons=(EQUAL,), gate=PASSED, seen=True), UNCLEAR, "is fulfilled: why; but the policy"),
+        (Evidence(comparisons=(WORSE,), seen=True), NOT, "a difference of -2"),
+        (Evidence(comparisons=(BETTER,), played=BEATS_OTHER, seen=True), SHIP, "in simulation"),
     ],
 )  # fmt: skip
 def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:

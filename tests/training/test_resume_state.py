@@ -6,12 +6,14 @@ import pytest
 import torch
 from oracles.runs import merged
 
+from reagent_lite.config import DqnConfig, check, resolved
 from reagent_lite.errors import ConfigError
 from reagent_lite.training.checkpoint import flat, nested
-from reagent_lite.training.resume import ReadOrder, position_in, regrouped, require_same_learning
+from reagent_lite.training.resume import ReadOrder, completed, position_in, regrouped, require_same_learning
 
 SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 0.1, "layers": [-1, 8, -1]},
          "checkpoint": {"keep": 2}, "data": {"layout": "shards", "residency": "auto"}}  # fmt: skip
+CONFIG = check(DqnConfig, {"training_data_path": "log", "model_output_path": "out", "actions": ["a", "b"]})
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,13 @@ SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 
 )
 def test_configs_that_learn_the_same(changes: dict[str, Any]) -> None:
     require_same_learning(SAVED, merged(SAVED, changes), "step_000007", may_grow=True)
+
+
+def test_a_key_that_the_saved_config_does_not_have_has_its_default() -> None:
+    saved = resolved(CONFIG)
+    del saved["evaluation"]["learn_from_scored"]
+    assert completed(CONFIG, saved) == resolved(CONFIG)
+    assert completed(CONFIG, {**saved, "no_more": 1}) == {**saved, "no_more": 1}
 
 
 def test_configs_that_learn_something_else_are_refused_by_key() -> None:

@@ -122,7 +122,8 @@ class LoggedRows:
 
     def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
         """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
-        return replace(self, usable=torch.from_numpy(usable).to(self.scalars.device))
+        kind = np.int32 if len(self.scalars) < 2**31 else np.int64
+        return replace(self, usable=torch.from_numpy(usable.astype(kind)).to(self.scalars.device))
 
     @property
     def block_rows(self) -> int:

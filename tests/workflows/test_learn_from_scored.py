@@ -1,0 +1,77 @@
+"""Episodes that a policy is scored on and learns from; rewards are pure noise, so that no policy is better."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.logs import write_lines
+from oracles.runs import ALONE, trained
+
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.errors import DataError
+from reagent_lite.run.logged import prepare
+
+ROWS = 1500
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    rows = [
+        {"mdp_id": str(number), "sequence_number": 0, "state_features": dict(zip("0123456789", state, strict=True)),
+         "action": "ab"[rng.integers(2)], "reward": rng.normal(), "action_probability": 0.5, "terminal": True,
+         "possible_actions": ["a", "b"]}
+        for number, state in enumerate(rng.normal(size=(ROWS, 10)).tolist())
+    ]  # fmt: skip
+    return {
+        "training_data_path": str(write_lines(tmp_path / "log.jsonl", rows)),
+        "model_output_path": str(tmp_path / "out"),
+        "actions": ["a", "b"], "epochs": 20, "rl": {"gamma": 0.0},
+        "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 64},
+        "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 4, "bootstrap_resamples": 200},
+    }  # fmt: skip
+
+
+def decision(tree: dict[str, Any], learn: bool) -> dict[str, str]:
+    trained({**tree, "evaluation": {**tree["evaluation"], "learn_from_scored": learn}})
+    found: dict[str, str] = json.loads((Path(tree["model_output_path"]) / "model" / "evaluation.json").read_text())[
+        "decision"
+    ]
+    return found
+
+
+def test_noise_is_no_reason_to_ship(noise: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    flattered = decision(noise, True)
+    assert flattered["choice"] == "not enough to say"
+    assert "which flatters it" in flattered["reason"]
+    assert "learn_from_scored" in flattered["next"]
+    assert caplog.text.count("Estimates may flatter it") == 1
+    caplog.clear()
+    honest = decision({**noise, "model_output_path": f"{noise['model_output_path']}2"}, False)
+    assert honest["choice"] == "not enough to say"
+    assert "flatter" not in honest["reason"] + caplog.text
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["a share", "the same file as eval data"])
+def test_no_row_of_a_scored_episode_is_learned_from(noise: dict[str, Any], given: bool) -> None:
+    tree = noise | ({"eval_data_path": noise["training_data_path"]} if given else {})
+    known, apart = (
+        prepare(check(DqnConfig, {**tree, "evaluation": {"learn_from_scored": learn}}), ALONE)
+        for learn in (True, False)
+    )
+    assert (known.learned.count, known.seen) == (ROWS, True)
+    assert known.scored.hashes.tolist() == apart.scored.hashes.tolist()
+    assert not apart.seen
+    assert apart.learned.usable is not None
+    learned = apart.learned.usable.numpy()
+    assert apart.counts == (len(learned),)
+    assert sorted([*learned, *apart.scored.numbers]) == list(range(ROWS))
+    assert 0.15 * ROWS < len(apart.scored.numbers) < 0.25 * ROWS
+
+
+def test_nothing_is_left_to_learn_from(noise: dict[str, Any]) -> None:
+    tree = {**noise, "evaluation": {"learn_from_scored": False, "held_out_share": 0.9999}}
+    with pytest.raises(DataError, match="expected rows with an action, in episodes that are not scored, got none"):
+        prepare(check(DqnConfig, tree), ALONE)
