@@ -205,15 +205,27 @@ def _in_one_piece(array: pa.Array) -> pa.Array:
         lengths = filled(pc.list_value_length(array), 0).astype(np.int64)
         ends = pa.array(np.concatenate(([0], lengths.cumsum())), mask=np.append(~valid_rows(array), False))
         return pa.LargeListArray.from_arrays(ends, _in_one_piece(array.flatten()))
-    kind = _without_views(array.type)
+    if getattr(array.type, "extension_name", "") == "arrow.uuid":
+        return pa.array([None if one is None else str(one) for one in array.to_pylist()], pa.string())
+    kind = _plain(array.type)
     return array if kind == array.type else array.cast(kind)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the same values without dictionaries, views and extensions."""
     types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type)
     if types.is_string_view(kind):
         return pa.large_string()
+    if types.is_struct(kind):
+        return pa.struct([one.with_type(_plain(one.type)) for one in kind])
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_type), kind.list_size)
     if types.is_list(kind) or types.is_large_list(kind):
-        inner = _without_views(kind.value_type)
-        return pa.list_(inner) if types.is_list(kind) else pa.large_list(inner)
+        return (pa.list_ if types.is_list(kind) else pa.large_list)(_plain(kind.value_type))
     return kind

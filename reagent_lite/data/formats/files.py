@@ -164,7 +164,8 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
         there = [*(file.name for file in found), *filter(_is_shard, folders)]
         got = f"none among {_counted_names(there)}" if there else "an empty folder"
         kind = DataError if there else NoRowsError
-        raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got))
+        todo = "Give one of the folders inside: they are not read" if any(map(_is_shard, folders)) else ""
+        raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got, todo))
     return tuple(sorted(files, key=lambda file: file.name))
 
 

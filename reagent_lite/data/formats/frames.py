@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from reagent_lite.errors import DataError, Problem, first_line, needing
+from reagent_lite.errors import DataError, Problem, needing
 from reagent_lite.files import sweep, user_cache
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def path_of(log: Log, name: str = "data") -> str:
     """
     if isinstance(log, str | os.PathLike):
         return os.fspath(log)
-    expected = "a path, or a frame of pandas, polars or Arrow"
+    expected = "a path, or a frame of pandas, polars or Arrow whose columns each hold one type of values"
     if type(log).__name__ == "LazyFrame":
         raise DataError(Problem(name, expected, "a LazyFrame of polars", "Give what its method collect() returns"))
     with needing("data", name):
@@ -67,7 +67,7 @@ def path_of(log: Log, name: str = "data") -> str:
     try:
         table = pa.table(log)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise DataError(Problem(name, expected, first_line(error))) from error
+        raise DataError(Problem(name, expected, "; ".join(map(str, error.args)))) from error
     cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)
     sweep(cache.iterdir(), after_days=_KEPT_DAYS)

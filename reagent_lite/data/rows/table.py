@@ -33,6 +33,8 @@ from reagent_lite.data.rows.columns import (
     column_of,
     flags,
     integers,
+    is_list,
+    is_number,
     is_string,
     numbers,
     per_distinct,
@@ -44,6 +46,7 @@ from reagent_lite.data.rows.contract import ActionRule, Contract, candidates, fi
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import Named, candidate_lists, features, metrics
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
+from reagent_lite.data.rows.reading import action_mask
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
@@ -104,7 +107,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     """Returns the columns of actions: names, null where one is unknown; without `actions` any name is one."""
-    found, taken = {name: _choices(column[name], _NAME, faults) for name in _LISTS}, column["action"]
+    found, taken = {name: _names(column[name], actions, faults) for name in _LISTS}, column["action"]
     if actions:
         codes = ActionRule(actions).codes(taken, faults)
         action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
@@ -117,6 +120,16 @@ def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Fault
     missing[row[equal]] = False
     faults.add(missing, "an action among possible_actions", taken.value, rule="action_not_possible")
     return {"action": action, **found}
+
+
+def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array:
+    """Returns lists of names, also of a list of 0 or 1 per action where `actions` says which they are."""
+    kind = column.array.type
+    if not (actions and is_list(kind) and is_number(kind.value_type)):
+        return _choices(column, _NAME, faults)
+    mask = action_mask(column, actions, faults) * column.present[:, None]
+    names = pa.array(actions, pa.string()).take(pa.array(np.nonzero(mask)[1]))
+    return list_array(names, mask.sum(axis=1), column.present)
 
 
 def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:

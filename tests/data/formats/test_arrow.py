@@ -127,6 +127,28 @@ def test_other_formats_are_refused(tmp_path: Path, name: str, data: bytes, words
     assert words in str(problems_of(written(tmp_path, data, name))[0])
 
 
+FLAGS = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))
+CODES = pa.array([2.5, 1.5]).dictionary_encode()
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "values"),
+    [
+        (pa.array([bytes(15) + b"\1", None], pa.uuid()), pa.string(), ["00000000-0000-0000-0000-000000000001", None]),
+        (FLAGS, pa.int8(), [1, 0]),
+        (pa.StructArray.from_arrays([CODES, FLAGS], ["0", "1"]), pa.struct({"0": pa.float64(), "1": pa.int8()}),
+         [{"0": 2.5, "1": 1}, {"0": 1.5, "1": 0}]),
+        (pa.array([[("0", 1)], []], pa.map_(pa.string_view(), pa.dictionary(pa.int8(), pa.int64()))),
+         pa.map_(pa.large_string(), pa.int64()), [[("0", 1)], []]),
+    ],
+    ids=lambda one: str(one) if isinstance(one, pa.DataType) else "",
+)  # fmt: skip
+def test_columns_have_plain_types(tmp_path: Path, array: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
+    (block,) = blocks_of(written(tmp_path, data_of(pa.table({"x": array}), pa.ipc.new_file)))
+    assert block.table.column("x").type == kind
+    assert block.table.column("x").to_pylist() == values
+
+
 def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     file = written(tmp_path, data_of(NESTED, pa.ipc.new_file))
     copy = prepare_training_copy(str(file), actions=("left", "right"), directory=str(tmp_path / "copy"))

@@ -113,7 +113,9 @@ def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.tsv: expected a data file \(\.json.* got extension '\.tsv'"):
         rows_of(tmp_path / "a.tsv")
     (tmp_path / "ds=2").mkdir()
-    with pytest.raises(DataError, match=r"expected a folder with data files .* got none among 2 entries: a.tsv, ds=2/"):
+    with pytest.raises(
+        DataError, match=r"expected a folder with data files .* got none among 2 entries: a.tsv, ds=2/\."
+    ):
         rows_of(tmp_path)
     with pytest.raises(NoRowsError, match="got an empty folder"):
         rows_of(tmp_path / "ds=2")

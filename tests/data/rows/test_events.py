@@ -93,6 +93,16 @@ def test_what_a_column_refuses(name: str, array: Any, words: str) -> None:
     assert str(faults.by_kind().problems()[0]) == f"log.parquet:1: expected {words}"
 
 
+def test_flags_of_possible_actions_are_names_where_actions_are_known() -> None:
+    flags = block(possible_actions=pa.array([[True, False], None]), possible_next_actions=pa.array([[0, 0], [1, 1]]))
+    table, faults, _ = event_table(flags, Contract(actions=("l", "r"), events=True))
+    assert table.column("possible_actions").to_pylist() == [["l"], None]
+    assert table.column("possible_next_actions").to_pylist() == [[], ["l", "r"]]
+    assert faults.count == 0
+    _, faults, _ = event_table(flags, Contract(actions=(), events=True))
+    assert faults.by_kind().problems()[0].expected == "a list of action names in possible_actions"
+
+
 def test_a_fault_says_its_rule_and_what_to_do() -> None:
     given = block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1]))
     _, faults, _ = event_table(given, Contract(actions=(), events=True))

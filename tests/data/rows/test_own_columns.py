@@ -171,8 +171,13 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
         assert sorted(copy_of(log, tmp_path, COLUMNS).reward.tolist()) == [0, 1, 2]
     (file,) = frames.glob("*/*.arrow")
     assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
-    for other in (3, [{"reward": 1.0}]):
-        with pytest.raises(DataError, match="data: expected a path, or a frame of pandas, polars or Arrow, got"):
+    mixed = FRAME.assign(age=["old", 1, 2])
+    for other, got in (
+        (3, "Expected"),
+        (FRAME["age"], "Cannot import"),
+        (mixed, ".*; Conversion failed for column age"),
+    ):
+        with pytest.raises(DataError, match=f"data: expected a path, or a frame of pandas, polars or .*, got {got}"):
             copy_of(other, tmp_path, COLUMNS)
     with pytest.raises(DataError, match=r"got a LazyFrame of polars\. Give what its method collect\(\) returns"):
         copy_of(polars.LazyFrame({"mdp_id": ["1"]}), tmp_path, COLUMNS)
