@@ -97,7 +97,7 @@ def summary(rows: list[Row], **other: object) -> str:
 
 
 def _lines(row: Row) -> str:
-    indent = "\n" + " " * 34
+    indent = "\n" + " " * 36
     found = row.found.replace("\n", indent)
     advice = f"{indent}-> {row.todo.replace(chr(10), indent + '   ')}" if row.todo else ""
-    return f"{row.state:<8} {row.name:<24} {found}{advice}"
+    return f"{row.state:<8} {row.name:<26} {found}{advice}"

@@ -122,10 +122,12 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
     with tempfile.TemporaryFile(dir=place) as probe:
         probe.write(b"probe")
     free = free_disk_bytes(place)
-    need = sum(one.bytes for one in network_needs(config, spec)) if spec is not None else 0
-    whole = need * (config.checkpoint.keep + 1 + _MODEL_TIMES)
-    found = f"{folder}: writable, {size_text(free)} free; {size_text(whole)} for checkpoints and model, without replay"
-    return ok(name, found) if free > whole else failed(name, found, todo)
+    found = f"{folder}: writable, {size_text(free)} free"
+    if spec is None:  # known when the data has been read
+        return ok(name, found)
+    need = sum(one.bytes for one in network_needs(config, spec)) * (config.checkpoint.keep + 1 + _MODEL_TIMES)
+    found += f"; {size_text(need)} for checkpoints and model, without replay"
+    return ok(name, found) if free > need else failed(name, found, todo)
 
 
 def dataset_folder(config: WorkflowConfig) -> Row:

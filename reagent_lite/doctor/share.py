@@ -55,8 +55,6 @@ class Mount:
     def warnings(self) -> list[tuple[str, str]]:
         """Returns options that may trouble a meeting through a file here, each with what to do."""
         found = []
-        if "ro" in self.options:
-            found.append(("mounted read-only", "Mount it with rw: node 0 writes the file of init_method"))
         if self.kind.startswith("nfs") and ("soft" in self.options or "softerr" in self.options):
             found.append(("a soft mount: a slow server gives errors instead of waiting", "Mount it with hard"))
         for option in self.options:

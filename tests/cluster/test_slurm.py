@@ -56,7 +56,7 @@ def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts,
         env={**ENVIRONMENT, "CONFIG": str(work.hosts[0].data / "job/x.json"), "PYTHON": sys.executable,
              "HOME": str(two_hosts.share), "REAGENT_LITE_FAULT": SLOWLY},
     ).strip()  # fmt: skip
-    work.reached(10, within=120)
+    work.reached(10)
     slurm.output("scancel", "--signal=USR2", number)
     deadline = time.monotonic() + 180
     while "JobState=COMPLETED" not in (state := slurm.output("scontrol", "show", "job", "--oneliner", number)):

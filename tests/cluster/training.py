@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {
     "data": {"global_minibatch_size": 64},
     "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1, "fit_passes": 1},
 }
+_SECONDS = 240.0  # on a machine with other work as well
 
 
 def rows_of_a_log(folder: Path, rows: int) -> list[str]:
@@ -85,14 +86,14 @@ class Job:
         """The model_output_path of a host, seen from here."""
         return self.hosts[host].seen_from_here(self.hosts[host].data / "job/out")
 
-    def reached(self, step: int, within: float = 60.0) -> None:
+    def reached(self, step: int) -> None:
         """Waits until a checkpoint of at least this step is there."""
-        wait_until(lambda: newest(self.out()) >= step, self.logs, within)
+        wait_until(lambda: newest(self.out()) >= step, self.logs, _SECONDS)
 
-    def done(self, code: int = 0, within: float = 90) -> None:
+    def done(self, code: int = 0) -> None:
         """Asserts that the commands given last end with this code."""
         last = [all_[-1] for all_ in self.started]
-        wait_until(lambda: not any(one.running for one in last), lambda: f"still running:\n{self.logs()}", within)
+        wait_until(lambda: not any(one.running for one in last), lambda: f"still running:\n{self.logs()}", _SECONDS)
         assert [one.wait(1) for one in last] == [code] * len(last), self.logs()
 
     def logs(self) -> str:
