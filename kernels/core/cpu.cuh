@@ -12,8 +12,8 @@ namespace reagent_lite::environment {
 ENTRY const Description env_description;
 const Description env_description = describe();
 
-ENTRY void env_describe(float *parameters, float *features, int *agent_types) {
-  write_numbers(parameters, features, agent_types);
+ENTRY void env_describe(float *parameters, float *features, int *agent_types, int *observed) {
+  write_numbers(parameters, features, agent_types, observed);
 }
 
 constexpr int block_size = 1024;
@@ -39,9 +39,8 @@ DEVICE void observe_one(const Call &c, float *observation, long i) {
 }
 
 DEVICE void start_one(const Call &c, int i, unsigned episode, unsigned *fresh, int j) {
-  Random random = random_of(c, i, episode, 0, FOR_RESET);
   State s;
-  reset(s, random);
+  begin_episode(c, i, episode, s);
   store(fresh, block_size, j, s);
 }
 

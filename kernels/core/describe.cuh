@@ -3,21 +3,22 @@
 
 namespace reagent_lite::environment {
 
-struct Description {
-  char text[8192];
-};
-
+// Writes to `text`, or counts the characters where there is none.
 struct Writer {
-  Description result = {};
+  char *text;
   int length = 0;
   bool separate = false;
 
-  constexpr void put(const char *text) {
-    while (*text) result.text[length++] = *text++;
+  constexpr void put(char letter) {
+    if (text) text[length] = letter;
+    ++length;
+  }
+  constexpr void put(const char *letters) {
+    while (*letters) put(*letters++);
   }
   constexpr void put(int value) {
     if (value >= 10) put(value / 10);
-    result.text[length++] = char('0' + value % 10);
+    put(char('0' + value % 10));
   }
   constexpr void key(const char *name) {
     put(separate ? ",\"" : "\"");
@@ -43,10 +44,13 @@ struct Writer {
     put("]");
     separate = true;
   }
-  constexpr void word(const char *text) {
+  constexpr void word(const char *letters) {
     put(separate ? ",\"" : "\"");
-    put(text);
-    put("\"");
+    for (; *letters; ++letters) {
+      if (*letters == '"' || *letters == '\\') put('\\');
+      put(*letters);
+    }
+    put('"');
     separate = true;
   }
 };
@@ -56,8 +60,8 @@ struct Writer {
 #define WRITE_PARAMETER(name, value) writer.word(#name);
 #define WRITE_LIST(name, size, value) writer.number(#name, size);
 
-constexpr Description describe() {
-  Writer writer;
+constexpr int write_description(char *text) {
+  Writer writer{text};
   writer.put("{");
   writer.number("num_actions", num_choices);
   writer.number("observation_size", observation_width);
@@ -99,12 +103,23 @@ constexpr Description describe() {
   writer.word("agent");
 #endif
   writer.put("]}");
-  return writer.result;
+  return writer.length;
+}
+
+struct Description {
+  char text[write_description(nullptr) + 1];
+};
+
+constexpr Description describe() {
+  Description result = {};
+  write_description(result.text);
+  return result;
 }
 
 #define PARAMETER_NUMBER(name, value) *parameters++ = name;
 
-DEVICE void write_numbers(float *parameters, float *features, int *agent_types) {
+// `observed` becomes how many floats observe() writes of a first state, counted up to one that it leaves out.
+DEVICE void write_numbers(float *parameters, float *features, int *agent_types, int *observed) {
 #ifdef PARAMETERS
   PARAMETERS(PARAMETER_NUMBER)
 #endif
@@ -112,6 +127,19 @@ DEVICE void write_numbers(float *parameters, float *features, int *agent_types) 
 #ifndef CANDIDATES
   for (int k = 0; k < num_choices; ++k) action_features(k, features + k * feature_width);
 #endif
+  constexpr float unwritten = -1.2345678e30f;
+  float row[observation_width + 64];
+  State s = {};
+  Random random = random_for(0u, 0u, 0u, 0u, 0u, FOR_RESET, 0u);
+  reset(s, random);
+  *observed = observation_width;
+  for (int agent = 0; agent < agents; ++agent) {
+    for (float &number : row) number = unwritten;
+    observe_agent(s, agent, row);
+    int count = 0;
+    while (count < observation_width + 64 && row[count] != unwritten) ++count;
+    if (count != observation_width) *observed = count;
+  }
 }
 
 }  // namespace reagent_lite::environment

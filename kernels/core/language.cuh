@@ -25,7 +25,7 @@ public:                           \
 #define DECLARE_ARRAY(type, name, size) \
 public:                                 \
   type name[size];                      \
-  static_assert(is_word<type>, "a state variable is a float, int or unsigned");
+  static_assert(is_word<type> && (size) > 0, "a state variable is a float, int or unsigned, an array has at least 1");
 
 #define DECLARE_ENVIRONMENT                            \
   constexpr bool is_declared [[maybe_unused]] = true;  \

@@ -31,6 +31,12 @@ DEVICE Random random_of(const Call &c, long i, unsigned episode, int step_count,
   return random_for(c.seed, c.stream, c.first_env + unsigned(i), episode, unsigned(step_count), purpose, base);
 }
 
+DEVICE void begin_episode(const Call &c, long i, unsigned episode, State &s) {
+  Random random = random_of(c, i, episode, 0, FOR_RESET);
+  s = State{};  // what reset() does not write is 0
+  reset(s, random);
+}
+
 // What slot k offers at the step of `random`: the same whenever it is asked for at that step.
 DEVICE bool candidate_of(const State &s, int k, const Random &random, float *features) {
   if constexpr (has_candidates) {
@@ -83,6 +89,7 @@ DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State
   bool fault = false, terminated = false;
   FOR_AGENTS(agent) {
     bool wrong;
+    reward[agent] = 0.0f;
     action[agent] = valid_action(s, int(c.action[i * agents + agent]), random, wrong);
     if (has_agents && wrong) count_fault(c.fault, c.first_env + unsigned(i));
     fault |= wrong & !has_agents;
@@ -167,11 +174,6 @@ DEVICE void write_seen(float *first, float *second, unsigned char *in_first, uns
       if (second) store_row<observation_width>(second + row * observation_width, own);
     }
   }
-}
-
-DEVICE void begin_episode(const Call &c, long i, unsigned episode, State &s) {
-  Random random = random_of(c, i, episode, 0, FOR_RESET);
-  reset(s, random);
 }
 
 DEVICE void observe_whole(const Call &c, long i, Scratch &scratch) {

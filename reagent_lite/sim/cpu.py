@@ -14,11 +14,14 @@ from reagent_lite.errors import KernelBuildError, Problem
 from reagent_lite.sim.cache import cached, machine, make_key
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler
-from reagent_lite.sim.sources import MACHINERY, built_from, compilation_unit, require_parameters
+from reagent_lite.sim.sources import MACHINERY, about_includes, built_from, compilation_unit, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
-# Lines by which compilers lead to the next error.
-_CONTEXT = re.compile(r"^(?:In file included|\S+: (?:In|At) |\d+ errors? generated)", re.MULTILINE)
+# Warnings, and lines by which compilers lead to the next error.
+_CONTEXT = re.compile(
+    r"^(?:In file included|\S+: (?:In|At) |\S.*?:\d+:\d+: warning: |cc1plus: |\d+ (?:warning|error)s? )", re.MULTILINE
+)
+_MOST_ERRORS = 5
 _FLAGS = (
     "-std=c++17",
     "-march=native",
@@ -30,7 +33,8 @@ _FLAGS = (
     "-fPIC",
     "-shared",
     "-nostdlib",  # nothing of it is used: the same object on any distribution
-    "-w",
+    "-Werror=return-type",
+    "-Werror=double-promotion",  # a literal without `f`
 )
 _CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
 # With fewer words of state and observation another thread costs more (about 50 us) than it saves.
@@ -112,8 +116,10 @@ class CpuBackend:
         parameters = (ctypes.c_float * max(1, len(spec.parameters)))()
         features = (ctypes.c_float * (spec.num_actions * spec.action_feature_size))()
         types = (ctypes.c_int * spec.agents)()
-        self._library.env_describe(parameters, features, types)
-        return spec.measured(list(parameters)[: len(spec.parameters)], list(features), list(types))
+        observed = ctypes.c_int()
+        self._library.env_describe(parameters, features, types, ctypes.byref(observed))
+        numbers = list(parameters)[: len(spec.parameters)]
+        return spec.measured(numbers, list(features), list(types), observed.value)
 
 
 def _build(
@@ -129,7 +135,7 @@ def _build(
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode != 0:
             got = f"from the compiler:\n{_relevant_errors(answer.stderr)}\n"
-            raise KernelBuildError(Problem(str(path), "an environment that compiles", got))
+            raise KernelBuildError(Problem(str(path), "an environment that compiles", got, about_includes(path)))
 
     return cached(key, ".so", build, folder)
 
@@ -143,4 +149,6 @@ def _relevant_errors(message: str) -> str:
     machinery = tuple(f"{KERNELS}/{part}" for part in MACHINERY)
     missing = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
     own = [error for error in errors if not error.startswith(machinery)]
-    return "\n".join(missing or own or [message.strip()])
+    shown = missing or own or [message.strip()]
+    more = [f"and {len(shown) - _MOST_ERRORS} more errors"] if len(shown) > _MOST_ERRORS else []
+    return "\n".join(shown[:_MOST_ERRORS] + more)

@@ -146,7 +146,7 @@ class CudaBackend:
             for name, arguments in _KERNELS.items():
                 self._kernels[name].prepare((f"{ctypes.sizeof(arguments)}s",))
                 self._require_block(name)
-            self._kernels["env_describe"].prepare("PPP")
+            self._kernels["env_describe"].prepare("PPPP")
         self.spec = self._measure(EnvSpec.parse(self._name, read_description(cubin)))
         require_parameters(parameters, self.spec)
 
@@ -179,8 +179,10 @@ class CudaBackend:
         parameters = torch.zeros(len(spec.parameters), device=self.device)
         features = torch.zeros(spec.num_actions * spec.action_feature_size, device=self.device)
         types = torch.zeros(spec.agents, dtype=torch.int32, device=self.device)
-        self._launch("env_describe", 1, parameters.data_ptr(), features.data_ptr(), types.data_ptr())
-        return spec.measured(parameters.tolist(), features.tolist(), types.tolist())
+        observed = torch.zeros(1, dtype=torch.int32, device=self.device)
+        outputs = (parameters, features, types, observed)
+        self._launch("env_describe", 1, *(tensor.data_ptr() for tensor in outputs))
+        return spec.measured(parameters.tolist(), features.tolist(), types.tolist(), int(observed))
 
     def _require_block(self, name: str) -> None:
         kernel = self._kernels[name]

@@ -19,7 +19,7 @@ import torch
 from reagent_lite.errors import KernelBuildError, NoCompilerError, Problem, install
 from reagent_lite.sim.cache import cache_folder, cached, make_key
 from reagent_lite.sim.compiler import KERNELS
-from reagent_lite.sim.sources import built_from, compilation_unit
+from reagent_lite.sim.sources import about_includes, built_from, compilation_unit
 
 OLDEST = (7, 5)
 _FLAGS = (
@@ -183,4 +183,5 @@ def _refusal(path: Path, nvcc: Path, arch: str, message: str) -> Problem:
     if "nsupported gpu architecture" in message:
         advice = "Install a CUDA toolkit that knows this GPU, or simulate on the CPU"
         return Problem(str(nvcc), f"a compiler that knows {arch}", f"{message} from nvcc {_version(nvcc)}", advice)
-    return Problem(str(path), "an environment that compiles", f"from nvcc for {arch}:\n{message}\n")
+    got = f"from nvcc for {arch}:\n{message}\n"
+    return Problem(str(path), "an environment that compiles", got, about_includes(path))

@@ -24,6 +24,7 @@ MACHINERY = ("core/", "env.cuh", "philox.cuh", "port.cuh")
 """What all environments are compiled with, in the folder of kernels."""
 
 _PARAMETER = re.compile(r"([^\W\d]\w*)(\[\d{1,6}\])?")  # of a list, with its place
+_LIBRARY = re.compile(r"^\s*#\s*include\s*(<[^>]+>)", re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -92,6 +93,12 @@ def read_sources(environment: Path) -> dict[str, str]:
             places = (file.parent / included, KERNELS / included)
             waiting += [place.resolve() for place in places if place.is_file()][:1]
     return texts
+
+
+def about_includes(environment: Path) -> str:
+    """Returns what to do about an environment that does not compile, as far as its includes say."""
+    found = [name for text in read_sources(environment).values() for name in _LIBRARY.findall(text)]
+    return f"Do without {', '.join(found)}: an environment has the functions of port.cuh alone" if found else ""
 
 
 def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:

@@ -1,12 +1,16 @@
 """The description of a compiled environment."""
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
 
-from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.errors import Problem, SimulationError, raise_any
+
+_TYPE_NAME = re.compile(r"\w[\w .-]*")  # names folders of a run as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +85,43 @@ class EnvSpec:
         tree["parameters"] = dict.fromkeys(tree["parameters"], 0.0)
         return cls(name=name, fields=fields, agent_types=(), action_features=(), **tree)
 
-    def measured(self, parameters: list[float], action_features: list[float], agent_types: list[int]) -> Self:
-        """Returns the spec with the numbers that the kernel computed: parameters in order, features [K * F], types [A].
+    def measured(
+        self, parameters: list[float], action_features: list[float], agent_types: list[int], observed: int
+    ) -> Self:
+        """Returns the spec with the numbers that the kernel computed.
+
+        Args:
+            parameters: constants of the dynamics in use, in order.
+            action_features: [K * F].
+            agent_types: [A].
+            observed: floats that the environment wrote as an observation.
 
         Raises:
-            SimulationError: an agent has a type without a name.
+            SimulationError: names that do not tell actions or types apart, an agent of a type without a name, or an
+                observation of another size.
         """
-        known = range(len(self.agent_type_names))
-        for agent, kind in enumerate(agent_types):
-            if kind not in known:
-                expected = f"a type from 0 to {len(known) - 1} ({', '.join(self.agent_type_names)})"
-                raise SimulationError(Problem(f"agent_type({agent}) of {self.name}", expected, str(kind)))
+        raise_any(list(self._problems(agent_types, observed)), SimulationError)
         size = self.action_feature_size
         rows = [] if self.candidates else [action_features[i * size : (i + 1) * size] for i in range(self.num_actions)]
         named = dict(zip(self.parameters, parameters, strict=True))
         return replace(self, parameters=named, action_features=tuple(map(tuple, rows)), agent_types=tuple(agent_types))
+
+    def _problems(self, agent_types: list[int], observed: int) -> Iterator[Problem]:
+        for what, names in (("ACTION_NAMES", self.action_names), ("AGENT_TYPES", self.agent_type_names)):
+            if len(set(names)) < len(names) or not all(names):
+                yield Problem(f"{what} of {self.name}", "a name for each, no two alike", ", ".join(map(repr, names)))
+        for name in self.agent_type_names:
+            if not _TYPE_NAME.fullmatch(name):
+                yield Problem(f"AGENT_TYPES of {self.name}", "letters, digits, spaces, '.', '-' or '_'", repr(name))
+        known = range(len(self.agent_type_names))
+        for agent, kind in enumerate(agent_types):
+            if kind not in known:
+                expected = f"a type from 0 to {len(known) - 1} ({', '.join(self.agent_type_names)})"
+                yield Problem(f"agent_type({agent}) of {self.name}", expected, str(kind))
+        if observed != self.observation_size:
+            expected = f"all {self.observation_size} floats of OBSERVATION_SIZE written, and no more"
+            got = f"the first {observed}"
+            yield Problem(f"observe() of {self.name}", expected, got, "Correct observe() or OBSERVATION_SIZE")
 
     def agents_of(self, kind: int) -> tuple[int, ...]:
         """Returns the numbers of the agents of a type."""
