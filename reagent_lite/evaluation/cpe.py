@@ -320,7 +320,13 @@ def _verdicts(
         )
         for name, figure in figures.items()
     }
-    own = model_verdict(figures[kind.model], overlap, check=figures[kind.check], check_verdict=verdicts[kind.check][0])
+    own = model_verdict(
+        figures[kind.model],
+        overlap,
+        sequential=kind.sequential,
+        check=figures[kind.check],
+        check_verdict=verdicts[kind.check][0],
+    )
     if kind.check in missing and figures[kind.model].defined:
         own = Verdict.WIDE, f"{UNCHECKED}: there are no weighted estimates"
     verdicts[kind.model] = own
@@ -339,5 +345,8 @@ def _differences(samples: Tensor, others: Tensor) -> Tensor:
 
 
 def _spread(values: Tensor) -> float:
-    """Standard deviation of what is averaged: a size that does not vanish where the mean does."""
-    return float(values.std(correction=0))
+    """Mean absolute deviation of what is averaged: a size that does not vanish where the mean does.
+
+    A standard deviation would grow with a single outlier as fast as intervals do, so that none were wide.
+    """
+    return float((values - values.mean()).abs().mean())

@@ -64,12 +64,13 @@ def finite(value: float | None) -> float | None:
 
 
 def number(value: float | None) -> str:
-    """Returns a figure to three digits, whole ones below a million in full; "–" where it is undefined."""
+    """Returns a figure to three digits, those below a million to units; "–" where it is undefined."""
     if value is None or not math.isfinite(value):
         return "–"
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
+    if 1e6 <= abs(value) < 1e12:
+        value = float(f"{value:.3g}")
+    units = 999.5 <= abs(value) < 1e12 or value == int(value) < 1e12
+    return f"{round(value):,}" if units else f"{value:.3g}"
 
 
 def percent(share: float | None) -> str:

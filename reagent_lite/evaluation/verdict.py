@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 
 # An interval wider than this share of the figure's own size cannot separate policies.
@@ -51,7 +51,7 @@ def weighted_verdict(
     faults = [*_faults_of_rows(overlap), *(_faults_of_episodes(overlap) if sequential else ())]
     if effective < min_effective:
         faults.append(
-            (Verdict.DO_NOT_USE, f"weights leave {effective:.1f} effective {unit}s, fewer than {min_effective:g}")
+            (Verdict.DO_NOT_USE, f"weights leave {number(effective)} effective {unit}s, fewer than {min_effective:g}")
         )
     faults += _undefined(figure, overlap)
     if overlap.num_episodes < min_effective:
@@ -68,11 +68,13 @@ def weighted_verdict(
         reason = f"the interval is {number(width)} wide, for values of size {number(scale)}"
         faults.append((Verdict.WIDE, reason))
     unusable = (one for one in faults if one[0] is Verdict.DO_NOT_USE)
-    reason = f"{effective:.0f} effective {unit}s, mean weight {overlap.mean_weight.value:.3g}"
+    reason = f"{number(effective)} effective {unit}s, mean weight {number(overlap.mean_weight.value)}"
     return next(unusable, faults[0] if faults else (Verdict.TRUSTWORTHY, reason))
 
 
-def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_verdict: Verdict) -> Reasoned:
+def model_verdict(
+    figure: Interval, overlap: Overlap, *, sequential: bool, check: Interval, check_verdict: Verdict
+) -> Reasoned:
     """Returns the verdict on an estimate by a fitted model alone, from a weighted estimate of the same quantity.
 
     Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
@@ -82,11 +84,11 @@ def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_
     if check_verdict is Verdict.DO_NOT_USE:
         return Verdict.WIDE, f"{UNCHECKED}: weighted estimates are unusable"
     if check.excludes(figure.value):
-        both = Interval(value=figure.value, low=min(check.low, figure.value), high=max(check.high, figure.value))
-        beyond = f"; {overlap.cut_share:.0%} of episodes are cut, only the model counts what follows"
+        beyond = f"; {percent(overlap.cut_share)} of episodes are cut, only the model counts what follows"
         return Verdict.DO_NOT_USE, (
-            f"the model says {both.written(figure.value)}, outside the weighted estimate's interval "
-            f"{both.written(check.low)} to {both.written(check.high)}{beyond if overlap.cut_share else ''}"
+            f"the model says {figure.written(figure.value)}, outside the weighted estimate's interval "
+            f"{check.written(check.low)} to {check.written(check.high)}"
+            f"{beyond if sequential and overlap.cut_share else ''}"
         )
     if check_verdict is Verdict.WIDE:
         return Verdict.WIDE, "agrees with the weighted estimate, which is wide itself"
@@ -110,7 +112,7 @@ def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
             Verdict.DO_NOT_USE,
             (
                 "logged propensities are wrong, or the policy chooses what was not logged (the mean weight of a row is "
-                f"{overlap.mean_weight.value:.3g} instead of 1)"
+                f"{number(overlap.mean_weight.value)} instead of 1)"
             ),
         )
 
@@ -119,10 +121,10 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
     mean, apart = overlap.mean_episode_weight, _off_one(overlap.mean_episode_weight)
     if not apart and mean.value >= _EPISODES_SCARCE:
         return
-    weight = f"{mean.value:.3g}" if mean.value > 0 else "0, or too small for a number,"
+    weight = number(mean.value) if mean.value > 0 else "0, or too small for a number,"
     evidence = (
         f"(the mean weight of an episode up to step {overlap.judged_step} is {weight} instead of 1, with "
-        f"{overlap.effective_episodes:.1f} effective episodes)"
+        f"{number(overlap.effective_episodes)} effective episodes)"
     )
     if mean.value < 1:
         unusable, cause = (

@@ -5,7 +5,7 @@ import math
 import pytest
 from oracles.reports import UNDEFINED
 
-from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.interval import Interval, number
 
 HALF = Interval(value=1234.5, low=0.5, high=math.inf)
 
@@ -16,6 +16,15 @@ def test_text_json_and_tags() -> None:
     assert HALF.json() == {"value": 1234.5, "low": 0.5, "high": None}
     assert str(Interval(value=5.8, low=math.nan, high=math.nan)) == "5.8"
     assert HALF.tags("a") == {"a/mean": 1234.5, "a/lower": 0.5, "a/upper": math.inf}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(-0.0, "0"), (0.12345, "0.123"), (-7.0, "-7"), (999.6, "1,000"), (-1234.4, "-1,234"), (999_999.7, "1,000,000"),
+     (23_456_789.0, "23,500,000"), (4.56e12, "4.56e+12"), (1.234e-9, "1.23e-09"), (math.inf, "–")],
+)  # fmt: skip
+def test_numbers_have_three_digits_or_units(value: float, text: str) -> None:
+    assert number(value) == text
 
 
 @pytest.mark.parametrize(("low", "high", "side"), [(0.1, 2.0, 1), (-2.0, -0.1, -1), (-1.0, 1.0, 0), (math.nan, 1.0, 0)])

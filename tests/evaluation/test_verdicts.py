@@ -28,13 +28,15 @@ TRUSTWORTHY, WIDE, UNUSABLE = Verdict.TRUSTWORTHY, Verdict.WIDE, Verdict.DO_NOT_
         (bandit_page(REWARDS, propensity=0.3), {}, ("IPS_Reward",), UNUSABLE,
          "logged propensities are wrong, or the policy chooses what was not logged (the mean weight of a row is 1.67 "),
         (bandit_page(REWARDS), {"min_effective_episodes": 201}, ("IPS_Reward",), UNUSABLE,
-         "weights leave 200.0 effective rows, fewer than 201"),
+         "weights leave 200 effective rows, fewer than 201"),
         (bandit_page(REWARDS, episode=sorted(i % 3 for i in range(200))), {}, ("IPS_Reward",), WIDE, "3 episodes: "),
         # 12 values of standard deviation 10 around 0: the interval is about as wide as their spread
         (bandit_page([10.0 * (-1) ** n for n in range(12)]), {}, ("IPS_Reward",), WIDE, "the interval is "),
+        # three outliers: a standard deviation would be as wide as they make the interval
+        (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), WIDE, "the interval is "),
         # models say 0, the log says 3
         (bandit_page(REWARDS), {}, ("Direct_Method_Reward", "Fitted_Q_Evaluation"), UNUSABLE,
-         "the model says 0.0, outside the weighted estimate's interval"),
+         "the model says 0, outside the weighted estimate's interval"),
         (bandit_page([3.0]), {}, ("Fitted_Q_Evaluation",), UNUSABLE, "one episode has no interval"),
     ],
 )  # fmt: skip
@@ -45,6 +47,15 @@ def test_verdicts(page: EvaluationPage, keys: dict[str, int], names: tuple[str, 
         found = estimate_of(result, name)
         assert found.verdict is verdict
         assert found.reason.startswith(reason)
+
+
+def test_a_model_that_disagrees_is_named_with_the_figures_that_stand_beside_it() -> None:
+    cut = dataclasses.replace(bandit_page(REWARDS), bootstrap=torch.ones(200, dtype=torch.float64))
+    one_step, sequential = evaluated(cut).outcomes[0].one_step, evaluated(cut).outcomes[0].sequential
+    check = estimate_of(evaluated(cut), "Weighted_Per_Decision_Importance_Sampling").figure
+    said = f"the model says 0, outside the weighted estimate's interval {str(check).split('(')[1].removesuffix(')')}"
+    assert one_step.estimates[0].reason == said
+    assert sequential.estimates[0].reason == f"{said}; 100% of episodes are cut, only the model counts what follows"
 
 
 def test_a_model_that_agrees_says_so_and_is_not_trusted_by_its_own_interval() -> None:
