@@ -57,9 +57,9 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {many or one + ('es' if one.endswith('s') else 's')}"
 
 
-def listed(names: Iterable[str]) -> str:
-    """Returns names in order as text, no more than MAX_NAMES of them: "a, b and 714 more"."""
-    found = sorted(names)
+def listed(names: Iterable[object]) -> str:
+    """Returns names as text, "a, b"; where there are more than MAX_NAMES of them, the first, "and 714 more"."""
+    found = [str(name) for name in names]
     more = f" and {len(found) - MAX_NAMES:,} more" if len(found) > MAX_NAMES else ""
     return f"{', '.join(found[:MAX_NAMES])}{more}"
 

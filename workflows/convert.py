@@ -67,7 +67,7 @@ def convert(config: ConvertConfig) -> Converted:
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     found = Survey() if jsonl else survey(files)
-    episodes, dropped, without = None, 0, list[str]()
+    episodes, dropped, without, names = None, 0, list[str](), dict.fromkeys(found.names)
     if config.to_minari:
         form = _form(config, found)
         without = [name for name in found.names if name not in KEPT]
@@ -81,6 +81,7 @@ def convert(config: ConvertConfig) -> Converted:
                 # each row of JSON lines may have columns of its own
                 writer.write(table if jsonl else with_types(table, found.fields))
                 rows += table.num_rows
+                names |= dict.fromkeys(Survey(fields={one.name: one for one in table.schema}).names)
     _report(target, rows, found, without, dropped)
     seconds = time.monotonic() - start
     return Converted(
@@ -88,7 +89,7 @@ def convert(config: ConvertConfig) -> Converted:
         rows=rows,
         episodes=episodes,
         dropped_rows=dropped,
-        columns=[name for name in found.names if name not in without],
+        columns=[name for name in names if name not in without],
         left_out=without,
         rows_per_second=round(rows / seconds, 1),
         seconds=round(seconds, 3),

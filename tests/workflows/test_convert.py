@@ -75,7 +75,9 @@ def test_there_and_back(tmp_path: Path, source: str, target: str, kind: str, mon
     rows = events(kind)
     files = [write_lines(tmp_path / "log.jsonl", rows), *(tmp_path / f"{name}{end}" for name, end in
              (("first", source), ("second", target), ("back", ".jsonl")))]  # fmt: skip
-    assert [run_here(one, other).rows for one, other in pairwise(files)] == [len(rows)] * 3
+    done = [run_here(one, other) for one, other in pairwise(files)]
+    assert [one.rows for one in done] == [len(rows)] * 3
+    assert all(set(one.columns) == {name for row in rows for name in row} for one in done)
     if kind == "indices" and ".csv" in (source, target):
         rows = [row | {"action": str(row["action"])} for row in rows]
     assert present(files[-1]) == rows

@@ -17,7 +17,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.stage import FeatureIds
-from reagent_lite.errors import Problem, counted, raise_any
+from reagent_lite.errors import Problem, counted, listed, raise_any
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
@@ -178,10 +178,9 @@ def _absences(shards: Sequence[Facts]) -> Iterator[str]:
     """Yields a sentence for each kind of name that one shard lacks and another has."""
     for column, what, counts_as in _ABSENCES:
         for one in shards:
-            absent = [str(name) for name in _union(shards, column) if name not in getattr(one, column)]
+            absent = [name for name in _union(shards, column) if name not in getattr(one, column)]
             if absent and one.rows:
-                named = ", ".join(absent[:10]) + (", …" if len(absent) > 10 else "")
-                having = f"none of its {counted(one.rows, 'row')} has {what} {named}"
+                having = f"none of its {counted(one.rows, 'row')} has {what} {listed(absent)}"
                 yield f"node {one.node}: {having}, which other nodes have; it counts as {counts_as} there"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.data.features.summary import ColumnSummary, Floats
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, listed
 from reagent_lite.feature_ids import written
 
 Verdict = Literal["stable", "moderate", "large"]
@@ -85,7 +85,7 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
     """
     both = sorted(set(training.features) & set(reference.features))
     if not both:
-        ids = [", ".join(map(str, list(one.features)[:10])) or "none" for one in (training, reference)]
+        ids = [listed(one.features) or "none" for one in (training, reference)]
         raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
     drifts = [_feature_drift(one, training, reference, settings) for one in both]
     drifts.sort(key=lambda one: (-VERDICTS.index(one.verdict), -(one.psi or 0.0), one.feature_id))
@@ -173,21 +173,22 @@ def distance(values: Floats, reference: Floats) -> tuple[float, float]:
 
 def drift_lines(name: str, drift: Drift) -> list[str]:
     """Returns a column's drift as a table, most drifted features first."""
-    heading = f"{'feature':>12}  verdict   {'PSI':>8} {'KS':>7}  present             mean"
-    lines = [f"drift of {name} against the reference", heading]
-    lines += [_drift_line(one) for one in drift.features[:MOST_TABLE_ROWS]]
+    shown = drift.features[:MOST_TABLE_ROWS]
+    width = max(12, *(len(str(one.feature_id)) for one in shown))
+    heading = f"{'feature':>{width}}  verdict   {'PSI':>8} {'KS':>7}  present             mean"
+    lines = [f"drift of {name} against the reference", heading, *(_drift_line(one, width) for one in shown)]
     if len(drift.features) > MOST_TABLE_ROWS:
         lines.append(f"{len(drift.features) - MOST_TABLE_ROWS} more in drift.json")
     for what, ids in (("training data", drift.only_in_training), ("reference", drift.only_in_reference)):
         if ids:
-            lines.append(f"only in the {what}: {', '.join(map(str, ids))}")
+            lines.append(f"only in the {what}: {listed(ids)}")
     return lines
 
 
-def _drift_line(one: FeatureDrift) -> str:
+def _drift_line(one: FeatureDrift, width: int) -> str:
     figures = [("n/a" if figure is None else f"{figure:.4f}") for figure in (one.psi, one.ks)]
     means = ["n/a" if mean is None else f"{mean:.4g}" for mean in (one.reference_mean, one.mean)]
     return (
-        f"{one.feature_id!s:>12}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
+        f"{one.feature_id!s:>{width}}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
         f"{one.reference_present:7.2%} → {one.present:7.2%}  {means[0]} → {means[1]}"
     )

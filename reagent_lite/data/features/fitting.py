@@ -19,7 +19,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, fit_feature
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.formats.blocks import num_threads
-from reagent_lite.errors import ConfigError, Problem, counted, nearest, raise_any
+from reagent_lite.errors import ConfigError, Problem, counted, listed, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
@@ -181,7 +181,10 @@ def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
         return [f"{place}: no row has a value"]
     if summary.is_constant:
         stddev = " with stddev 1" if kind is FeatureType.CONTINUOUS else ""
-        return [f"{place}: every value is {summary.low:.9g}; a constant is {kind}{stddev}"]
+        return [f"{place}: every value is {summary.low:.9g}; its type is {kind}{stddev}"]
+    if kind is FeatureType.PROBABILITY and not 0 <= summary.low <= summary.high <= 1:
+        extent = f"they are {summary.low:.9g} to {summary.high:.9g}"
+        return [f"{place}: {kind} takes values above 1 as 1 and below 0 as 0; {extent}"]
     if count < MIN_PRESENT_VALUES and kind is FeatureType.CONTINUOUS:
         few = f"{count:,} of its {summary.moments.count:,} values in the sample"
         return [f"{place}: {few}, too few to see how far from normal it is; raise norm_params.num_samples"]
@@ -191,7 +194,7 @@ def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
     """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
     known = [str(one) for one in sorted(ids)]
-    otherwise, problems = f"Known: {', '.join(known)}", []
+    otherwise, problems = f"Known: {listed(known)}", []
     for key in settings.feature_overrides:
         if str(id_of(key)) not in known:
             place, todo = f"norm_params.feature_overrides.{key}", nearest(key, known, "Did you mean {}?", otherwise)

@@ -15,7 +15,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
 from reagent_lite.data.formats.files import local_path
-from reagent_lite.errors import MAX_PROBLEMS, ConfigError, DataError, Problem, nearest, raise_any
+from reagent_lite.errors import ConfigError, DataError, Problem, listed, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import disk_errors, write_whole
 from reagent_lite.strict_json import unique_keys
@@ -162,7 +162,6 @@ def check_covers(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> 
     """
     lacking = sorted(set(ids) - set(spec.feature_ids))
     if lacking:
-        shown = ", ".join(map(str, lacking[:MAX_PROBLEMS])) + (", …" if len(lacking) > MAX_PROBLEMS else "")
-        got = f"none for {len(lacking)} of {len(set(ids))}: {shown}"
+        got = f"none for {len(lacking)} of {len(set(ids))}: {listed(lacking)}"
         todo = "Compute the file again from this data, or leave these features out of the data"
         raise DataError(Problem(where, "parameters of every feature in the data", got, todo))

@@ -185,7 +185,7 @@ def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _counted_names(names: list[str]) -> str:
-    return f"{counted(len(names), 'entry', 'entries')}: {listed(names)}"
+    return f"{counted(len(names), 'entry', 'entries')}: {listed(sorted(names))}"
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:

@@ -78,7 +78,7 @@ def require_columns(
     Raises:
         DataError: naming those that are missing and the nearest that are there.
     """
-    here, problems = f"columns {listed(names)}", []
+    here, problems = f"columns {listed(sorted(names))}", []
     for one in dict.fromkeys(wanted):
         if one not in names:
             says = f", as columns.{own[one]} says" if own else ""
@@ -150,9 +150,8 @@ class ActionRule:
         self._num = len(actions)
         # where a name is the index of another action, an integer may mean either: such logs write strings
         self._indices = all(self._index.get(str(number), number) == number for number in range(self._num))
-        names = ", ".join(actions[:10]) + (", ..." if self._num > 10 else "")
         which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
-        self.expected = f"one of the actions {names}, {'or ' if self._indices else ''}{which}"
+        self.expected = f"one of the actions {listed(actions)}, {'or ' if self._indices else ''}{which}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
         """Returns [n] the index of each action of a column, below 0 without one; unknown actions are faults."""

@@ -123,8 +123,8 @@ def test_constants_say_so() -> None:
     spec, notes = fit([-2.5] * 30, [3.0] * 30)
     assert (spec.features[0].mean, spec.features[0].stddev, spec.features[1].possible_values) == (-2.5, 1.0, (3.0,))
     assert notes == (
-        "data: x: feature 1: every value is -2.5; a constant is CONTINUOUS with stddev 1",
-        "data: x: feature 2: every value is 3; a constant is ENUM",
+        "data: x: feature 1: every value is -2.5; its type is CONTINUOUS with stddev 1",
+        "data: x: feature 2: every value is 3; its type is ENUM",
     )
 
 
@@ -143,7 +143,11 @@ def test_overrides_fix_the_type_and_its_parameters_are_fitted() -> None:
     columns = [np.arange(40) % 4] * 9 + [np.full(40, NAN)]
     kept = {"f5": "DO_NOT_PREPROCESS", "f6": "CLIP_LOG", "f7": "PROBABILITY", "f8": "DISCRETE_ACTION", "f10": "BINARY"}
     fitted = {"f1": "CONTINUOUS", "f2": "QUANTILE", "f3": "CONTINUOUS_ACTION", "f4": "BOXCOX"}
-    spec, _ = fit(*columns, norm_params=overridden(**fitted, **kept))
+    spec, notes = fit(*columns, norm_params=overridden(**fitted, **kept))
+    assert notes == (
+        "data: x: feature 7: PROBABILITY takes values above 1 as 1 and below 0 as 0; they are 0 to 3",
+        "data: x: feature 10: no row has a value",
+    )
     by_id = {f.feature_id: f for f in spec.features}
     # Ten each of 0, 1, 2, 3: squared deviations 2.25, 0.25, 0.25, 2.25
     assert (by_id[1].mean, by_id[1].stddev) == (1.5, pytest.approx(math.sqrt(50 / 39)))
