@@ -1,6 +1,7 @@
 """The output folder of a run: the exported model or the reason why there is none, the report and pictures.
 
-One run at a time has the folder. Files of an earlier run stay as they are until the input of the new one is checked.
+Only one run at a time uses the folder. Files of an earlier run stay as they are until all input of the new one has been
+checked.
 """
 
 import json
@@ -57,8 +58,8 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
     """Reserves model_output_path for this run inside the block; does nothing on ranks other than 0.
 
     Yields a function that creates the folder, or removes an earlier run's pictures and report from it, and writes the
-    config there. It must be called once all input has been checked. A folder that exists is locked at once, because
-    the checkpoints in it are read.
+    config there. Call it once all input has been checked. A folder of an earlier run is locked at once, because its
+    checkpoints are read.
 
     Raises:
         FolderInUseError: another run uses the folder.
@@ -70,6 +71,7 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
     folder = config.folder
     require_writable(nearest_existing(folder), FOLDER)
     require_replaceable(model_folder(folder, ONLY))
+    locked = (folder / LOCK).exists()
     with ExitStack() as stack:
 
         def lock() -> None:
@@ -77,13 +79,13 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
 
         def take(config: WorkflowConfig) -> None:
             require_writable(folder, FOLDER)
-            if not known:
+            if not locked:
                 lock()
             for name in (*PICTURES, PAGE):  # of an earlier run
                 (folder / name).unlink(missing_ok=True)
             write_whole(folder / "config.json", canonical(resolved(config)))
 
-        if known := (folder / LOCK).exists():
+        if locked:
             lock()
         yield take
 
@@ -214,8 +216,6 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             logger.info(f"picture: {file}")
         _write_report(config, source, facts, learned, found[ONLY])
         report_model_saved()
-        if failure := learned.checkpoints.finish():
-            logger.warning(f"the model was exported, but the run could not be marked as ended: {failure}")
     group.barrier()
     models = {kind: str(model_folder(config.folder, kind)) for kind in source.types}
     return Outcome(

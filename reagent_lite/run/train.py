@@ -105,7 +105,9 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             outcome = publish(config, group, source, learned, time.monotonic() - start)
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
-            return outcome
+        if group.is_first and (failure := learned.checkpoints.finish()):
+            logger.warning(f"the run could not be marked as ended; the same command would publish it again: {failure}")
+        return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

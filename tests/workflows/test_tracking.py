@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sqlite3
 import struct
 import sys
@@ -24,7 +25,7 @@ from reagent_lite.config import leaves
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.run.train import Callback, train
 from reagent_lite.training import tracking
-from reagent_lite.training.metrics import Conclusion, MetricsWriter
+from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
 
 __all__ = ["run"]
 # SQLAlchemy deprecates what MLflow's tables are declared with
@@ -283,6 +284,22 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
     released.set()
     wait_until(lambda: ended == ["KILLED"])
     assert logged(caplog) == ["tracking.wandb: not everything was taken after 0 s"]
+
+
+def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
+    small: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(Sink):
+        def __exit__(self, *error: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr("reagent_lite.run.train.trackers", lambda config, run: [Slow()])
+    with pytest.raises(Preempted, match="run the same command again to continue"):
+        train(checked(small), ALONE)
+    monkeypatch.undo()
+    assert train(checked(small), ALONE).model is not None
+    assert "resuming from checkpoints/" in caplog.text
 
 
 def test_names_that_mlflow_does_not_take_are_escaped() -> None:
