@@ -212,7 +212,7 @@ def _in_one_piece(array: pa.Array) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the same values without dictionaries, views and extensions."""
+    """Returns the type of the same values without dictionaries, views, extensions and lists of a fixed size."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return _plain(kind.storage_type)
@@ -224,8 +224,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.struct([one.with_type(_plain(one.type)) for one in kind])
     if types.is_map(kind):
         return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(_plain(kind.value_type), kind.list_size)
-    if types.is_list(kind) or types.is_large_list(kind):
-        return (pa.list_ if types.is_list(kind) else pa.large_list)(_plain(kind.value_type))
+    if types.is_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
     return kind

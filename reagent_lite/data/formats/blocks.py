@@ -1,4 +1,4 @@
-"""What readers give: blocks of rows, and how far a file has been read."""
+"""What readers return: blocks of rows, and how far a file has been read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Position:
 Show = Callable[[int, int], None]
 """Shows progress; called with (units done, units in all)."""
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
-"""Yields the parsing of each block of a file, to be called once, in any thread and order.
+"""Yields a function for each block of a file, which parses it; each is called once, in any thread and order.
 
-Its arguments are the file, the file's place in the input, and the position, which it keeps up to date.
+A reader's arguments are the file, the file's place in the input, and the position, which it keeps up to date.
 """

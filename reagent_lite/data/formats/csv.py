@@ -6,8 +6,8 @@
     mdp_id,sequence_number,state_features,action,reward              JSON cells: "{""0"": 0.5}"
     mdp_id,sequence_number,state_features.0,action.0,reward          a column a feature; an empty cell is absent
 
-Types are the columns' own and never depend on what a block holds: mdp_id and discrete actions are strings, so an action
-1 is the name "1" if there is one, and else the index. Records are those of RFC 4180: a quotation mark opens a cell only
+The type of a column never depends on what a block holds: mdp_id and discrete actions are strings, so an action 1 is the
+name "1" if there is one, and else the index. Records are those of RFC 4180: a quotation mark opens a cell only
 at the cell's start and closes it only at its end; inside it is doubled. A newline ends a record where an even number of
 marks stands before it, so the line of every record is known.
 """
@@ -40,7 +40,7 @@ _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "inte
 _WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
 _FLAGS = {**_WORDS, "1": True, "1.0": True, "t": True, "0": False, "0.0": False, "f": False}
-_NUMERALS = "Write numbers as 1234.5, and nothing where there is none"
+_NUMERALS = "Write numbers as 1234.5, and leave cells without one empty"
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _CELL = re.compile(rb'(?:"((?:[^"]|"")*+)"|([^",\r\n]*+))(,|\r?(?:\n|\Z))')
 _QUOTED = re.compile(rb'"(?:[^"]|"")*+"')

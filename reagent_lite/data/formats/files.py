@@ -98,7 +98,7 @@ def sha256_of(file: InputFile) -> str:
 
 @contextmanager
 def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
-    """Raises what readers raise for damaged files as DataError.
+    """Raises the errors that libraries raise for damaged files as DataError.
 
     Args:
         file: the file that is read.
@@ -240,7 +240,7 @@ def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
 
 
 def _regular(path: str) -> InputFile:
-    """Returns a file; what else there is would wait for ever, or never end."""
+    """Returns a regular file; reading anything else might wait for ever, or never end."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

@@ -3,8 +3,8 @@
     block of whole lines ─► in doubt? ─► Arrow's parser ─► rows, types and numbers as expected? ─► table
                               └────────────────────────────── otherwise ─► json, line by line ─┘
 
-A block is in doubt where its bytes show what Arrow takes for more or less than it is. Columns whose values have no
-common Arrow type (an action as 3 in one row and "left" in another) become text: strings of JSON, marked so.
+A block is in doubt where its bytes show something that Arrow may misread. Columns whose values have no common Arrow
+type (an action as 3 in one row and "left" in another) become text: strings of JSON, marked as such.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
 
 
 def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
-    """Whether Arrow's parser may take lines for something else, or end the process.
+    """Whether Arrow's parser may misread the lines, or end the process.
 
-    These are lines that are not one object each, bytes that are not UTF-8, commas before the end of an object or list,
-    and many levels. Two objects in one line show in the number of rows.
+    It may where a line is not one object, bytes are not UTF-8, a comma stands before the end of an object or list, or
+    there are many levels. Two objects in one line show in the number of rows.
 
     Args:
         text: whole lines.

@@ -4,11 +4,11 @@
                    main_data.hdf5   episodes, T + 1 observations and T actions each (format hdf5)
                    <episode>/...    the same (formats arrow and parquet)
 
-A row is a step: mdp_id the episode's number, sequence_number the step, features 0, 1, ... the observation. The last row
-of an episode that was cut carries next_state_features, the observation behind it, so that its value can be counted on;
-that of an episode that ended has none. Minari has no propensities and no choices.
+A row is a step: mdp_id is the episode's number, sequence_number the step, and features 0, 1, ... the observation. Where
+a limit cut an episode, its last row has the observation behind it as next_state_features, so that training bootstraps
+from it. Minari has no propensities and no choices.
 
-The package is needed, environments are not: the description has the spaces.
+The package minari is needed; environments are not, since the description has their spaces.
 """
 
 from __future__ import annotations

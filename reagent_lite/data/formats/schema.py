@@ -42,7 +42,7 @@ def _merge_field(one: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
-    """Returns a table with the columns `merge_fields` gives: others' types, JSON texts where types are mixed, nulls."""
+    """Returns a table with the columns of `merge_fields`, null where it lacks one, JSON texts where types are mixed."""
     for number, one in enumerate(table.schema):
         if is_text(fields[one.name]) and not is_text(one):
             values = table.column(number).to_pylist(maps_as_pydicts="lossy")
@@ -55,7 +55,7 @@ def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
 
 
 def _present(value: Any) -> Any:
-    """Returns a value without what is absent in objects, of which Arrow gives each the keys of all."""
+    """Returns a value without the nulls of its objects: Arrow gives each object the keys of all."""
     if isinstance(value, dict):
         return {str(key): _present(inner) for key, inner in value.items() if inner is not None}
     return [_present(inner) for inner in value] if isinstance(value, list) else value
@@ -107,7 +107,7 @@ def filled(array: pa.Array, value: float) -> NDArray[Any]:
 
 
 def microseconds_of(text: str) -> int | None:
-    """Returns microseconds since 1970 of a date or time by ISO 8601, of UTC where it names no zone; None of others."""
+    """Returns microseconds since 1970 of an ISO 8601 date or time, in UTC where it has no zone; None of other text."""
     try:
         time = datetime.fromisoformat(text) if "-" in text else None
     except ValueError:

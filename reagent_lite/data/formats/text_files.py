@@ -44,12 +44,13 @@ def read_text(
         file: plain or compressed.
         position: kept up to date with what has been read.
         end_of_rows: returns the offset behind the last row that is whole, 0 where there is none.
-        parse: makes a block of rows and the line in which the first one begins; called in any thread and order.
+        parse: returns the block of some rows' text, given with the line in which it begins; called in any thread and
+            order.
 
     Raises:
         DataError: damaged compression, a row that is too long.
     """
-    sizes: list[int] = []  # that each block asks for by its table
+    sizes: list[int] = []  # by each block: bytes of text whose table takes TABLE_BYTES
 
     def parsed(number: int, text: bytes, line: int) -> Block:
         block = parse(text, line)
@@ -62,7 +63,7 @@ def read_text(
         return later if line > 1 else partial(_given, later())
 
     def size() -> int:
-        # Only of blocks that have been parsed whatever the number of threads: blocks are cut the same on any machine.
+        # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
         known = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
         return max(FIRST_BLOCK_BYTES, min(known)) if known else FIRST_BLOCK_BYTES
 
@@ -124,7 +125,7 @@ class _Hashed:
 
 
 def _decompressed(stored: _Hashed, file: InputFile) -> Callable[[int], bytes]:
-    """Returns what reads decompressed bytes; streams that end early or are followed by other bytes raise OSError."""
+    """Returns a reader of decompressed bytes; OSError for a stream that ends early or goes on with other bytes."""
     if not file.compression:
         return stored.read
     read: Callable[[int], bytes] = pa.CompressedInputStream(stored, COMPRESSIONS[file.compression]).read

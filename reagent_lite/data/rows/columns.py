@@ -1,8 +1,8 @@
 """Columns of a block as numpy arrays: numbers, flags, texts, codes and lists, with the faults found on the way.
 
-A log's writer chooses among many Arrow types for one thing, and a column whose values have no common type comes as JSON
-texts. `typed` makes the two one; what follows reads one kind of array. Values per distinct text are decoded in Python;
-everything per row is vectorised.
+Writers of logs choose among several Arrow types for one thing, and a column whose values have no common type comes as
+JSON texts. `typed` returns one kind of array for both. Distinct texts are decoded in Python, each once; everything per
+row is vectorised.
 """
 
 from __future__ import annotations
@@ -101,10 +101,7 @@ def column_of(block: Block, name: str) -> Column:
     index = block.table.schema.get_field_index(name)
     if index < 0:
         return Column(name, pa.nulls(block.table.num_rows))
-    array = in_one_piece(block.table.column(index))
-    if pa.types.is_dictionary(array.type) and not is_string(array.type):
-        array = array.dictionary_decode()
-    return Column(name, array, text=is_text(block.table.schema.field(index)))
+    return Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -114,15 +111,13 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether values of the type are strings, also where they are kept as a dictionary."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    """Whether values of the type are strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists, of any of Arrow's kinds."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    """Whether values of the type are lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def typed(
@@ -285,9 +280,9 @@ def per_distinct(
 
 
 def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.int64], Column]:
-    """Takes a column of lists apart: ([n] lengths, 0 where null; all elements in order).
+    """Returns ([n] lengths, 0 where null; all elements in order) of a column of lists.
 
-    Rows with other things than a list are faults and count as empty.
+    Other values than lists are faults, and count as empty.
     """
 
     def dumped(value: object) -> list[str | None] | None:
@@ -298,8 +293,6 @@ def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.in
     array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped))
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
-    if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
     present, offsets = valid_rows(array), to_numpy(array.offsets).astype(np.int64)
     elements, lengths = array.values[int(offsets[0]) : int(offsets[-1])], np.diff(offsets)
     if array.null_count and lengths[~present].any():

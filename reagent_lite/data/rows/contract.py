@@ -139,7 +139,7 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
 
 
 class ActionRule:
-    """What one logged value of a discrete action means: an integer is an index, a string a name; else the other.
+    """What a logged value of a discrete action means: an integer is an index and a string a name, or else the other.
 
     Attributes:
         expected: in words.
@@ -174,7 +174,7 @@ class ActionRule:
         return number if 0 <= number < self._num else self._index.get(str(number), WRONG)
 
     def next_action(self, value: object) -> int:
-        """As above; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
+        """As `action`, but "" and integers from the number of actions on are NONE, unless the larger ones are names."""
         value = self._without_point(value)
         index = self.action(value)
         if index != WRONG and _integer(value) != self._num:

@@ -24,6 +24,6 @@ def name_hashes(names: Iterable[str]) -> Hashes:
 
 
 def row_hashes(episode: Hashes, sequence: NDArray[np.int64], seed: int) -> Hashes:
-    """Returns the hashes [n] of rows with these hashes of mdp_id and sequence_numbers; another seed, others."""
+    """Returns [n] hashes of rows, by the hash of their mdp_id and their sequence_number; another seed gives others."""
     offset = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
     return mix(episode + sequence.astype(np.uint64) + offset)

@@ -87,6 +87,8 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: s
         todo: advice to those who have other things than maps.
     """
     parsed = pa.map_(pa.string(), pa.float64()), _items_of
+    if is_number(column.array.type):
+        todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
     array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
     if pa.types.is_null(array.type):
         return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool))
@@ -125,8 +127,6 @@ class _Reading:
 
     def of_pairs(self) -> Named:
         array, present = self.column.array, self.column.present
-        if pa.types.is_fixed_size_list(array.type):
-            array = array.cast(pa.list_(array.type.value_type))
         offsets = to_numpy(array.offsets).astype(np.int64)
         span = slice(int(offsets[0]), int(offsets[-1]))
         if pa.types.is_map(array.type):

@@ -179,7 +179,7 @@ def typed_column(column: Column, faults: Faults) -> pa.Array:
     kind = kind_of(column.name)
     if kind in _KINDS and not pa.types.is_null(column.array.type):
         return _KINDS[kind][1](column, faults)
-    return column.array.dictionary_decode() if pa.types.is_dictionary(column.array.type) else column.array
+    return column.array
 
 
 def _integers(column: Column, faults: Faults, read: _Integers = integers) -> pa.Array:

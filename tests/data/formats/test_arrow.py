@@ -6,6 +6,7 @@ import io
 import math
 import multiprocessing
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,8 @@ CODES = pa.array([2.5, 1.5]).dictionary_encode()
     [
         (pa.array([bytes(15) + b"\1", None], pa.uuid()), pa.string(), ["00000000-0000-0000-0000-000000000001", None]),
         (FLAGS, pa.int8(), [1, 0]),
+        (pa.array([date(2026, 1, 31), None]).dictionary_encode(), pa.date32(), [date(2026, 1, 31), None]),
+        (pa.array([[1, 0], None], pa.list_(pa.int8(), 2)), pa.list_(pa.int8()), [[1, 0], None]),
         (pa.StructArray.from_arrays([CODES, FLAGS], ["0", "1"]), pa.struct({"0": pa.float64(), "1": pa.int8()}),
          [{"0": 2.5, "1": 1}, {"0": 1.5, "1": 0}]),
         (pa.array([[("0", 1)], []], pa.map_(pa.string_view(), pa.dictionary(pa.int8(), pa.int64()))),

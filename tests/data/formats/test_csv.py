@@ -111,7 +111,7 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
         (GOOD + "a,2026-13-01 00:00:00,{},left,1,0\n", "3: expected an integer or a time such as"),
         (GOOD + "a,99999999999999999999,{},left,1,0\n", "3: expected a 64-bit integer in sequence_number"),
         (GOOD + 'a,1,{},left,"1,5",0\n', "3: expected a number in reward, got '1,5'. Write numbers as 1234.5, and "
-         "nothing where there is none"),
+         "leave cells without one empty"),
         (GOOD + "a,1,{},left,1,maybe\n", "3: expected true or false, or 1 or 0 in terminal, got 'maybe'"),
         (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features"),
         (GOOD + 'a,1,"{""0"": NaN}",left,1,0\n', "3: expected JSON in state_features, got NaN, which JSON does not"),

@@ -78,6 +78,7 @@ KINDS = [
     pa.timestamp("ns", "CET"), pa.date32(), pa.map_(pa.string(), pa.float32()), pa.map_(pa.string(), pa.string()),
     pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()),
 ]  # fmt: skip
+WORDS: Row = {"true": True, "false": False}
 OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once")
 """What is expected where no single line is at fault."""
 
@@ -200,7 +201,7 @@ def read_json(file: Path) -> list[tuple[int, Row]]:
 
 
 def read_csv(file: Path) -> list[tuple[int, Row]]:
-    """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true."""
+    """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true, and true is a number."""
     frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
     rows: list[tuple[int, Row]] = []
     for record in frame.to_dict("records"):
@@ -209,7 +210,7 @@ def read_csv(file: Path) -> list[tuple[int, Row]]:
             column, dot, feature = name.partition(".")
             if dot and column in MAPS:
                 if cell:
-                    row.setdefault(column, {})[feature] = float(cell)
+                    row.setdefault(column, {})[feature] = float(WORDS.get(cell.lower(), cell))
             elif not cell:
                 row[name] = None
             elif name in (*MAPS, "possible_actions", "possible_next_actions"):
@@ -219,7 +220,7 @@ def read_csv(file: Path) -> list[tuple[int, Row]]:
             elif name == "sequence_number":
                 row[name] = pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell)) if "." in cell else int(cell)
             elif name in ("reward", "propensity", "action_probability", "time_diff"):
-                row[name] = float(cell)
+                row[name] = float(WORDS.get(cell.lower(), cell))
             else:
                 row[name] = cell
         rows.append((len(rows), row))

@@ -102,6 +102,10 @@ def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, na
         copy_of(path, tmp_path, {**COLUMNS, "state_features": ["agee"]})
     with pytest.raises(DataError, match=r"'Session', as columns.mdp_id says, got .*: 'session'\n.*'At'"):
         copy_of(path, tmp_path, {"mdp_id": "Session", "sequence_number": "At"})
+    with pytest.raises(
+        DataError, match=r"{id: number} in state_features, got 30.* in a list: .state_features.: \[.age"
+    ):
+        copy_of(path, tmp_path, {**COLUMNS, "state_features": "age"})
     assert not (tmp_path / "copies").exists() or not list((tmp_path / "copies").iterdir())
 
 
