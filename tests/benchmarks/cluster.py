@@ -9,7 +9,6 @@ scaling      two processes against one, beside two runs that know nothing of eac
 recovery     from SIGKILL of a worker to the next optimizer step, without the start of Python and torch. Bar 10 s
 """
 
-import argparse
 import json
 import os
 import re
@@ -27,6 +26,8 @@ import psutil
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("", "distributed")]
 from machines import machines  # noqa: E402
 from oracles.cartpole import write_log  # noqa: E402
+
+from tests.benchmarks.turns import options_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
@@ -166,12 +167,9 @@ def later_than(folder: Path, step: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="rendezvous,overhead,scaling,recovery")
-    parser.add_argument("--minibatch", type=int, default=4096, help="rows per process of scaling")
-    parser.add_argument("--layers", default="128,64", help="widths of the network of scaling")
-    options = parser.parse_args()
+    options = options_of(
+        __doc__, repeats=5, only="rendezvous,overhead,scaling,recovery", minibatch=4096, layers="128,64"
+    )
     chosen = options.only.split(",")
     if "rendezvous" in chosen:
         times = [rendezvous() for _ in range(options.repeats)]

@@ -1,6 +1,7 @@
 """Every estimator on a page with 2000 resamples, against one pass of the direct method (DM) over the same page.
 
     python -m tests.benchmarks.estimators [--rows 1000000] [--repeats 5] [--threads 1]
+                                          [--peak_of rows,longest,outcomes: memory alone, in this process]
 
 Pages of so many rows and ten choices, of a log drawn at random: one outcome or three, episodes of 1 to 39 rows (mean
 20), no cap on episodes; the config's own limit, 10 000 episodes; and episodes of 1 to 1000 rows, or of one. A pass of
@@ -13,7 +14,6 @@ of `evaluate_page` alone in a process of its own: the rise of the resident set's
 beforehand) over the resident set with the page, as a share of the bytes of the page's columns.
 """
 
-import argparse
 import json
 import re
 import statistics
@@ -31,6 +31,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.td import expected_value
+from tests.benchmarks.turns import options_of, show
 
 CHOICES = 10
 CONFIG = EvaluationConfig(max_episodes=2**40)
@@ -129,12 +130,7 @@ def peak_of(rows: int, longest: int, outcomes: int, threads: int) -> dict[str, o
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--peak_of", help="rows,longest,outcomes: measure memory in this process and nothing else")
-    options = parser.parse_args()
+    options = options_of(__doc__, rows=1_000_000, repeats=5, threads=torch.get_num_threads(), peak_of="")
     torch.set_num_threads(options.threads)
     if options.peak_of:
         result: object = peak(make_page(*map(int, options.peak_of.split(","))))
@@ -151,8 +147,7 @@ def main() -> None:
             name: measured(make_page(*shape), options.repeats) | peak_of(*shape, options.threads)
             for name, shape in shapes.items()
         }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    show(result)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@ from its own buffer; it lives in an environment of its own, made under outputs/ 
 All use one thread and take turns; medians are printed.
 """
 
-import argparse
 import contextlib
 import io
-import json
 import statistics
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -27,6 +24,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.run.train import train
 from tests.benchmarks.peers import interpreter, printed_number
+from tests.benchmarks.turns import in_turns, medians, options_of, ratio, show
 from tests.oracles.cartpole import write_log
 
 BATCH, WIDTHS, ROWS = 512, (4, 128, 64, 2), 3470
@@ -92,34 +90,23 @@ def products(seconds: float = 1.0) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--alone", action="store_true", help="without d3rlpy")
-    options = parser.parse_args()
+    options = options_of(__doc__, epochs=300, repeats=5, alone=False)
     torch.set_num_threads(1)
     python = None if options.alone else interpreter("d3rlpy", f"torch=={torch.__version__.split('+')[0]}", "d3rlpy")
-    rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
         write_log(Path(name) / "log.jsonl", ROWS)
         ours(Path(name), 1)
-        for _ in range(options.repeats):
-            rounds.append({"learner": ours(Path(name), options.epochs), "matrix_products": products()})
-            if python:
-                rounds[-1]["d3rlpy"] = printed_number(python, D3RLPY)
-    medians = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    result = {
-        "rows_per_second": {name: round(value) for name, value in medians.items()},
-        "ratio_to": {
-            name: round(statistics.median(each["learner"] / each[name] for each in rounds), 2)
-            for name in rounds[0]
-            if name != "learner"
-        },
-        "ratio_to_reagent_2019_read_elsewhere": round(medians["learner"] / REAGENT_2019, 1),
-        "rounds": [[round(value) for value in each.values()] for each in rounds],
-    }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+        ways = {"learner": lambda: ours(Path(name), options.epochs), "matrix_products": products}
+        if python:
+            ways["d3rlpy"] = lambda: printed_number(python, D3RLPY)
+        rates = in_turns(ways, options.repeats)
+    learned = rates["learner"]
+    show({
+        "rows_per_second": medians(rates, 0),
+        "ratio_to": {name: round(ratio(learned, one), 2) for name, one in rates.items() if name != "learner"},
+        "ratio_to_reagent_2019_read_elsewhere": round(statistics.median(learned) / REAGENT_2019, 1),
+        "rounds": {name: list(map(round, one)) for name, one in rates.items()},
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Two processes run the same job on Parquet of 16 features: one on all rows, one o
 peaks (the operating system's ru_maxrss) over the difference of their copies' bytes is what a byte of data costs.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from tests.benchmarks.turns import options_of, show
 
 FEATURES = 16
 
@@ -72,20 +73,15 @@ def measured(folder: Path, rows: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    options = parser.parse_args()
+    options = options_of(__doc__, rows=2_000_000)
     with tempfile.TemporaryDirectory() as name:
         small_peak, small_copy = measured(Path(name) / "small", options.rows // 4)
         peak, copy = measured(Path(name) / "large", options.rows)
-    result = {
-        "copy_megabytes": round(copy / 1e6),
-        "peak_megabytes": round(peak / 1e6),
+    show({
+        "copy_megabytes": round(copy / 1e6), "peak_megabytes": round(peak / 1e6),
         "peak_of_a_small_run_megabytes": round(small_peak / 1e6),
         "bytes_per_byte_of_copy": round((peak - small_peak) / (copy - small_copy), 2),
-    }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,13 +7,9 @@ with K² and Box-Cox, files written. SUMMARIZE of the 16 features gives count, l
 approximate quartiles and distinct values. Both have two threads and take turns; medians.
 """
 
-import argparse
-import json
 import shutil
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -23,6 +19,7 @@ import pyarrow.parquet as pq
 
 from reagent_lite.config import check
 from reagent_lite.config.normalize import NormalizeConfig
+from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
 from workflows.normalize import normalize
 
 FEATURES = 16
@@ -77,26 +74,14 @@ def summarize(file: Path) -> None:
         connection.execute(f"SUMMARIZE SELECT {named} FROM '{file}'").fetchall()
 
 
-def timed(work: Callable[[Path], None], file: Path) -> float:
-    start = time.perf_counter()
-    work(file)
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = options_of(__doc__, rows=2_000_000, repeats=5)
     with tempfile.TemporaryDirectory() as name:
         for kind, file in write_logs(Path(name), options.rows).items():
-            rounds = [(timed(ours, file), timed(summarize, file)) for _ in range(options.repeats)]
-            figures = {
-                "seconds": statistics.median(one for one, _ in rounds),
-                "summarize_seconds": statistics.median(other for _, other in rounds),
-                "ratio": statistics.median(one / other for one, other in rounds),
-            }
-            print(json.dumps({kind: {what: round(value, 3) for what, value in figures.items()}}, indent=2))
+            ways = {"ours": partial(ours, file), "summarize": partial(summarize, file)}
+            times = in_turns({what: partial(seconds_of, way) for what, way in ways.items()}, options.repeats)
+            to_summarize = round(ratio(times["ours"], times["summarize"]), 3)
+            show({kind: {"seconds": medians(times, 3), "ratio": to_summarize}})
 
 
 if __name__ == "__main__":

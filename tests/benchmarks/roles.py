@@ -11,7 +11,6 @@ second of processor time, which other programs of a busy machine do not take. Ba
 and of the updates that they reach apart.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from oracles.interpreters import Interpreter  # noqa: E402
 from oracles.roles import Roles  # noqa: E402
 from oracles.runs import merged  # noqa: E402
 
+from tests.benchmarks.turns import options_of  # noqa: E402
+
 STEPS = 1_000_000
 CARTPOLE = {
     "rl": {"gamma": 0.99, "tensorboard_logging_freq": 50},
@@ -37,10 +38,7 @@ CARTPOLE = {
 
 def main() -> None:
     """Measures and prints one line of JSON for each stage, and the ratio of medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+    options = options_of(__doc__, seconds=20.0, repeats=3)
     found: dict[str, list[dict[str, float]]] = {"apart": [], "together": []}
     with tempfile.TemporaryDirectory() as folder:
         roles = Roles(Path(folder))

@@ -6,11 +6,9 @@ CartPole's four features, 64-64 hidden units. Plain: columns of floats to a matr
 rows at once, greedy action and score to Parquet. The same rows are scored as columns of floats and as maps of features.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import pyarrow.parquet as pq
 from reagent_lite.config import check
 from reagent_lite.config.score import ScoreConfig
 from tests.benchmarks.serving import a_model
+from tests.benchmarks.turns import in_turns, options_of, seconds_of
 from workflows.score import score
 
 COLUMNS = [str(one) for one in range(4)]
@@ -43,10 +42,7 @@ def plain(model: Path, rows: Path, target: Path) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = options_of(__doc__, rows=1_000_000, repeats=5)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = a_model(folder / "trained")
@@ -62,12 +58,8 @@ def main() -> None:
             "score, columns": lambda: score(check(ScoreConfig, of_columns)),
             "score, maps": lambda: score(check(ScoreConfig, {**tree, "data_path": f"{name}/maps.parquet"})),
         }
-        found: dict[str, list[float]] = {one: [] for one in ways}
-        for _ in range(options.repeats):
-            for one, way in ways.items():
-                begun = time.perf_counter()
-                way()
-                found[one].append(options.rows / (time.perf_counter() - begun))
+        rates = {one: lambda way=way: options.rows / seconds_of(way) for one, way in ways.items()}
+        found = in_turns(rates, options.repeats)
     print(f"load {os.getloadavg()[0]:.0f}")
     for one, rates in found.items():
         ratios = sorted(mine / other for mine, other in zip(rates, found["onnxruntime"], strict=True))

@@ -7,7 +7,6 @@ checks the same body and answers as many bytes. The two run side by side and are
 that follow each other, with their median and range. Without a model: CartPole, 64-64 hidden units.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -22,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from tests.benchmarks.turns import options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = 8  # of each server in a repeat
@@ -131,12 +132,7 @@ def a_model(folder: Path) -> Path:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--model", type=Path)
-    options = parser.parse_args()
+    options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="")
     rows = [{"state_features": {str(one): 0.1 * one for one in range(4)}, "mdp_id": "7", "sequence_number": 3}]
     body = json.dumps({"rows": rows}).encode()
     with tempfile.TemporaryDirectory() as name:

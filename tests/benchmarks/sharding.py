@@ -9,15 +9,12 @@ One file is dealt row by row, which no copy of bytes compares with: it takes tur
 Medians. Peak memory is that of `workflows.shard` in a process of its own.
 """
 
-import argparse
 import itertools
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.files import sync
+from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
 from workflows.simulate import simulate
 
 FILES = 16
@@ -77,22 +75,25 @@ def making(source: Path, target: Path, **settings: Any) -> None:
 
 def timed(work: Callable[..., None], source: Path, folder: Path, **settings: Any) -> float:
     """Returns the seconds of making a folder, which is removed again."""
-    start = time.perf_counter()
-    work(source, folder / "target", **settings)
-    seconds = time.perf_counter() - start
+    seconds = seconds_of(lambda: work(source, folder / "target", **settings))
     shutil.rmtree(folder / "target")
     return seconds
 
 
 def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, float]:
     other = rewriting if source.name == "one" else copying
-    times = [(timed(other, source, folder), timed(making, source, folder, num_nodes=nodes)) for _ in range(repeats)]
-    theirs, ours = (statistics.median(column) for column in zip(*times, strict=True))
-    ratio = statistics.median(ours / one for one, ours in times)
-    named = {"ratio_to_pyarrow": ratio} if source.name == "one" else {"share_of_copy_speed": 1 / ratio}
+    times = in_turns({
+        "seconds": lambda: timed(making, source, folder, num_nodes=nodes),
+        f"{other.__name__}_seconds": lambda: timed(other, source, folder),
+    }, repeats)  # fmt: skip
+    to_other = ratio(*times.values())
+    named = {"ratio_to_pyarrow": to_other} if source.name == "one" else {"share_of_copy_speed": 1 / to_other}
     size = sum(file.stat().st_size for file in source.iterdir())
-    figures = {"megabytes": size / 1e6, f"{other.__name__}_seconds": theirs, "seconds": ours, **named}
-    return {name: round(figure, 3) for name, figure in figures.items()}
+    return {
+        "megabytes": round(size / 1e6, 3),
+        **medians(times, 3),
+        **{name: round(one, 3) for name, one in named.items()},
+    }
 
 
 def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float:
@@ -110,12 +111,7 @@ def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--memory_rows", type=int, default=10_000_000)
-    options = parser.parse_args()
+    options = options_of(__doc__, rows=5_000_000, nodes=2, repeats=5, memory_rows=10_000_000)
     result: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -130,8 +126,7 @@ def main() -> None:
                 f"{form}, {layout}": peak_megabytes(places[form], Path(name), layout, options.nodes)
                 for form, layout in (("timeline", "shards"), ("one_file", "shards"), ("one_file", "replicas"))
             }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    show(result)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ Rounds alternate; figures are medians. EnvPool lives in an environment of its ow
     python -m tests.benchmarks.simulation
 """
 
-import json
-import statistics
 import time
 from collections.abc import Callable
 
@@ -17,6 +15,7 @@ import torch
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from tests.benchmarks.peers import interpreter, printed_number
+from tests.benchmarks.turns import in_turns, medians, ratio, show
 from tests.oracles.tag import Continuous, Gridworld
 
 ROUNDS, SECONDS = 5, 0.5
@@ -96,41 +95,34 @@ def tag(name: str, agents: int, full: bool) -> dict[str, object]:
         env.act(None, epsilon=uniform)
         env.step()
 
-    rounds = [(rate(step, games), rate(play, 1)) for _ in range(ROUNDS)]
-    kernel, oracle = (statistics.median(rates) for rates in zip(*rounds, strict=True))
-    return {"env": name, "agents": agents, "full": full, "kernel": round(kernel), "oracle": round(oracle, 1),
-            "kernel_to_oracle": round(kernel / oracle, 1)}  # fmt: skip
+    rates = in_turns({"kernel": lambda: rate(step, games), "oracle": lambda: rate(play, 1)}, ROUNDS)
+    to_oracle = round(ratio(rates["kernel"], rates["oracle"]), 1)
+    return {"env": name, "agents": agents, "full": full, **medians(rates, 1), "kernel_to_oracle": to_oracle}
 
 
 def main() -> None:
     large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), interpreter("envpool", "envpool", "gymnasium")
     source = torch.ones(COPIED // 2, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    rounds: dict[str, list[float]] = {}
-
-    def note(name: str, value: float) -> None:
-        rounds.setdefault(name, []).append(value / 1e6)
-
-    for _ in range(ROUNDS):
-        note("dynamics", rate(lambda: large.advance(observe=False), LARGE))
-        note("observed", rate(large.advance, LARGE))
-        note("both_observations", rate(large.step, LARGE))
-        note("copy", rate(lambda: target.copy_(source), COPIED // BYTES))
-        note("gymnasium", rate(gym, LARGE))
-        note("small_observed", rate(small.advance, SMALL))
-        if python:
-            note("envpool", printed_number(python, ENVPOOL))
-    median = {name: statistics.median(values) for name, values in rounds.items()}
-    result = {
-        "threads": torch.get_num_threads(),
-        "million_steps_per_second": {name: round(value, 2) for name, value in median.items()},
-        "observed_to_gymnasium": round(median["observed"] / median["gymnasium"], 1),
-        "dynamics_to_copy": round(median["dynamics"] / median["copy"], 3),
+    ways: dict[str, Callable[[], float]] = {
+        "dynamics": lambda: rate(lambda: large.advance(observe=False), LARGE),
+        "observed": lambda: rate(large.advance, LARGE),
+        "both_observations": lambda: rate(large.step, LARGE),
+        "copy": lambda: rate(lambda: target.copy_(source), COPIED // BYTES),
+        "gymnasium": lambda: rate(gym, LARGE),
+        "small_observed": lambda: rate(small.advance, SMALL),
     }
-    result["tag"] = [tag(*case) for case in TAG]
     if python:
-        result["observed_to_envpool"] = round(median["small_observed"] / median["envpool"], 1)
-    print(json.dumps(result, indent=2))
+        ways["envpool"] = lambda: printed_number(python, ENVPOOL)
+    rates = in_turns(ways, ROUNDS)
+    pairs = (("observed", "gymnasium"), ("dynamics", "copy"), ("small_observed", "envpool"))
+    million = {name: [one / 1e6 for one in rates_of] for name, rates_of in rates.items()}
+    show({
+        "threads": torch.get_num_threads(),
+        "million_steps_per_second": medians(million, 2),
+        **{f"{one}_to_{other}": round(ratio(rates[one], rates[other]), 3) for one, other in pairs if other in rates},
+        "tag": [tag(*case) for case in TAG],
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

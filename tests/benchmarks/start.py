@@ -7,7 +7,6 @@ report: once with 5 epochs and once with 30. The training copy stands already, a
 seconds go is read from the lines of the run. All take turns; medians are printed.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -16,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.turns import options_of, show
 from tests.oracles.cartpole import write_log
 
 STAGES = {"global minibatch": "imports and data", "CPE on": "training and evaluation", "report:": "export and report"}
@@ -47,12 +47,9 @@ def run(config: Path, epochs: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--config", type=Path, help="another run of workflows.dqn, with held-out episodes")
-    options = parser.parse_args()
+    options = options_of(__doc__, repeats=5, config="")
     with tempfile.TemporaryDirectory() as name:
-        config = options.config or example(Path(name))
+        config = Path(options.config) if options.config else example(Path(name))
         run(config, 1)
         rounds = [{"torch": importing(), "5": run(config, 5), "30": run(config, 30)} for _ in range(options.repeats)]
     result = {
@@ -70,8 +67,7 @@ def main() -> None:
             "30 epochs": ratio(rounds, "30", "all"),
         },
     }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    show(result)
 
 
 def ratio(rounds: list[dict[str, dict[str, float]]], epochs: str, stage: str) -> float:

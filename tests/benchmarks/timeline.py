@@ -9,7 +9,6 @@ manifest. The two take turns; medians. All rows are counted and those of some ep
 memory of our whole process under a limit, on more rows, as Parquet.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -24,6 +23,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from tests.benchmarks.turns import options_of, show
 
 EPISODES = 200
 """That are compared row by row."""
@@ -115,13 +116,9 @@ def require_same(ours: Path, spark: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--suffix", default=".jsonl", choices=[".jsonl", ".parquet"])
-    parser.add_argument("--memory_rows", type=int, default=10_000_000)
-    parser.add_argument("--memory_limit_mb", type=int, default=200)
-    options = parser.parse_args()
+    options = options_of(
+        __doc__, rows=5_000_000, repeats=3, suffix=".jsonl", memory_rows=10_000_000, memory_limit_mb=200
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result: dict[str, Any] = {}
@@ -144,8 +141,7 @@ def main() -> None:
             "seconds_of_spark": round(statistics.median(spark), 2),
             "times_as_long_as_ours": [round(theirs / own, 2) for own, theirs in zip(ours, spark, strict=True)],
         }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    show(result)
 
 
 if __name__ == "__main__":
