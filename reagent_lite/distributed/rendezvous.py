@@ -380,11 +380,8 @@ class Rendezvous:
     def _file(self) -> MeetingFile | None:
         if self.node.count == 1:
             return None
-        if self.init_method is None:
-            expected = f"file:///share/name.rdzv where {self.node.count} machines meet"
-            todo = "Name a file on a folder that all machines share; it need not exist"
-            raise ConfigError(Problem("init_method", expected, "nothing", todo))
-        return MeetingFile.of(self.init_method) if self.init_method.startswith("file:") else None
+        place = meeting_place(self.init_method, self.settings, self.node.count)
+        return place if isinstance(place, MeetingFile) else None
 
     def _on_share(self, work: Callable[[], T]) -> T:
         """Does something on the share in the background: a server that is gone would block this thread forever."""
@@ -399,15 +396,30 @@ class Rendezvous:
     def _meeting_point(self) -> tuple[str, int]:
         """Returns numeric address and port of tcp://host:port."""
         assert self.init_method is not None
-        if self.settings.port:
-            where, got = "rendezvous.port", str(self.settings.port)
-            raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method has the port"))
         host, port = host_and_port(self.init_method)
         address, own = resolved(host, port), [one.address for one in addresses()]
         if self.node.index == 0 and address not in own:
             expected, todo = f"an address of node 0, which has {', '.join(own)}", "Name the machine of --node_index=0"
             raise RendezvousError(Problem(f"init_method {self.init_method}", expected, address, todo))
         return address, port
+
+
+def meeting_place(init_method: str | None, settings: RendezvousConfig, count: int) -> MeetingFile | tuple[str, int]:
+    """Returns where so many machines meet: a file, or host and port of node 0.
+
+    Raises:
+        ConfigError: init_method is absent or something else, or two keys name a port.
+    """
+    if init_method is None:
+        expected = f"file:///share/name.rdzv where {count} machines meet"
+        todo = "Name a file on a folder that all machines share; it need not exist"
+        raise ConfigError(Problem("init_method", expected, "nothing", todo))
+    if init_method.startswith("file:"):
+        return MeetingFile.of(init_method)
+    if settings.port:
+        where, got = "rendezvous.port", str(settings.port)
+        raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method has the port"))
+    return host_and_port(init_method)
 
 
 def host_and_port(init_method: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import Node, find_node
-from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
 from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
@@ -110,11 +110,12 @@ def _run(
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    processes = choose_processes(config)
+    processes, place = choose_processes(config), Place.read()
+    if place is None and node.count > 1:
+        meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
         _describe(config, processes)
         return 0
-    place = Place.read()
     if place is None and processes.count * node.count > 1:
         _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
