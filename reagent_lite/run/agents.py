@@ -26,7 +26,7 @@ from reagent_lite.sim.spec import EnvSpec
 
 _KEY = "simulation.policies"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-_TAKEN = ("model", "checkpoints", "tensorboard")
+_RESERVED = ("model", "checkpoints", "tensorboard")
 """Names of the run's other folders; a type's model is in a folder of the type's name beside them."""
 
 
@@ -127,8 +127,8 @@ def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
         todo = "The return of one type depends on what the others have learned"
         yield Problem("simulation.stop_at_return", "absent where several types learn", got, todo)
     for name in learning:
-        if not _NAME.fullmatch(name) or name in _TAKEN:
-            others = ", ".join(_TAKEN)
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            others = ", ".join(_RESERVED)
             expected = f"a name of letters, digits, - and _ other than {others}: its model is a folder of that name"
             yield Problem(f"type of agents of {spec.name}", expected, repr(name))
 
@@ -181,10 +181,10 @@ def agent_type(
         raise BundleError(problems)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
     choices = Choices.in_simulation(bundle, spec)
-    return AgentType(name=name, agents=agents, plays=plays, model=_drawn(choices), digest=digest)
+    return AgentType(name=name, agents=agents, plays=plays, model=_policy_of(choices), digest=digest)
 
 
-def _drawn(choices: Choices) -> Policy:
+def _policy_of(choices: Choices) -> Policy:
     """Returns a policy whose values are the logarithms of an exported model's probabilities."""
 
     def logarithms(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:

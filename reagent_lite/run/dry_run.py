@@ -130,9 +130,8 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         processes: processes on this machine.
 
     Raises:
-        KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine, because there
-            is no such environment, or one that does not compile, or because it lacks the parameters or types of agents
-            that the config names.
+        KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine: the
+            environment is unknown or does not compile, or lacks parameters or types of agents that the config names.
     """
     inputs, place = _inputs(config), Place.read()
     world = processes.count * config.num_nodes if place is None else place.world_size

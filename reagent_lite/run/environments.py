@@ -1,9 +1,6 @@
 """Opens the environments of a run, and converts their observations to the network's input.
 
-1 open        the first process of a machine compiles, the others find the result in the cache
-2 convert     features of the environment to columns of the network
-3 learn       simulated.py
-4 evaluate    evaluators.py
+The first process of a machine compiles an environment; the others find the result in the cache.
 """
 
 import os
@@ -74,10 +71,6 @@ class Simulation:
             for one in self.types
         }
 
-    def part(self, count: int, group: Group) -> tuple[int, int]:
-        """Returns [first, stop) of this rank's environments among `count`."""
-        return part_of(count, group.rank, group.world_size)
-
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
         """Returns the environments with numbers `first` to `stop` - 1 over all ranks."""
         return open_envs(
@@ -91,13 +84,13 @@ class Simulation:
         )
 
     def identity(self) -> str:
-        """Returns the sha256 of own sources, constants and exported models that play, which is the simulation's."""
+        """Returns the sha256 of the environment's sources and constants, and of the exported models that play."""
         return identity(self.config, *(one.digest for one in self.types if one.digest))
 
 
-def part_of(count: int, rank: int, world: int) -> tuple[int, int]:
-    """Returns [first, stop) of a rank's part of `count`."""
-    return count * rank // world, count * (rank + 1) // world
+def part_of(count: int, group: Group) -> tuple[int, int]:
+    """Returns [first, stop) of this rank's part of `count`."""
+    return count * group.rank // group.world_size, count * (group.rank + 1) // group.world_size
 
 
 def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:

@@ -40,7 +40,7 @@ from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
-from reagent_lite.run.environments import EPOCH, FINAL, Reader
+from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.simulated import tag_of
@@ -493,7 +493,7 @@ class SimulationEvaluator(Evaluator):
             random: a type whose actions are uniformly random, or None.
         """
         count = self._simulation.config.evaluation_episodes
-        first, stop = self._simulation.part(count, self._group)
+        first, stop = part_of(count, self._group)
         tables = torch.zeros(len(self._simulation.types), 4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)

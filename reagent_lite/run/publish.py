@@ -203,7 +203,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     reason = brief = None
     if group.is_first:
         gate = gate_of(config, learned.evaluation)
-        found = {kind: _found(config, learned, gate, kind) for kind in {ONLY, *source.types}}
+        found = {kind: _report_of(config, learned, gate, kind) for kind in {ONLY, *source.types}}
         brief = Brief.of(found[ONLY])
         logger.info(str(found[ONLY].decision))
         if gate is None or gate.passed:
@@ -230,7 +230,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     )
 
 
-def _found(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
+def _report_of(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
     """Returns what the evaluation of a type of agents found; "" is all of them together."""
     policy, evaluation = str(target_policy(config.rl)), learned.evaluation.of(kind)
     return evaluation_of_run(config, policy, evaluation, learned.scores, gate)

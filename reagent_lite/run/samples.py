@@ -1,4 +1,4 @@
-"""Rows of a run beside those it learns from: samples for the export's check, and the data as the report shows it."""
+"""Samples of a run's rows for the check of the exported model, and facts about its data for the report."""
 
 import numpy as np
 import torch

@@ -61,7 +61,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         config: the run's config.
         spec: the spec of the environment.
         num_envs: environments of the process.
-        agents: how many of an environment's agents it keeps.
+        agents: number of agents of each environment whose rows it keeps.
     """
     settings, parametric = config.environments, config.parametric
     fixed = spec.action_features if parametric and not spec.candidates else None
@@ -74,7 +74,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         slots=settings.replay.capacity // (settings.num_envs * agents),
         n_step=config.rl.multi_steps or 1,
         gamma=config.rl.gamma,
-        # those in Python may truncate an episode at any step, also as they are resumed
+        # environments in Python may truncate an episode at any step, also when a run is resumed
         time_limit=1 if settings.in_python else settings.time_limit or spec.time_limit,
         masked=spec.masked,
         candidates=spec.candidates,
@@ -123,13 +123,13 @@ def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: 
     """Returns this rank's environments as a source of minibatches.
 
     Args:
-        reader: the environment, and its features to the network's.
-        learner: acts; of several types, each for its own.
+        reader: converts observations of the environment to the network's input.
+        learner: the learner whose policies act.
         plan: the plan of the run.
-        group: ranks share environments and rows.
+        group: ranks that divide the environments and the rows of a minibatch.
     """
     config, simulation = reader.config, reader.simulation
-    env = simulation.envs(*simulation.part(simulation.config.num_envs, group), stream=TRAINING)
+    env = simulation.envs(*part_of(simulation.config.num_envs, group), stream=TRAINING)
     temperature, learners = exploration_of(config, plan.num_steps).temperature, learners_of(learner)
 
     def player(name: str, rows: Tensor | None) -> Player:
@@ -159,15 +159,15 @@ def as_source(
 
     Args:
         experience: fills the rings.
-        reader: features of the environment to the network's.
+        reader: converts observations of the environment to the network's input.
         plan: the plan of the run.
-        group: ranks share the rows of a minibatch.
+        group: ranks that divide the rows of a minibatch.
         kind: the class of the source, which says what a checkpoint holds.
     """
-    config, world = reader.config, group.world_size
-    first, stop = part_of(plan.minibatch, group.rank, world)
+    config = reader.config
+    first, stop = part_of(plan.minibatch, group)
     rows = max(stop - first, 1)
-    scale = rows * world / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
+    scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
     return kind(
         experience,
         exploration_of(config, plan.num_steps),

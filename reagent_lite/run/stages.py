@@ -24,7 +24,7 @@ from reagent_lite.files import is_writable
 if TYPE_CHECKING:
     from reagent_lite.config.shard import ShardConfig
 
-# what performs a stage is imported where it is performed: most runs have none
+# modules that perform a stage are imported there, as most runs have no stage
 
 Paths = dict[str, str | None]
 """training_data_path and eval_data_path."""

@@ -23,29 +23,23 @@ class Payable:
     """The range of discounted returns that the rewards of the training data allow, reward boosts included.
 
     Attributes:
-        low: lowest value, at most 0.
-        high: highest value, at least 0.
+        bounds: the lowest value, at most 0, and the highest, at least 0.
     """
 
-    low: float
-    high: float
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest value."""
-        return self.low, self.high
+    bounds: tuple[float, float]
 
     def excess(self, mean: float) -> float:
         """Returns the distance of a mean value from the range; 0 if it is inside, or beyond by a small tolerance."""
-        outside = max(mean - self.high, self.low - mean)
+        outside = max(mean - self.bounds[1], self.bounds[0] - mean)
         size = max((abs(bound) for bound in self.bounds if math.isfinite(bound)), default=0.0)
         return outside if outside > _SLACK * size > 0 else 0.0
 
     def warning(self, mean: float) -> str:
         """Returns the warning for a mean value outside the range."""
+        low, high = self.bounds
         return (
             f"the policy's choices have a mean value of {mean:.4g}, but the rewards of the training data only allow "
-            f'values from {self.low:.4g} to {self.high:.4g}: do not rely on the values. Try rl.value_bounds "rewards" '
+            f'values from {low:.4g} to {high:.4g}: do not rely on the values. Try rl.value_bounds "rewards" '
             "(with rainbow.categorical: qmin and qmax), a larger rl.cql_alpha, rainbow.bcq, or a smaller "
             "rl.target_update_rate"
         )
@@ -94,4 +88,4 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
                 '"rewards"',
             )
         )
-    return Payable(low=low, high=high)
+    return Payable(bounds=(low, high))

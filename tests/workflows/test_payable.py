@@ -25,13 +25,13 @@ from reagent_lite.run.value_bounds import Payable, payable_values
     ],
 )  # fmt: skip
 def test_how_far_outside(bounds: tuple[float, float], mean: float, excess: float) -> None:
-    assert Payable(low=bounds[0], high=bounds[1]).excess(mean) == pytest.approx(excess)
+    assert Payable(bounds=bounds).excess(mean) == pytest.approx(excess)
 
 
 def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureFixture) -> None:
     before = 0.0
     for mean in range(90, 150):
-        before = Payable(low=0.0, high=100.0).warned(float(mean), before)
+        before = Payable(bounds=(0.0, 100.0)).warned(float(mean), before)
     said = [line.split("mean value of ")[1].split(",")[0] for line in caplog.messages]
     assert said == ["102", "105", "111", "123", "147"]
 
@@ -67,7 +67,7 @@ def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
 
     config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))
     payable = payable_values(config, prepare(config, ALONE).train.rows, Another(Place(), ALONE.device))
-    assert payable == Payable(low=-3.0, high=8.0)
+    assert payable == Payable(bounds=(-3.0, 8.0))
 
 
 def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:

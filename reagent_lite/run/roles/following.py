@@ -310,7 +310,7 @@ def agents_of(rows: Rows, spec: EnvSpec, where: str) -> Tensor:
 def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
     """Returns rows, one after the other, as steps of one environment.
 
-    Candidates are the first of K places, in the order of their lists.
+    The candidates of a row take the first of K places, in the order of their list.
     """
     mask, next_mask, features = rows.mask.astype(bool), rows.next_mask.astype(bool), dict[str, NDArray[np.float32]]()
     if rows.lists is not None and rows.next_lists is not None:

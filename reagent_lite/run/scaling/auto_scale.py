@@ -254,7 +254,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     learners = sum(one.learns for one in agent_types(config, spec))
     # forward and backward pass of the online network, forward passes of two for the next state
     activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)
-    # the more environments, the fewer slots; with the fewest a ring has, as a minibatch, what follows every row
+    # more environments have fewer slots each; with the fewest, a ring stores what follows each row, as minibatches do
     ring = replace(ring_settings(config, spec, first.num_envs), time_limit=1)
     rows = learners * first.rows(first.num_envs) / first.num_envs
     bytes_per_env: float = env.bytes_per_env + spec.agents * (4 * spec.observation_size + 2 * activations)
