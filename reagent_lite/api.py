@@ -57,6 +57,9 @@ def train(
         ReagentLiteError: as the command, with the same message.
         Preempted: Ctrl-C or another signal ended the run; the same call continues from the last checkpoint.
     """
+    if not isinstance(callback, training.Callback | None):
+        expected = "an object of a class derived from reagent_lite.Callback"
+        raise ConfigError(Problem("callback", expected, f"a {type(callback).__name__}"))
     given = {"training_data_path": (data, "data"), "eval_data_path": (eval_data, "eval_data")}
     tree = {key: path_of(log, name) for key, (log, name) in given.items() if log is not None}
     model: type[WorkflowConfig] = DqnConfig
@@ -92,7 +95,9 @@ def evaluate(
     Raises:
         ReagentLiteError: as the command, with the same message.
     """
-    tree: dict[str, Any] = {"model": model, "against": against, "data_path": None if data is None else path_of(data)}
+    tree: dict[str, Any] = {"model": _folder("model", model), "data_path": None if data is None else path_of(data)}
+    if against is not None:
+        tree["against"] = _folder("against", against)
     if env is not None:
         section = read_tree(config or {})[0].get("simulation")
         tree["simulation"] = {**(section if isinstance(section, dict) else {}), "env": env}
@@ -129,7 +134,15 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
     """
     with needing("data", "reagent_lite.score"):
         from workflows._scoring import scored_table
-    return scored_table(_checked(ScoreConfig, config or {}, {"model": model, "data_path": path_of(data)}))
+    tree = {"model": _folder("model", model), "data_path": path_of(data)}
+    return scored_table(_checked(ScoreConfig, config or {}, tree))
+
+
+def _folder(key: str, model: Folder) -> str:
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    todo = "That of a run is its attribute `model`, which is None where nothing was exported"
+    raise ConfigError(Problem(key, "the folder of an exported model", f"a {type(model).__name__}", todo))
 
 
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:

@@ -67,7 +67,8 @@ def path_of(log: Log, name: str = "data") -> str:
     try:
         table = pa.table(log)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise DataError(Problem(name, expected, "; ".join(map(str, error.args)))) from error
+        got = f"a {type(log).__name__}: {'; '.join(map(str, error.args))}"
+        raise DataError(Problem(name, expected, got)) from error
     cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)
     sweep(cache.iterdir(), after_days=_KEPT_DAYS)
