@@ -176,33 +176,9 @@ def _check(writing: Path, live: Predictor, content: BundleContent) -> None:
 
 
 def graph_inputs(predictor: Predictor, sample: SampleRows) -> Inputs:
-    """Returns the rows as the exported graph's inputs, in the order of `input_names`.
-
-    Raises:
-        BundleError: when there are no rows or their shapes do not fit the predictor.
-    """
-    num_rows = sample.values.shape[0]
-    got: tuple[int, ...] = () if sample.candidates is None else sample.candidates.shape
-    if predictor.parametric:
-        num_choices = got[1] if len(got) == 3 else 0
-        expected: tuple[int, ...] = (num_rows, num_choices, len(predictor.action_feature_ids))
-    else:
-        num_choices, expected = len(predictor.action_names), ()
-    mask = np.ones((num_rows, num_choices), dtype=np.bool_) if sample.mask is None else sample.mask
-    shapes = {
-        "values": (sample.values.shape, (num_rows, len(predictor.state_feature_ids))),
-        "candidates": (got, expected),
-        "mask": (mask.shape, (num_rows, num_choices)),
-    }
-    problems = [
-        Problem(f"sample rows, {name}", f"shape {wanted}", f"{shape}")
-        for name, (shape, wanted) in shapes.items()
-        if shape != wanted
-    ]
-    if num_rows == 0 or num_choices == 0:
-        problems.append(Problem("sample rows", "at least one row with one choice", f"{num_rows} x {num_choices}"))
-    if problems:
-        raise BundleError(problems)
+    """Returns the rows as the exported graph's inputs, in the order of `Predictor.inputs`."""
+    num_choices = len(predictor.action_names) if sample.candidates is None else sample.candidates.shape[1]
+    mask = np.ones((len(sample.values), num_choices), np.bool_) if sample.mask is None else sample.mask
     state = _with_presence(sample.values)
     candidates = () if sample.candidates is None else _with_presence(sample.candidates)
     return (*state, *candidates, torch.from_numpy(np.array(mask, dtype=np.bool_)))

@@ -29,22 +29,23 @@ def _float64(numbers: Iterable[float]) -> Tensor:
     return torch.tensor(list(numbers), dtype=torch.float64)
 
 
-class Binary(nn.Module):
-    """0 if x = 0 else 1."""
+class Stateless(nn.Module):
+    """Base of transforms that need no parameters."""
 
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
+
+
+class Binary(Stateless):
+    """0 if x = 0 else 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""
         return (x != 0).to(x.dtype)
 
 
-class Logit(nn.Module):
+class Logit(Stateless):
     """Logit of a probability clamped to [1e-5, 1 − 1e-5]."""
-
-    def __init__(self, features: Sequence[FeatureSpec]) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""
@@ -167,22 +168,16 @@ class ScaleAction(nn.Module):
         return ((x.double() - self.min_value) * self.scale - bound).clamp(-bound, bound).to(x.dtype)
 
 
-class Unchanged(nn.Module):
+class Unchanged(Stateless):
     """The raw value."""
-
-    def __init__(self, features: Sequence[FeatureSpec]) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x."""
         return x
 
 
-class ClipLog(nn.Module):
+class ClipLog(Stateless):
     """log(max(x, 1e-6))."""
-
-    def __init__(self, features: Sequence[FeatureSpec]) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""

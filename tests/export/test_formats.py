@@ -151,16 +151,6 @@ def test_tolerance_is_relative_to_the_largest_live_q() -> None:
             tolerance.compare("x", live, np.array([value, -10.0], dtype=np.float32), "")
 
 
-def test_sample_rows_must_fit(discrete_predictor: DiscretePredictor, parametric_predictor: ParametricPredictor) -> None:
-    rows = np.zeros((2, 3), dtype=np.float32)
-    with pytest.raises(BundleError, match=r"sample rows, values: expected shape \(2, 2\), got \(2, 3\)"):
-        graph_inputs(discrete_predictor, SampleRows(values=rows))
-    with pytest.raises(BundleError, match="at least one row with one choice, got 0 x 3"):
-        graph_inputs(discrete_predictor, SampleRows(values=rows[:0, :2]))
-    with pytest.raises(BundleError, match="sample rows, candidates"):
-        graph_inputs(parametric_predictor, SampleRows(values=rows[:, :1]))
-
-
 def test_a_call_that_onnx_lacks_is_named(discrete_predictor: DiscretePredictor, tmp_path: Path) -> None:
     class Odd(nn.Module):
         def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
