@@ -207,6 +207,13 @@ def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, caplog: pyte
            "events.jsonl:3" in caplog.text  # fmt: skip
 
 
+def test_gaps_between_times_are_not_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """20 pairs: steps of 7, and a last one of 1."""
+    make(tmp_path, [event("a", 7 * n, n) for n in range(20)] + [event("a", 134, 0.0)], addTerminalStateRow=True)
+    assert "21 rows in 1 episode, 0 true ends, 0 cut by a limit, gaps not counted" in caplog.text
+    assert "1 last row does not say how it ends: addTerminalStateRow makes that a true end" in caplog.text
+
+
 def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows, top = broken_events(), {"query": {"actions": ["l", "r"]}}
     with pytest.raises(DataError) as caught:

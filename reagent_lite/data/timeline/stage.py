@@ -51,6 +51,8 @@ VERSION = 3
 """Version of the transformation; folders of another version are made again."""
 _ROWS_PER_FILE = 300_000
 _MEMORY_SHARE = 0.6
+_SHARE_OF_TIMES = 0.9
+"""Sequence numbers are times where more than this share of them is not the number before plus one."""
 
 
 class Engine(Protocol):
@@ -261,9 +263,9 @@ def _longest(config: TimelineConfig, engine: Engine) -> float | None:
     lengths, numbers = np.array(found, np.int64).T
     behind, total = np.cumsum(numbers), int(numbers.sum())
     if config.timeline.percentileFunction == "percentile":
-        place = share * (total - 1)
-        low, high = (lengths[np.searchsorted(behind, int(at), "right")] for at in (place, np.ceil(place)))
-        longest = float(low + (high - low) * (place % 1))
+        position = share * (total - 1)
+        low, high = (lengths[np.searchsorted(behind, int(at), "right")] for at in (position, np.ceil(position)))
+        longest = float(low + (high - low) * (position % 1))
     else:
         longest = float(lengths[np.searchsorted(behind / total, share)])
     longer = lengths > longest
@@ -286,8 +288,8 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
     gaps = counted(figures["gaps"], "gap")
-    if 0 < figures["gaps"] == figures["paired_rows"] - figures["episodes"]:
-        gaps = "gaps not counted, as sequence_number is a time"  # a timestamp
+    if figures["gaps"] > _SHARE_OF_TIMES * (figures["paired_rows"] - figures["episodes"]):
+        gaps = "gaps not counted, as sequence_number is a time"
     info(f"{rows}, {ended}, {gaps}")
 
     def log(level: Callable[[str], None], figure: str, one: str, several: str, rest: str) -> None:
@@ -303,7 +305,7 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
         info(f"{text} an empty possible_actions; the action taken is the only candidate there")
     ends = "last row does not say how it ends:", "last rows do not say how they end:"
     if config.timeline.addTerminalStateRow:
-        log(info, "last_rows_without_an_end", *ends, "true ends, as addTerminalStateRow says")
+        log(info, "last_rows_without_an_end", *ends, "addTerminalStateRow makes that a true end")
     else:
         rest = "left out, as it is not known what followed. Log terminal or truncated, or set addTerminalStateRow"
         log(warning, "last_rows_without_an_end", *ends, rest)
