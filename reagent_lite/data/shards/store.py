@@ -156,14 +156,11 @@ class Store:
         else:
             write_whole(self._folder / name, data)
 
-    def generations(self) -> list[str]:
-        """Returns the names of all generations."""
-        return [name for name in self.sizes("") if _GENERATION.fullmatch(name)]
-
-    def remove(self, generation: str) -> None:
-        """Removes a generation."""
-        with suppress(OSError):  # someone may still read the files; the next publication removes them
-            self._files.rm(f"{self._root}/{generation}", recursive=True)
+    def keep(self, generations: set[str]) -> None:
+        """Removes all other generations."""
+        for other in filter(_GENERATION.fullmatch, self.sizes("").keys() - generations):
+            with suppress(OSError):  # someone may still read the files; the next publication removes them
+                self._files.rm(f"{self._root}/{other}", recursive=True)
 
 
 def _sweep(folder: Path) -> None:
@@ -215,10 +212,7 @@ def publish(store: Store, built: Path, manifests: Sequence[StageManifest], setti
     pointer = Pointer(generation=generation, settings=settings, inputs=manifests[0].inputs, shards=entries)
     store.publish(built, generation)
     store.write(POINTER, sealed({"schema_version": SCHEMA_VERSION, **asdict(pointer)}))
-    kept = {generation, before.generation if before else generation}
-    for other in store.generations():
-        if other not in kept:
-            store.remove(other)
+    store.keep({generation, before.generation if before else generation})
     return pointer
 
 

@@ -40,14 +40,9 @@ ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
 Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
 
 
-def reward_columns(config: TimelineConfig) -> tuple[str, ...]:
-    """Returns the columns of the user's own that are summed up as the reward is."""
-    return tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
-
-
 def contract_of(config: TimelineConfig) -> Contract:
     """Returns what the rows of the events must be."""
-    rewards = reward_columns(config)
+    rewards = tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
     return Contract(
         actions=config.query.actions if config.timeline.actionDiscrete else None,
         events=True,
