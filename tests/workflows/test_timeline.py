@@ -197,6 +197,36 @@ def test_further_columns(tmp_path: Path) -> None:
         make(tmp_path, rows, extraFeatureColumns=["next_action"])
 
 
+def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
+    log = "mdp_id,sequence_number,state_features.0,action,reward,paid\na,0,1,l,0,7.61\na,1,1,l,0,\na,2,1,l,0,-.5e1\n"
+    source = tmp_path / "events.csv"
+    source.write_text(log)
+    section: dict[str, Any] = {"addTerminalStateRow": True, "rewardColumns": ["reward", "paid"]}
+    make(tmp_path, source, **section)
+    assert values(read(tmp_path / "train"), "paid") == [7.61, None, -5.0]
+    source.write_text(log.replace("7.61", '"7,61"'))
+    with pytest.raises(DataError, match=r'events.csv:2: expected a number in paid, got "7,61"'):
+        make(tmp_path, source, **section)
+
+
+@pytest.mark.parametrize(
+    ("rows", "query", "section", "message"),
+    [
+        (FOUR, {"tableSample": 1e-6}, {}, "events to pair, got none of 4 rows. query.tableSample may be too small"),
+        ([{**one, "ds": "2026-01-01"} for one in FOUR], {"tableSample": 1e-6}, {"startDs": "2026-01-01"},
+         "ds from 2026-01-01 to the last, got events from 2026-01-01 to 2026-01-01. query.tableSample may be"),
+        (FOUR, {"actions": ["r"]}, {"on_refused": "drop_episode"},
+         r'(?s)1: expected one of the actions r, .* got "l"; .*events to pair, got none of 4 rows: 4 action_unknown$'),
+    ],
+)  # fmt: skip
+def test_why_nothing_is_left_to_pair(
+    tmp_path: Path, rows: list[dict[str, Any]], query: dict[str, Any], section: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NoRowsError, match=message):
+        make(tmp_path, rows, {"query": query}, **section)
+    assert not (tmp_path / "train").exists()
+
+
 def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [event("a", 0, 0.0), event("a", 1, 1.0), event("a", 1, 7.0), event("a", 2, 2.0), event("b", 1, 3.0)]
     make(tmp_path, rows)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, time
 from functools import partial
 
@@ -94,7 +95,8 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     if contract.dated:
         faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
-        found[name] = _numbers(finite(column[name], faults))
+        cells = block.file.extension == ".csv"
+        found[name] = _numbers(finite(_of_cells(column[name], faults) if cells else column[name], faults))
     probability, given = propensity(block, faults)
     # the only candidate is taken with certainty
     found["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
@@ -103,6 +105,15 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
     table = pa.table([found[name].cast(wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
+
+
+def _of_cells(column: Column, faults: Faults) -> Column:
+    """Returns the numbers of a further column of CSV, which is read as text; other texts are faults."""
+    if not is_string(column.array.type):
+        return column
+    numeral = pc.match_substring_regex(column.array, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+    column.fault(faults, column.present & ~filled(numeral, 0).astype(bool), f"a number in {column.name}")
+    return replace(column, array=pc.if_else(numeral, column.array, None).cast(pa.float64()))
 
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:

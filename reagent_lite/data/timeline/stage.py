@@ -184,10 +184,9 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         with progress("pairing and writing transitions", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
         if not counts.figures["rows"]:
-            got = f"none of {counted(found.rows, 'row')}"
-            raise NoRowsError(
-                Problem(place(timeline.inputTableName), "events to pair", got, "query.tableSample may be too small")
-            )
+            got = f"none of {counted(found.rows, 'row')}" + (f": {_by_rule(found)}" if found.faults.kinds else "")
+            total = Problem(place(timeline.inputTableName), "events to pair", got, _small_sample(config))
+            raise NoRowsError([*found.faults.problems(), total])
         _log_figures(config, found, counts, files)
         report = _report(config, pairing, counts, [sum(rows.values()) for rows in written])
         require_unchanged(files, timeline.inputTableName, config.columns)
@@ -242,13 +241,20 @@ def _require_taken(config: TimelineConfig, found: Checked) -> None:
         if not found.taken:
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
             got = f"events from {found.days[0]} to {found.days[-1]}"
-            raise NoRowsError(Problem(place(timeline.inputTableName), expected, got))
+            raise NoRowsError(Problem(place(timeline.inputTableName), expected, got, _small_sample(config)))
     if found.faults.kinds and timeline.on_refused == "error":
-        by_rule = ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(found))
         todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
-        got = f"{found.faults.count:,} that do not: {by_rule}"
+        got = f"{found.faults.count:,} that do not: {_by_rule(found)}"
         total = Problem(place(timeline.inputTableName), "rows that keep the rules", got, todo)
         raise DataError([*found.faults.problems(), total])
+
+
+def _small_sample(config: TimelineConfig) -> str:
+    return "query.tableSample may be too small" if config.query.tableSample < 100 else ""
+
+
+def _by_rule(found: Checked) -> str:
+    return ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(found))
 
 
 def _by_rows(found: Checked) -> list[tuple[str, int]]:
