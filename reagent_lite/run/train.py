@@ -254,10 +254,11 @@ class _RunHooks(Hooks):
         }
         loss = report.metrics["td_loss"]
         self._note = f"loss {loss:.5g}"
+        simulated = self._setup.stream.figures()  # refuses rewards that are no numbers, which explain such a loss
         if not np.isfinite(loss):  # reduced over ranks: all of them leave here together
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
             raise DivergenceError(Problem(f"step {report.step}", "a finite loss", str(loss), todo))
-        scalars |= self._setup.stream.figures()
+        scalars |= simulated
         counts = self._counts(report.step, report.rows)
         scalars |= {
             f"rate/{name}_per_second": (count - self._counted[name]) / report.seconds

@@ -28,6 +28,7 @@ _FLAGS = (
     "-prec-sqrt=true",
     "-ftz=false",
     "-w",
+    "-diag-error=940",  # a function without return
 )
 _DESCRIPTION = re.compile(rb'\{"num_actions":[^\0]*')
 _CONTRACTION = {"exact": "-fmad=false", "fast": "-fmad=true"}

@@ -1,5 +1,6 @@
 """Many environments at once: buffers that are overwritten in place, stepped by a backend."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -187,11 +188,13 @@ class VectorEnv:
         raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {known}", repr(name)))
 
     def check(self) -> None:
-        """Reads the count of invalid actions, which waits for the device.
+        """Reads the count of invalid actions and looks at the present numbers, which waits for the device.
 
         Raises:
-            SimulationError: actions were taken that the environment does not have; they were replaced by allowed ones.
+            SimulationError: actions were taken that the environment does not have, in place of which it took allowed
+                ones, or a return or an observation is no finite number.
         """
+        self._require_numbers()
         count, complement = (word & 0xFFFFFFFF for word in self._fault.tolist())
         if count == 0:
             return
@@ -203,9 +206,21 @@ class VectorEnv:
                 f"actions of {self.spec.name}",
                 kind,
                 f"{count} that are not, the first environment with one is {first}",
-                "Check the policy or the mask it is given",
+                "Check the policy, the mask it is given, and that every state allows an action",
             )
         )
+
+    def _require_numbers(self) -> None:
+        present = torch.ones_like(self.reward, dtype=torch.bool) if self.in_game is None else self.in_game
+        earned = self.last_return + self.episode_return
+        for what, numbers in (("rewards", earned.unsqueeze(1)), ("observations", self.observation)):
+            strange = (~numbers.isfinite().all(1) & present).nonzero().flatten()
+            if len(strange):
+                where, values = f"{what} of {self.spec.name}", numbers[strange[0]].tolist()
+                got = f"{next(value for value in values if not math.isfinite(value))} in environment "
+                todo = "The environment computes it: look at its step and observe"
+                got += str(self.first_env + int(strange[0]) // self.spec.agents)
+                raise SimulationError(Problem(where, "finite numbers", got, todo))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns copies of all buffers and of what the random numbers depend on."""

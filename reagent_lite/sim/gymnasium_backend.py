@@ -53,11 +53,17 @@ class GymnasiumBackend:
         """
         self.name, self._parameters = env.removeprefix(GYMNASIUM), parameters
         with closing(self._one()) as one:
+            from gymnasium import spaces
+
             self.first_action, count, size = self._read_spaces(one)
             with self.named("reset and step"):
                 _, info = one.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
-                one.step(self.first_action + int(allowed.argmax()))
+                shown, *_ = one.step(self.first_action + int(allowed.argmax()))
+                numbers = np.asarray(spaces.flatten(one.observation_space, shown)).size
+        if numbers != size:
+            expected = f"{size} numbers, as its observation_space has"
+            raise SimulationError(Problem(f"observations of {self.name}", expected, f"{numbers} from its step"))
         if allowed.shape != (count,):
             raise SimulationError(Problem(f"{MASK} of {self.name}", f"{count} values", f"shape {list(allowed.shape)}"))
         self._drawing = CpuBackend(
@@ -125,7 +131,8 @@ class GymnasiumBackend:
         except Exception as error:
             where = f"{_WHERE} with env_parameters" if self._parameters else _WHERE
             is_known = self.name.rpartition(":")[2] in gymnasium.registry
-            names = () if isinstance(error, ModuleNotFoundError) else tuple(gymnasium.registry)
+            elsewhere = (ModuleNotFoundError, gymnasium.error.NamespaceNotFound)
+            names = () if isinstance(error, elsewhere) else tuple(gymnasium.registry)
             todo = "" if is_known else nearest(self.name, names, otherwise=_OWN)
             got = f"{self.name!r}: {_last_line(error)}"
             raise SimulationError(Problem(where, "an environment that gymnasium.make makes", got, todo)) from error
@@ -136,12 +143,13 @@ class GymnasiumBackend:
         Raises:
             SimulationError: a space is not supported.
         """
-        from gymnasium.spaces import Discrete, flatdim
+        from gymnasium.spaces import Box, Discrete, flatdim
 
         actions, observations = env.action_space, env.observation_space
         problems = []
         if not isinstance(actions, Discrete):
-            todo = "Wrap it, for instance in gymnasium.wrappers.DiscretizeAction"
+            wrapper = "DiscretizeAction" if isinstance(actions, Box) else "TransformAction"
+            todo = f"Register it wrapped in gymnasium.wrappers.{wrapper}"
             problems.append(Problem(f"actions of {self.name}", "a Discrete space", str(actions), todo))
         if not observations.is_np_flattenable:
             todo = "Wrap it in a gymnasium.ObservationWrapper that gives a Box"

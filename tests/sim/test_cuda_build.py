@@ -95,6 +95,7 @@ def test_constants_are_folded_in_float32(own: Path, tmp_path: Path) -> None:
     [
         ("s.past[0] = float(action);", "s.past[0] = speed;", r'counter.cuh\(19\).*"speed" is undefined'),
         ("#define TIME_LIMIT 100", "", "an environment must define TIME_LIMIT"),
+        ("return worth", "worth", "missing return statement"),
     ],
 )
 def test_a_compile_error_gives_file_and_line(own: Path, cache: Path, old: str, new: str, message: str) -> None:

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Sequence
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,8 +30,8 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
     action_space = Discrete(3, start=5)
     observation_space: ClassVar = Dict({"lot": Box(-np.inf, np.inf, (2, 2), np.float64), "count": Discrete(11)})
 
-    def __init__(self, fails_at: int = -1, forgets_at: int = -1, mask_size: int = 3) -> None:
-        self.fails_at, self.forgets_at, self.size = fails_at, forgets_at, mask_size
+    def __init__(self, fails_at: int = -1, forgets_at: int = -1, mask_size: int = 3, drops: int = 0) -> None:
+        self.fails_at, self.forgets_at, self.size, self.drops = fails_at, forgets_at, mask_size, drops
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
@@ -50,13 +50,14 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
         mask = np.arange(self.size) != self.count % 3
         info = {} if self.count == self.forgets_at else {"action_mask": mask}
         info["shape"] = np.zeros(self.np_random.integers(1, 9))  # another one in each environment
-        return {"count": self.count, "lot": self.np_random.normal(size=(2, 2))}, info
+        lot = self.np_random.normal(size=(2, 2))
+        return {"count": self.count, "lot": lot.flatten()[self.drops :] if self.drops else lot}, info
 
 
 class Other(gymnasium.Env[Any, Any]):
     def __init__(self, observation: Any = None, action: Any = None) -> None:
         self.observation_space = Discrete(2) if observation is None else Sequence(Discrete(2))
-        self.action_space = Discrete(2) if action is None else Box(-1, 1)
+        self.action_space = {None: Discrete(2), 1: Box(-1, 1), 2: MultiDiscrete([2, 3])}[action]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         return 0, {}
@@ -224,12 +225,16 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
         ("CartPole-v1", {"gravty": 9}, r"simulation\.env with env_parameters: .*unexpected keyword argument 'gravty'"),
         ("Other-v0", {"action": 1}, r"actions of Other-v0: expected a Discrete space, got Box.*DiscretizeAction"),
         ("Other-v0", {"observation": 1}, r"observations of Other-v0: .* got Sequence.*ObservationWrapper"),
+        ("Other-v0", {"action": 2}, r"got MultiDiscrete.*wrapped in gymnasium\.wrappers\.TransformAction"),
+        ("Far/Other-v0", {}, "NamespaceNotFound.* imports a module that registers an environment of your own"),
+        ("Odd-v0", {"drops": 1}, "observations of Odd-v0: expected 15 numbers, as its observation_space has, got 14"),
         ("Other-v0", {}, r"simulation\.time_limit: expected a number, as Other-v0 registers no max_episode_steps"),
         ("Odd-v0", {"mask_size": 2}, r"action_mask of Odd-v0: expected 3 values, got shape \[2\]"),
         ("Odd-v0", {"fails_at": 0}, r"reset and step of Odd-v0: expected no exception, got ValueError: broken at 0 "
          r"\(.*test_gymnasium\.py:\d+\)"),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*not within the observation space")  # Gymnasium's own checker
 def test_what_is_no_environment_of_ours(name: str, parameters: dict[str, Any], says: str) -> None:
     with pytest.raises(SimulationError, match=says):
         environments(name, 2, **parameters)

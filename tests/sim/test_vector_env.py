@@ -264,6 +264,22 @@ def test_an_action_out_of_range_is_counted(counter: MakeEnv) -> None:
     env.check()  # counted once
 
 
+def test_returns_and_observations_have_to_be_finite(counter: MakeEnv) -> None:
+    env = counter(num_envs=2000, first_env=50, parameters={"worth": 3e38})
+    env.check()
+    env.action[1500] = 1
+    env.step()
+    with pytest.raises(
+        SimulationError, match="rewards of counter: expected finite numbers, got inf in environment 1550"
+    ):
+        env.check()
+    env.reset()
+    env.field("past")[1, 7] = torch.nan
+    env.observe()
+    with pytest.raises(SimulationError, match=r"observations of counter: .* nan in environment 57"):
+        env.check()
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -236,6 +236,12 @@ def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) ->
     )  # (3000 - 63 * 16) / 16: all that is left after the warm-up
 
 
+def test_rewards_that_are_no_numbers_are_the_environments_fault(tmp_path: Path) -> None:
+    tree = online(tmp_path, "cartpole_v1", env_parameters={"half_length": 0})
+    with pytest.raises(SimulationError, match="of cartpole_v1: expected finite numbers, got nan in environment"):
+        trained(tree)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ReagentLiteError, match="simulation on a GPU"):
