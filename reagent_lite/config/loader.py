@@ -29,6 +29,8 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | Section
 _LEVELS = 100  # of objects and lists in each other; Python's parser and pydantic's end at some hundred
 _DEPTH = f"at most {_LEVELS} levels of objects and lists"
 _SHOWN = 200  # characters of a wrong value
+_TYPES = {bool: " (boolean)", int: " (integer)", float: " (number)", str: " (string)", list: " (array)",
+          dict: " (object)"}  # fmt: skip
 _NEAR = 0.6  # ratio of difflib from which a key is suggested
 _OWN_SECTION = 0.25  # counts so much more in the section of the unknown key
 
@@ -137,25 +139,22 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or a path with a NUL
-        raise ConfigError(Problem(str(path), "a readable JSON file", _reason(error), _near(file))) from error
-    return _parse(text, str(path))
-
-
-def _parse(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(Problem(path, "a readable JSON file", reason, _near(file))) from error
     problems: list[Problem] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         for key in sorted({key for key in keys if keys.count(key) > 1}):
-            problems.append(Problem(f"{where}: {key}", "every key once", f"{keys.count(key)} times"))
+            problems.append(Problem(f"{path}: {key}", "every key once", f"{keys.count(key)} times"))
         return dict(pairs)
 
     try:
-        tree = _loads(text, where, object_pairs_hook=once)
+        tree = _loads(text, path, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        raise ConfigError(Problem(f"{where}:{error.lineno}", "JSON", f"{error.msg} at column {error.colno}")) from error
+        raise ConfigError(Problem(f"{path}:{error.lineno}", "JSON", f"{error.msg} at column {error.colno}")) from error
     if not isinstance(tree, dict):
-        raise ConfigError(Problem(where, "a JSON object", type(tree).__name__))
+        raise ConfigError(Problem(path, "a JSON object", type(tree).__name__))
     return tree, problems
 
 
@@ -251,7 +250,7 @@ def _problems(
     if fault["type"] == "extra_forbidden":
         return [Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))]
     expected = fault["msg"].removeprefix("Input should be ") if len(faults) == 1 else _type_of(model, location)
-    return [Problem(where, expected, _shown(value) if value is None else f"{_shown(value)} ({_json_type(value)})")]
+    return [Problem(where, expected, _shown(value) + _TYPES.get(type(value), ""))]
 
 
 def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -288,31 +287,15 @@ def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     return f"Did you mean {named}?"
 
 
-def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Returns the sections of a section by key, those that may be null among them."""
-    found = {}
-    for name, field in model.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found[name] = kind
-    return found
-
-
 def _walk(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     """Yields ("a.b.", section) for a config and all sections in it, the outer ones first."""
     places = [("", model)]
     for path, section in places:  # grows while it is walked
         yield path, section
-        places += [(f"{path}{name}.", inner) for name, inner in _sections(section).items()]
-
-
-def _json_type(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "null")
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+        for name, field in section.model_fields.items():
+            kinds = (field.annotation, *get_args(field.annotation))  # of a section that may be null two
+            inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+            places += [(f"{path}{name}.", kind) for kind in inner]
 
 
 def _near(file: Path) -> str:
