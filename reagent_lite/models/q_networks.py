@@ -242,6 +242,8 @@ def own_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Mo
         raise ConfigError(Problem(where, f"a module that can be made and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
+    if not any(one.requires_grad for one in network.parameters()):
+        raise ConfigError(Problem(where, "a module with parameters to learn", f"{name}, which has none"))
     if not hasattr(network, "needs_candidate_list"):
         network.needs_candidate_list = spec.parametric
     return network.train()  # type: ignore[no-any-return]

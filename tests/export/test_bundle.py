@@ -143,10 +143,10 @@ def test_golden_q_and_choices_are_repeated(bundle: Bundle, parametric: Bundle, r
     assert golden["outputs"]["choices"] == [[True, False, True], [False, False, True]] * 2 + [[True, False, True]]
     golden["outputs"]["q"][0][0] += 1.0
     with pytest.raises(BundleError, match=r"1 of 15, the furthest by 1"):
-        Bundle(restricted.manifest, restricted._session, golden).check_golden()
+        Bundle(restricted.manifest, restricted._session, json.dumps(golden).encode()).check_golden()
     golden["outputs"]["choices"] = [[True] * 3] * 5
     with pytest.raises(BundleError, match=r"golden.json, choices: expected those of the live predictor, got 7 of 15"):
-        Bundle(restricted.manifest, restricted._session, golden).check_golden()
+        Bundle(restricted.manifest, restricted._session, json.dumps(golden).encode()).check_golden()
 
 
 def test_predict_by_hand(softmax_folder: Path) -> None:

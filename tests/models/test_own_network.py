@@ -47,6 +47,11 @@ class Unknown(Squares):
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         return self.layer(torch.special.bessel_j0(state)).view(-1, self.shape[0], self.shape[1])
 
+class Fixed(Squares):
+    def __init__(self, spec, settings):
+        super().__init__(spec, settings)
+        self.requires_grad_(False)
+
 class Branching(Squares):
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         return super().forward(state if state.sum() > 0 else -state, mask, features)
@@ -109,6 +114,7 @@ def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(
         ("own_networks:Nothing", "got AttributeError: module 'own_networks' has no attribute 'Nothing'"),
         ("own_networks:Failing", "got RuntimeError: The size of tensor a"),
         ("own_networks:TooFew", r"expected values \[3, 2, 1\] of 3 rows, got \[3, 2\]"),
+        ("own_networks:Fixed", "expected a module with parameters to learn, got own_networks:Fixed, which has none"),
         ("own_networks:Unknown", "only operations of ONNX, got NotImplementedError: .*bessel_j0"),
         ("own_networks:Random", "only operations of ONNX, got BundleError: model.onnx: expected at most a share of"),
         ("own_networks:Branching", "no branches on values of tensors, and only operations of ONNX, got TraceError"),
