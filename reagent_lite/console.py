@@ -68,7 +68,7 @@ def log_as(rank: int) -> None:
 
 
 class Progress(Protocol):
-    """Takes note of how far the work has come."""
+    """Shows how far work has come."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows `done` of `total` units, and a note such as the current loss."""
@@ -84,7 +84,7 @@ def progress(title: str, unit: str, *, enabled: bool = True, begin: int = 0, bri
         unit: plural of what is counted, such as "rows"; "percent" has no speed.
         enabled: false on ranks that stay silent.
         begin: units done before; they say nothing about the speed.
-        brief: for work that is often over at once: nothing is left of it if it takes less than two seconds.
+        brief: whether work that takes less than two seconds leaves nothing on the screen.
     """
     if not enabled:
         yield lambda done, total, note="": None
@@ -165,7 +165,7 @@ def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[Progress]:
 
 @contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """Makes standard output and standard error swallow what nobody reads: a terminal or pipe that is gone, or none."""
+    """Discards standard output and standard error where nobody reads them: a closed terminal or pipe, or none."""
     before = sys.stdout, sys.stderr
     for number, stream in enumerate(before, start=1):
         if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
@@ -232,7 +232,7 @@ class Waiting:
         """Sleeps a little longer than the last time, at most two seconds.
 
         Args:
-            what: is waited for, as a sentence without its full stop.
+            what: what is waited for, as a sentence without its full stop.
         """
         waited = time.monotonic() - self._since
         if waited >= self._logs_after:

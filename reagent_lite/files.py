@@ -46,7 +46,7 @@ def user_cache() -> Path:
 def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
     """Yields a temporary folder that becomes `target` when the block succeeds, and is removed when it fails.
 
-    An older folder of that name is removed last; make sure before that it is one of ours. The system exchanges the two
+    An older folder of that name is removed last; the caller has checked that it may be. The system exchanges the two
     in one step where the filesystem can; elsewhere, as on NFS, the older one is moved aside first. A link is followed.
     Temporary names are unique on all machines of a share.
 
@@ -141,7 +141,7 @@ def _sweep(target: Path) -> None:
 
 
 def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
-    """Removes those files, folders and links that are older: by default than a day, as killed processes leave them."""
+    """Removes the files, folders and links that are older than this, such as those of killed processes."""
     for one in left:
         with suppress(OSError):
             if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS:

@@ -116,7 +116,7 @@ class DiscreteModule(_Contract):
 class ParametricModule(_Contract):
     """Parametric call contract around a predictor's parts.
 
-    Rows whose preprocessed states are equal are the candidates of one state, as far as their q asks for lists.
+    Where q depends on the other candidates, rows whose preprocessed states are equal are one list.
     """
 
     lists: Final[bool]

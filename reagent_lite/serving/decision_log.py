@@ -5,8 +5,8 @@
                       └─► rewarded, or waited long enough ─► Parquet, by rename ─► journal of the others
 
 A killed process loses nothing that was answered, since what was written is the system's; a machine that loses its power
-loses what came after the last fsync. The next start reads the journals again, and the ids of Parquet files: a file may
-have been written just before a crash, and a second reward of its decisions is still one.
+loses what came after the last fsync. The next start reads the journals again. It also reads the ids in Parquet files:
+one may have been written just before a crash, and a second reward for its decisions is still refused.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _TIME = "%Y%m%dT%H%M%S%f"
 _DECIDED = re.compile(rb'\{"decision_id":"[^"]*","at":([0-9.]+)')
 
 Joined = Literal["joined", "again", "unknown"]
-"""A reward: of a decision that waited for it; of one that has a reward or was written; of none that is known."""
+"""What became of a reward: its decision waited for it; it has one, or was written; no such decision is known."""
 
 
 @dataclass(slots=True)
 class _Decision:
-    """A decision that is not in a Parquet file yet; `line` and `reward` are its lines of the journal."""
+    """A decision that is in no Parquet file yet; `line` and `reward` are its lines in the journal."""
 
     at: float
     episode: str
@@ -313,7 +313,7 @@ def _last_in(journal: Path) -> int:
 
 @contextmanager
 def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int | None = None) -> Iterator[DecisionLog]:
-    """Yields the log of a worker, with the decisions of earlier servers; those of workers that are no more are shared.
+    """Yields the log of a worker, with the decisions of earlier servers; those of former workers are divided.
 
     Args:
         config: the server's.

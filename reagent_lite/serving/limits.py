@@ -21,7 +21,7 @@ class Limits:
         self._most, self._posts = int(config.max_body_kb * 1000), 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers 408, 413 and, of more than can be handled at once, 503; or hands the request on."""
+        """Hands a request on, or answers 408, 413, or 503 where more arrive than can be handled."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
