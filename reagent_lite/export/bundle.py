@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reagent_lite.errors import BundleError, Problem, counted, raise_any
+from reagent_lite.errors import BundleError, Problem, counted, listed, raise_any
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
@@ -91,7 +91,7 @@ class Bundle:
         ]
 
     def __repr__(self) -> str:
-        states, candidates = map(_listed, self._columns)
+        states, candidates = map(listed, self._columns)
         choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
         return f"<Bundle {self.workflow}: state features {states}; {choices}; policy {self.policy}>"
 
@@ -405,7 +405,7 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
             column = columns.get(str(key))
             if column is None:
                 advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
-                problems.append(Problem(f"{where}[{row}]", f"feature ids among {_listed(columns)}", repr(key), advice))
+                problems.append(Problem(f"{where}[{row}]", f"feature ids among {listed(columns)}", repr(key), advice))
             elif isinstance(value, bool) or not isinstance(value, (int, float, np.number, NoneType)):
                 problems.append(Problem(f"{where}[{row}], feature {key}", "a number or null", repr(value)))
             elif value is not None:
@@ -418,8 +418,3 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
         problems.append(Problem(place, "a finite float32, or null", f"{dense[row, column]:g}"))
     raise_any(problems, BundleError)
     return values
-
-
-def _listed(columns: Mapping[str, int]) -> str:
-    names = list(columns)
-    return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")

@@ -27,9 +27,7 @@ in an ONNX runtime:
 or load `model.torchscript`: `forward({pairs})` returns {returned}; it refuses infinity."""
 _TENSORS: Final = {
     "values": ("float32", "state features in the order below; NaN where missing"),
-    "presence": ("bool", "false where a feature is missing"),
-    "state_values": ("float32", "state features in the order below; NaN where missing"),
-    "state_presence": ("bool", "false where a state feature is missing"),
+    "presence": ("bool", "false where a state feature is missing"),
     "action_values": ("float32", "features of each candidate in the order below; NaN where missing"),
     "action_presence": ("bool", "false where a candidate's feature is missing"),
     "action_mask": ("bool", "true where a choice exists and is allowed"),
@@ -64,17 +62,17 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
 
 
 def _use(predictor: Predictor) -> str:
-    tensors = "\n".join(
-        f"| {kind} `{name}` | {_TENSORS[name][0]} | {', '.join(map(str, axes))} | {_TENSORS[name][1]} |"
-        for kind, found in (("input", predictor.inputs), ("output", predictor.outputs))
-        for name, axes in found.items()
-    )
+    rows = []
+    for kind, found in (("input", predictor.inputs), ("output", predictor.outputs)):
+        for name, axes in found.items():
+            dtype, what = _TENSORS[name.removeprefix("state_")]
+            rows.append(f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what} |")
     action, names = _first(predictor.action_feature_ids), list(predictor.inputs)[:-1]
     return _USE.format(
         state=_first(predictor.state_feature_ids),
         candidates=f", [[{{{action}: 1.0}}, {{{action}: 2.0}}]]" if predictor.parametric else "",
         greedy="place in the row's list" if predictor.parametric else "place in bundle.action_names",
-        tensors=tensors,
+        tensors="\n".join(rows),
         pairs=", ".join(f"({values}, {presence})" for values, presence in zip(names[::2], names[1::2], strict=True)),
         returned='["Q"] and q [rows, 1], of one row for each pair of state and candidate'
         if predictor.parametric
