@@ -86,7 +86,7 @@ def test_files_and_manifest_describe_the_model(bundle: Bundle, discrete_folder: 
     assert bundle.action_names == ("left", "right", "stay")
     assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
     policy = "policy {'epsilon': 0.3, 'kind': 'epsilon_greedy'}"
-    assert repr(bundle) == f"<Bundle dqn: state features 4, 7; actions left, right, stay; {policy}>"
+    assert repr(bundle) == f"<Bundle dqn: state features 7, 4; actions left, right, stay; {policy}>"
     parametric = load_bundle(parametric_folder)
     assert repr(parametric) == f"<Bundle parametric_dqn: state features 3; candidates of 9; {policy}>"
     assert bundle.manifest["git_revision"] is None
@@ -185,7 +185,7 @@ def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
         ({"values": [[1, 5]], "presence": [[1, 1]]}, "presence: expected an array of bool, got an array of int"),
         ({"values": [[1, 5]], "mask": [[True, True]]}, r"mask: expected shape \[1, 3\], got \[1, 2\]"),
         ({"values": [[1, 5]], "candidates": [[[1]]]}, "candidates: expected none"),
-        ({"states": [{"7": 1, "5": 2}]}, "feature ids among 4, 7, got '5'. A model cannot use a feature"),
+        ({"states": [{"7": 1, "5": 2}]}, "feature ids among 7, 4, got '5'. A model cannot use a feature"),
         ({"states": [{"7": "a"}]}, r"states\[0\], feature 7: expected a number or null, got 'a'"),
         ({"states": [{"7": True}]}, "expected a number or null, got True"),
         ({"states": [[1, 2]]}, r"states\[0\]: expected a map \{feature id: number\}, got \[1, 2\]"),
