@@ -6,6 +6,7 @@ training     environment steps and learned rows per second of an online run, eve
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 import tempfile
@@ -219,6 +220,7 @@ def _measure(options: argparse.Namespace) -> int:
             points = measure_simulation(backend, tuple(options.num_envs or _ALL), options.seconds)
         result["simulation"] = points
     if "training" in options.only:
+        logger.setLevel(logging.ERROR)  # a run would give advice, and name a report that is removed
         result["training"] = [
             measure_training(options.env, size, gpu, candidates=backend.spec.candidates)
             for size in options.num_envs or (16384,)

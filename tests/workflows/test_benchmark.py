@@ -22,7 +22,9 @@ def test_simulation_is_measured_by_size(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("env", ["cartpole_v1", "recommend"])
 def test_training_is_measured(capsys: pytest.CaptureFixture[str], env: str) -> None:
     assert main(["--only", "training", "--env", env, "--num_envs", "16", "--device", "cpu"]) == 0
-    (point,) = json.loads(capsys.readouterr().out)["training"]
+    out, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1  # nothing of the runs' own reports, which are removed
+    (point,) = json.loads(out)["training"]
     # 400 updates of 16 rows beside 404 steps of 16 environments, in the same seconds
     ratio = point["env_steps_per_second"] / point["learned_rows_per_second"]
     assert ratio == pytest.approx(404 / 400, rel=0.01)
