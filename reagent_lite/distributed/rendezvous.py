@@ -365,9 +365,7 @@ class Rendezvous:
             logger.warning(f"rendezvous: {warning}")
         if verdict.problems:
             self._linger()
-            error = RendezvousError(verdict.problems)
-            error.exit_code = verdict.exit_code
-            raise error
+        verdict.require_fit()
         return verdict.declarations
 
     def _linger(self) -> None:

@@ -60,6 +60,17 @@ class Verdict(BaseModel):
     exit_code: int
     declarations: tuple[Declaration, ...]
 
+    def require_fit(self) -> None:
+        """Ends a run that cannot be.
+
+        Raises:
+            RendezvousError: with all problems.
+        """
+        if self.problems:
+            error = RendezvousError(self.problems)
+            error.exit_code = self.exit_code
+            raise error
+
 
 def verdict_on(declared: Sequence[Declaration]) -> Verdict:
     """Returns the verdict on all machines, or on some of them if one cannot take part."""

@@ -12,6 +12,7 @@ import platform
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -28,7 +29,7 @@ from reagent_lite.distributed.launcher import Processes, choose_processes, launc
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
-from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys
+from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys, verdict_on
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
@@ -133,6 +134,8 @@ def _run(
         joined(place, device, wait, gpus=processes.gpus) as group,
     ):
         try:
+            if group.num_nodes > 1 and not is_worker():
+                _require_fit(config, node, processes, group)
             outcome = _collect(config, group) if config.collects else train(config, group)
         except Exception as error:  # reported first: without peers it may take long to end the process group
             if is_worker():
@@ -141,6 +144,23 @@ def _run(
     if place.rank == 0:
         print(outcome.line(), flush=True)
     return 0
+
+
+def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group: Group) -> None:
+    """Compares machines whose processes another launcher has started; ours has compared them before.
+
+    Raises:
+        RendezvousError: they do not fit together; on all ranks.
+    """
+    own = ""
+    if group.is_first_on_node:
+        here = replace(processes, count=group.place.local_world_size)
+        own = _declaration(config, node, here).model_dump_json()
+    declared = [Declaration.model_validate_json(text) for text in group.gather_text(own) if text]
+    verdict = verdict_on(declared)
+    for warning in verdict.warnings if group.is_first else ():
+        logger.warning(warning)
+    verdict.require_fit()
 
 
 def _collect(config: WorkflowConfig, group: Group) -> "Collected":
@@ -167,32 +187,36 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
     Raises:
         ConfigError, RendezvousError: the file or address of init_method cannot be used.
     """
+    rendezvous = Rendezvous(
+        node=node,
+        init_method=config.init_method,
+        settings=config.rendezvous,
+        declaration=_declaration(config, node, processes),
+        force=force,
+    )
+    rendezvous.preflight()
+    return rendezvous
+
+
+def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> Declaration:
     problem, code = "", 0
     if node.count > 1:
         try:
             _find_data(config)
         except ReagentLiteError as error:
             problem, code = str(error), error.exit_code
-    rendezvous = Rendezvous(
-        node=node,
-        init_method=config.init_method,
-        settings=config.rendezvous,
-        declaration=Declaration(
-            node=node.index,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            processes=processes.count,
-            device=processes.device_type,
-            versions=_versions(processes),
-            gpus=used_gpus(list_gpus(), processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
-            config=shared_keys(resolved(config)),
-            problem=problem,
-            exit_code=code,
-        ),
-        force=force,
+    return Declaration(
+        node=node.index,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        processes=processes.count,
+        device=processes.device_type,
+        versions=_versions(processes),
+        gpus=used_gpus(list_gpus(), processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
+        config=shared_keys(resolved(config)),
+        problem=problem,
+        exit_code=code,
     )
-    rendezvous.preflight()
-    return rendezvous
 
 
 def _find_data(config: WorkflowConfig) -> None:

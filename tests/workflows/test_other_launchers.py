@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from oracles.cartpole import write_log
 from oracles.interpreters import Interpreter
-from oracles.ranks import free_port
+from oracles.ranks import free_port, run_ranks
 from oracles.runs import ROOT, trained
 from safetensors.torch import load_file
 
@@ -59,6 +59,19 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     for name, value in learned(tmp_path / "run").items():
         torch.testing.assert_close(value, one[name], rtol=1e-5, atol=1e-5)
     assert outcome["steps"] == 2 * -(-outcome["rows"] // 2 // 64)
+
+
+def test_machines_of_another_launcher_that_do_not_fit_together(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.jsonl", 50)
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    for folder, rl in zip(folders, ({}, {"gamma": 0.5}), strict=True):
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps(tree(tmp_path, "run") | {"rl": rl}))
+    runs = run_ranks(["-m", "workflows.dqn", "--config", "run.json"], folders)
+    assert [run.code for run in runs] == [3, 3]
+    for run in runs:
+        assert "config key rl.gamma: expected 0.9 as on node 0" in run.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("store", [True, False])
