@@ -31,7 +31,7 @@ from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
 from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys, verdict_on
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
-from reagent_lite.errors import Preempted, ReagentLiteError, needing
+from reagent_lite.errors import NoRowsError, Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
 from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
 from reagent_lite.run.publish import Outcome
@@ -226,7 +226,8 @@ def _find_data(config: WorkflowConfig) -> None:
         if path := getattr(config, key):
             with needing("data", key):
                 from reagent_lite.data.formats.reading import READERS
-            list_input(path, tuple(READERS))
+            with contextlib.suppress(NoRowsError):  # the ranks find out whether others have rows
+                list_input(path, tuple(READERS))
 
 
 def _versions(processes: Processes) -> dict[str, str]:
