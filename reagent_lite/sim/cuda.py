@@ -109,7 +109,6 @@ class CudaBackend:
         parameters: dict[str, float],
         math: Literal["exact", "fast"],
         device: torch.device,
-        block_size: int | None = None,
     ) -> None:
         """Compiles the environment, or finds it compiled, and loads it.
 
@@ -118,12 +117,10 @@ class CudaBackend:
             parameters: constants of its dynamics to replace.
             math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
             device: the GPU; without an index the current one.
-            block_size: threads per block, on which results do not depend; absent: few enough that all
-                multiprocessors have work.
 
         Raises:
             KernelBuildError: no GPU, no PyCUDA, no nvcc, a GPU too old, or nvcc refuses the source.
-            SimulationError: a parameter that the environment does not have, or a block its kernels cannot run with.
+            SimulationError: a parameter that the environment does not have.
         """
         cuda = _driver()
         if device.type != "cuda":
@@ -135,7 +132,6 @@ class CudaBackend:
             raise KernelBuildError(problem)
         self._driver_error: type[Exception] = cuda.Error
         self._synchronize = cuda.Context.synchronize if os.environ.get(SYNCHRONIZE, "0") not in ("", "0") else None
-        self._block_size = block_size
         self._multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._name = path.stem
         self._opened = _open(self.device.index)
@@ -145,7 +141,6 @@ class CudaBackend:
             self._kernels = {name: module.get_function(name) for name in (*_KERNELS, "env_describe")}
             for name, arguments in _KERNELS.items():
                 self._kernels[name].prepare((f"{ctypes.sizeof(arguments)}s",))
-                self._require_block(name)
             self._kernels["env_describe"].prepare("PPPP")
         self.spec = self._measure(EnvSpec.parse(self._name, read_description(cubin)))
         require_parameters(parameters, self.spec)
@@ -160,7 +155,7 @@ class CudaBackend:
             self._launch(kernel, call.num, bytes(call))
 
     def _launch(self, name: str, threads: int, *arguments: bytes | int, block: int = 0) -> None:
-        block = block or min(self._block_size or spread_block(threads, self._multiprocessors), threads)
+        block = block or min(spread_block(threads, self._multiprocessors), threads)
         grid = -(-threads // block)
         try:
             with self._opened.ordered(self.device), self._opened.current():
@@ -183,17 +178,6 @@ class CudaBackend:
         outputs = (parameters, features, types, observed)
         self._launch("env_describe", 1, *(tensor.data_ptr() for tensor in outputs))
         return spec.measured(parameters.tolist(), features.tolist(), types.tolist(), int(observed))
-
-    def _require_block(self, name: str) -> None:
-        kernel = self._kernels[name]
-        if self._block_size is not None and not 1 <= self._block_size <= kernel.max_threads_per_block:
-            raise SimulationError(
-                Problem(
-                    f"block_size of {self._name} on {self.device}",
-                    f"1 to {kernel.max_threads_per_block} threads ({name} takes {kernel.num_regs} registers each)",
-                    str(self._block_size),
-                )
-            )
 
 
 def spread_block(threads: int, multiprocessors: int) -> int:

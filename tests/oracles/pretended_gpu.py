@@ -157,8 +157,6 @@ class Function:
     machine: Machine
     name: str
     format: str = ""
-    num_regs: int = 32
-    max_threads_per_block: int = LARGEST_BLOCK
 
     def prepare(self, types: Any) -> None:
         self.format = "".join(types)
@@ -171,7 +169,7 @@ class Function:
             raise DriverError("cuLaunchKernel failed: invalid device context")
         assert (len(grid), len(block), grid[1], block[1:]) == (2, 3, 1, (1, 1)), (grid, block)
         assert grid[0] >= 1
-        assert 1 <= block[0] <= self.max_threads_per_block
+        assert 1 <= block[0] <= LARGEST_BLOCK
         gpu.notes.append((stream.name, self.name, grid[0], block[0]))
         arguments = struct.pack(self.format, *given)
         try:

@@ -49,12 +49,11 @@ class _Launch(ctypes.Structure):
     ]
 
 
-def regions(tensors: Mapping[str, Tensor | None], *, writable: bool = True) -> list[Region]:
-    """The memory of tensors that lie whole in it; None has none."""
+def regions(tensors: Mapping[str, Tensor]) -> list[Region]:
+    """The memory of tensors that lie whole in it."""
     return [
-        Region(name=name, address=tensor.data_ptr(), size=tensor.numel() * tensor.element_size(), writable=writable)
+        Region(name=name, address=tensor.data_ptr(), size=tensor.numel() * tensor.element_size())
         for name, tensor in tensors.items()
-        if tensor is not None
     ]
 
 

@@ -62,11 +62,9 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 """
 
 
-def backends(
-    path: Path, block_size: int = 256, parameters: dict[str, float] | None = None
-) -> tuple[CudaBackend, CpuBackend]:
+def backends(path: Path, parameters: dict[str, float] | None = None) -> tuple[CudaBackend, CpuBackend]:
     constants = parameters or {}
-    return CudaBackend(path, constants, "exact", GPU, block_size), CpuBackend(path, constants, "exact")
+    return CudaBackend(path, constants, "exact", GPU), CpuBackend(path, constants, "exact")
 
 
 def known_nan(tensor: Tensor) -> bytes:

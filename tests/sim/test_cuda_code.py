@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles.pretended_gpu import GPU, machine, pretended_gpu
+from oracles.pretended_gpu import GPU, MULTIPROCESSORS, machine, pretended_gpu
 from oracles.same_bits import CORNERS, backends, play, require_same, step
 
 from reagent_lite.errors import SimulationError
+from reagent_lite.sim import cuda
 from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.cuda import CudaBackend
+from reagent_lite.sim.cuda import CudaBackend, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment, known_environments
@@ -50,7 +51,7 @@ def corners(tmp_path: Path) -> Path:
 def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int, int]) -> None:
     path = find_environment(name)
     with pretended_gpu(capability) as gpu:
-        on_gpu, on_cpu = backends(path, parameters=FEWER.get(name))
+        on_gpu, on_cpu = backends(path, FEWER.get(name))
         assert on_gpu.spec == on_cpu.spec  # env_describe
         agents = on_cpu.spec.agents
         num, steps = (257, 300) if agents == 1 else (24, 140)
@@ -66,13 +67,10 @@ def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int,
             env.advance()
             env.step(stay=True)
         require_same(envs, "observe")
-        assert {note[1:] for note in gpu.notes if str(note[1]).startswith("env_")} == {
-            ("env_describe", 1, 1),
-            ("env_act", -(-num * agents // 256), min(num * agents, 256)),
-            *(
-                (kernel, 2, 256) if agents == 1 else (kernel, 1, num)
-                for kernel in ("env_reset", "env_step", "env_observe")
-            ),
+        threads = {"env_describe": 1, "env_act": num * agents, "env_reset": num, "env_step": num, "env_observe": num}
+        blocks = {kernel: min(spread_block(count, MULTIPROCESSORS), count) for kernel, count in threads.items()}
+        assert {note[1:] for note in gpu.notes if note[1] in threads} == {
+            (kernel, -(-threads[kernel] // block), block) for kernel, block in blocks.items()
         }
 
 
@@ -124,10 +122,11 @@ def test_many_choices_are_a_loop_and_rows_are_stored_in_parts_of_16_bytes(tmp_pa
 
 
 @pytest.mark.parametrize("block_size", [1, 32, 100, 256])
-def test_blocks_and_the_order_of_threads_do_not_matter(block_size: int) -> None:
+def test_blocks_and_the_order_of_threads_do_not_matter(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "spread_block", lambda threads, multiprocessors: block_size)
     with pretended_gpu() as gpu:
         gpu.backwards = block_size == 32
-        envs = [VectorEnv(backend, num_envs=333) for backend in backends(find_environment("recommend"), block_size)]
+        envs = [VectorEnv(backend, num_envs=333) for backend in backends(find_environment("recommend"))]
         play(envs, 60)
         assert gpu.notes[-2][1:] == ("env_step", -(-333 // block_size), block_size)
 

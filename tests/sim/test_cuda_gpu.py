@@ -31,12 +31,12 @@ Open = Callable[..., CudaBackend]
 def cuda() -> Open:
     """Opens an environment on the GPU; skips where it is not compiled and there is no nvcc."""
 
-    def opened(name: str, block_size: int = 256) -> CudaBackend:
+    def opened(name: str) -> CudaBackend:
         path = find_environment(name)
         problem = cuda_problem(DEVICE, path)
         if problem is not None:
             pytest.skip(problem)
-        return CudaBackend(path, {}, "exact", DEVICE, block_size)
+        return CudaBackend(path, {}, "exact", DEVICE)
 
     return opened
 
@@ -75,12 +75,13 @@ def test_where_machines_differ_they_do_not(cuda: Open, tmp_path: Path) -> None:
     play([VectorEnv(backend, num_envs=257, parametric=True) for backend in backends], 120, every=1)
 
 
-def test_block_size_and_count_do_not_matter(cuda: Open) -> None:
-    name = "recommend"
-    backends = [CpuBackend(find_environment(name), {}, "exact"), *(cuda(name, size) for size in (1, 32, 64, 100, 256))]
-    envs = [VectorEnv(backend, num_envs=777) for backend in backends]
-    play(envs, 120)
-    few, many = VectorEnv(backends[1], num_envs=5, first_env=400), VectorEnv(backends[2], num_envs=777)
+@pytest.mark.parametrize("block_size", [1, 32, 64, 100, 256])
+def test_block_size_and_count_do_not_matter(cuda: Open, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reagent_lite.sim.cuda.spread_block", lambda threads, multiprocessors: block_size)
+    on_gpu = cuda("recommend")
+    on_cpu = CpuBackend(find_environment("recommend"), {}, "exact")
+    play([VectorEnv(backend, num_envs=777) for backend in (on_gpu, on_cpu)], 120)
+    few, many = VectorEnv(on_gpu, num_envs=5, first_env=400), VectorEnv(on_gpu, num_envs=777)
     for env in (few, many):
         env.reset()
         for _ in range(120):

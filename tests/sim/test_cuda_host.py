@@ -122,15 +122,6 @@ def test_blocks_are_as_small_as_multiprocessors_need(threads: int, multiprocesso
     assert spread_block(threads, multiprocessors) == block
 
 
-def test_a_block_larger_than_the_kernels_allow() -> None:
-    with pretended_gpu():
-        for block_size in (0, 257):
-            with pytest.raises(
-                SimulationError, match=r"expected 1 to 256 threads \(env_\w+ takes \d+ registers each\)"
-            ):
-                CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU, block_size)
-
-
 def test_parameters_reach_the_dynamics() -> None:
     with pretended_gpu():
         path = find_environment("cartpole_v1")
