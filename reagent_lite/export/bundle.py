@@ -122,16 +122,17 @@ class Bundle:
         """Scores every choice of every row and chooses.
 
         Args:
-            values: [N, F] raw state features in the order of `state_feature_ids`, NaN where missing.
+            values: [N, F] raw state features in the order of `state_feature_ids`, NaN where missing; or a frame of
+                pandas, polars or Arrow, of which the columns of these names are read.
             presence: [N, F] bool, false where missing; absent: where values are not NaN.
             mask: [N, K] bool, allowed choices; absent: all.
             candidates: parametric only, of each row [K_i, F'] raw candidates in the order of `action_feature_ids`, NaN
-                where missing; K is the longest list.
+                where missing, or a frame; K is the longest list.
 
         Raises:
             BundleError: for wrong shapes or types and for infinity.
         """
-        state = _numbers("values", values, (None, len(self.state_feature_ids)))
+        state = _dense("values", values, self._columns[0])
         num_rows = len(state)
         feed: list[NDArray[Any]] = self._features("values", state, presence)
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
@@ -226,7 +227,7 @@ class Bundle:
             )
         width = len(self.action_feature_ids)
         arrays = [
-            _numbers(f"candidates[{row}]", one if len(one) else np.empty((0, width)), (None, width))  # type: ignore[arg-type]
+            _dense(f"candidates[{row}]", one if len(one) else np.empty((0, width)), self._columns[1])  # type: ignore[arg-type]
             for row, one in enumerate(candidates)
         ]
         longest = max([1, *(len(array) for array in arrays)])
@@ -351,9 +352,17 @@ def _recorded(lists: Any) -> NDArray[Any]:
     return array if array.dtype == np.bool_ else np.array(lists, dtype=np.float32)
 
 
-def _numbers(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
-    """Returns a float32 array, NaN for missing; arguments and errors as of `_array`."""
+def _dense(where: str, given: Any, columns: Mapping[str, int]) -> NDArray[np.float32]:
+    """Returns [N, F] float32 of an array, or of a frame's columns by name, NaN for missing; errors as of `_array`."""
+    names = getattr(given, "column_names", getattr(given, "columns", None))  # of Arrow; of pandas and polars
+    if names is not None and columns:
+        known = {str(name): name for name in names}
+        if lacking := [name for name in columns if name not in known]:
+            advice = "A feature that no row has is a column of NaN"
+            raise BundleError(Problem(where, f"the columns {listed(columns)}", f"no {listed(lacking)}", advice))
+        given = np.stack([np.asarray(given[known[name]]) for name in columns], axis=1)
     with np.errstate(over="ignore"):
+        shape = (None, len(columns))
         return _array(where, given, shape, "fiu", "real numbers, NaN where missing").astype(np.float32)
 
 

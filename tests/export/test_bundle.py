@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -170,6 +173,16 @@ def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
     assert bundle.predict([[1, INF]], presence=np.array([[True, False]])).q.tolist() == [[1, 0, 0]]
     assert bundle.predict_rows([{"4": 5, "7": 1.0}, {4: None}, {}]).q.tolist() == [[3, 4, 0], [0, 0, 1], [0, 0, 1]]
     assert bundle.predict(np.zeros((0, 2))).q.shape == (0, 3)
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_columns_of_a_frame_are_found_by_name(frame: Callable[..., Any], bundle: Bundle, parametric: Bundle) -> None:
+    found = bundle.predict(frame({"name": ["a", "b"], "4": [5.0, None], "7": [1, 0]}))
+    assert found.q.tolist() == [[3, 4, 0], [0, 0, 1]]
+    with pytest.raises(BundleError, match=r"values: expected the columns 7, 4, got no 7\. A feature that"):
+        bundle.act(frame({"4": [5.0], "8": [1.0]}))
+    lists = [frame({"8": ["x", "y"], "9": [1.0, 2.0]})]
+    assert parametric.predict([[0.0]], candidates=lists).q.tolist() == [[-0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
