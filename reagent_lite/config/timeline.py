@@ -119,7 +119,7 @@ class QuerySection(Section):
 
 
 class EngineKeys(Section):
-    """What does the work: this machine, or a Spark that is there."""
+    """What does the work: this machine, or an existing Spark."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local works on this machine's cores and disk, and duckdb is its former name; spark needs reagent-lite[spark],

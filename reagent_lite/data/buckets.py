@@ -50,7 +50,7 @@ class Group:
         """Returns the rows; each table has the columns with which its rows were added.
 
         Args:
-            last: nobody reads them again; frees their disk.
+            last: whether nobody reads them again, which frees their disk.
         """
         tables = list(self.held)
         for path in filter(Path.exists, self.paths):

@@ -33,7 +33,7 @@ from reagent_lite.data.rows.table import event_schema, event_table
 from reagent_lite.feature_ids import read, written
 
 _SAMPLE, _EVAL, _PLACE = 0, 1, 2
-"""Which four bytes of md5(mdp_id) say whether an episode is taken, in which folder it goes, and its place there."""
+"""The four bytes of md5(mdp_id) that decide whether an episode is taken, its folder, and its place there."""
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
 ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
 """What an engine sorts events by."""

@@ -1,4 +1,4 @@
-"""Rows of whole episodes become transitions, in Python alone: an engine only has to bring them in order.
+"""Rows of whole episodes become transitions, in Python alone: an engine only sorts them.
 
     sorted events ─► whole episodes ─► kept: no refused episode, one row per (mdp_id, sequence_number), no outlier
                                        paired: each row with what follows its span, up to `steps` rows

@@ -1,4 +1,4 @@
-"""The distributed engine: a Spark that is there, on this machine, behind a master, or behind Spark Connect.
+"""The distributed engine: an existing Spark, on this machine, behind a master, or behind Spark Connect.
 
     one task per file: readers, contract ─► Parquet in a folder that all see ─► sorted by Spark
                        this package's Python                                          │

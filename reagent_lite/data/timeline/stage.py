@@ -3,7 +3,7 @@
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
 3 check    files ─► checked events, with what is wrong with them: an error, or their episodes are left out     events.py
-4 sort     by episode and sequence_number, here or in a Spark that is there                                  *_engine.py
+4 sort     by episode and sequence_number, here or in an existing Spark                                   *_engine.py
 5 pair     each row with what follows it, up to `steps` rows                                                 pairing.py
 6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
@@ -11,11 +11,10 @@
 from __future__ import annotations
 
 import glob
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -132,7 +131,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
             require_own(folder, KIND, key)
             require_writable(folder.parent, key)
         room = room_in(folders[0].parent, OUTPUTS[0])
-        with room, _work_folder(config, folders[0]) as work, _engine(config, work) as engine:
+        with room, _work_folder(config, folders[0]) as work, closing(_engine(config, work)) as engine:
             manifests = make_timeline(config, engine, files)
     else:
         machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
@@ -364,25 +363,16 @@ def _work_folder(config: TimelineConfig, target: Path) -> Iterator[Path]:
     parent = Path(config.temporary_directory).expanduser() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     sweep(parent.glob(f".{glob.escape(target.name)}.*.work"))
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=parent))
-    try:
-        yield folder.absolute()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    prefix = f".{target.name}."
+    with tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder).absolute()
 
 
-@contextmanager
-def _engine(config: TimelineConfig, work: Path) -> Iterator[Engine]:
-    engine: Engine
+def _engine(config: TimelineConfig, work: Path) -> Engine:
     if config.engine == "spark":
-        engine = SparkEngine(config.master or "", work)
-    else:
-        limit = config.memory_limit_mb
-        engine = LocalEngine(work, limit * 1_000_000 if limit else int(_MEMORY_SHARE * free_host_bytes()))
-    try:
-        yield engine
-    finally:
-        engine.close()
+        return SparkEngine(config.master or "", work)
+    limit = config.memory_limit_mb
+    return LocalEngine(work, limit * 1_000_000 if limit else int(_MEMORY_SHARE * free_host_bytes()))
 
 
 def _require_events(config: TimelineConfig) -> None:
