@@ -4,7 +4,6 @@ import sys
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.run.launch import main
-from reagent_lite.run.train import train
 
 if __name__ == "__main__":
-    sys.exit(main("workflows.dqn", DqnConfig, train, "configs/cartpole/dqn.json"))
+    sys.exit(main("workflows.dqn", DqnConfig, "configs/cartpole/dqn.json"))

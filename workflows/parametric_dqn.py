@@ -4,7 +4,6 @@ import sys
 
 from reagent_lite.config import ParametricDqnConfig
 from reagent_lite.run.launch import main
-from reagent_lite.run.train import train
 
 if __name__ == "__main__":
-    sys.exit(main("workflows.parametric_dqn", ParametricDqnConfig, train, "configs/cartpole/parametric_dqn.json"))
+    sys.exit(main("workflows.parametric_dqn", ParametricDqnConfig, "configs/cartpole/parametric_dqn.json"))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,28 +34,19 @@ from reagent_lite.distributed.worker import end_with_parent, is_worker, report_f
 from reagent_lite.errors import NoRowsError, Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
 from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
-from reagent_lite.run.publish import Outcome
+from reagent_lite.run.train import train
 from reagent_lite.training.stop import StopSignal
 
 if TYPE_CHECKING:
     from reagent_lite.run.roles.collect import Collected
 
-Config = TypeVar("Config", bound=WorkflowConfig)
 
-
-def main(
-    module: str,
-    model: type[Config],
-    train: Callable[[Config, Group], Outcome],
-    example: str,
-    arguments: list[str] | None = None,
-) -> int:
+def main(module: str, model: type[WorkflowConfig], example: str, arguments: list[str] | None = None) -> int:
     """Runs a training workflow and returns its exit code.
 
     Args:
         module: the workflow's module, as in `python -m <module>`.
         model: class of the config.
-        train: trains a run; called in every process.
         example: path of a sample config for the help text.
         arguments: arguments of the command line; None means those of this process.
     """
@@ -83,7 +74,7 @@ def main(
         "--force", action="store_true", help="stop another run that uses the file of init_method, and take its place"
     )
     options = options_of(parser, arguments)
-    return guarded(command, options, lambda: _reported(lambda: _run(command, train, options, arguments)))
+    return guarded(command, options, lambda: _reported(lambda: _run(command, options, arguments)))
 
 
 def _reported(run: Callable[[], int]) -> int:
@@ -101,12 +92,7 @@ def _reported(run: Callable[[], int]) -> int:
         return error.exit_code if isinstance(error, ReagentLiteError | Preempted) else 4
 
 
-def _run(
-    command: Command[Config],
-    train: Callable[[Config, Group], Outcome],
-    options: argparse.Namespace,
-    arguments: list[str],
-) -> int:
+def _run(command: Command[WorkflowConfig], options: argparse.Namespace, arguments: list[str]) -> int:
     config = config_of(command, options)
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)

@@ -27,11 +27,6 @@ def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig
     return check(DqnConfig if named else ParametricDqnConfig, tree)
 
 
-def never(config: Any, group: Any) -> Outcome:
-    """A workflow for commands that must not train."""
-    raise AssertionError("trains")
-
-
 def trained(tree: dict[str, Any], workflow: str | None = None) -> Outcome:
     """Trains in this process, without a command line."""
     return train(checked(tree, workflow), ALONE)

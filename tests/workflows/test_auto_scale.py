@@ -14,7 +14,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.scaling import auto_scale
-from reagent_lite.run.scaling.auto_scale import Device, Limit, Scale, auto_scaled, find_scale, largest
+from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, auto_scaled, find_scale, largest
 from reagent_lite.sim.backend import Backend
 
 Tree = dict[str, Any]
@@ -36,7 +36,7 @@ def tree(tmp_path: Path, **simulation: Any) -> Tree:
     }  # fmt: skip
 
 
-class Modelled(Device):
+class Modelled(Probes):
     """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row."""
 
     world, place = 2, "a model"

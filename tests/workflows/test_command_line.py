@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 from oracles.logs import random_rows
-from oracles.runs import ROOT, Runner, merged, never
+from oracles.runs import ROOT, Runner, merged
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
-from reagent_lite.run.launch import Outcome, main
-from reagent_lite.run.train import train
+from reagent_lite.run import launch
+from reagent_lite.run.launch import main
+from reagent_lite.run.publish import Outcome
 
 
-def started(arguments: list[str], train: Any = never) -> int:
-    return main("workflows.dqn", DqnConfig, train, "x.json", arguments)
+def started(arguments: list[str]) -> int:
+    return main("workflows.dqn", DqnConfig, "x.json", arguments)
 
 
 def config_file(tmp_path: Path, **other: Any) -> str:
@@ -46,13 +47,16 @@ def test_messages_begin_with_a_natural_title(error: BaseException, message: str)
 
 @pytest.mark.parametrize("flag", ["--config", "-p", "--parameters"])
 @pytest.mark.parametrize("index", ["--node_index", "-ni", "--node-index"])
-def test_aliases_and_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, index: str) -> None:
+def test_aliases_and_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, index: str
+) -> None:
     def train(config: DqnConfig, group: Any) -> Outcome:
         print("chatter")
         assert config.node_index == 0
         return Outcome(model="m", steps=1, rows=2, rows_per_second=3.0, seconds=4.0, scores={"x": None})
 
-    assert started([flag, config_file(tmp_path), index, "0"], train) == 0
+    monkeypatch.setattr(launch, "train", train)
+    assert started([flag, config_file(tmp_path), index, "0"]) == 0
     captured = capsys.readouterr()
     expected = {"model": "m", "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0, "scores": {"x": None}}
     assert json.loads(captured.out) == expected
@@ -116,7 +120,7 @@ def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("model", [DqnConfig, ParametricDqnConfig])
 def test_the_schema_explains_every_key(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("workflows.x", model, never, "x.json", ["--print_schema"]) == 0
+    assert main("workflows.x", model, "x.json", ["--print_schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     sections = [schema, *schema["$defs"].values()]
     undocumented = [
@@ -173,7 +177,7 @@ def test_bad_input_is_one_clear_error(
     (folder / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
     text = json.dumps(changes).replace("LOG", str(folder / "log.jsonl")).replace("NORM", str(folder / "norm.json"))
     changes = json.loads(text)
-    assert started(["--config", config_file(tmp_path, **merged(small, changes))], train) == code
+    assert started(["--config", config_file(tmp_path, **merged(small, changes))]) == code
     out, err = capfd.readouterr()
     assert err.count(words) == 1
     assert "Traceback" not in err

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from oracles.runs import ROOT, never
+from oracles.runs import ROOT
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig
@@ -26,7 +26,7 @@ def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[l
     """Returns the plan's lines and the resolved config of a container's arguments."""
     module, *rest = arguments
     assert module == "workflows.dqn"
-    assert main(module, DqnConfig, never, "x.json", [*rest, "--dry_run"]) == 0
+    assert main(module, DqnConfig, "x.json", [*rest, "--dry_run"]) == 0
     captured = capsys.readouterr()
     return captured.err.splitlines(), json.loads(captured.out)
 

@@ -11,7 +11,6 @@ import pyarrow.parquet
 import pytest
 import torch
 from oracles.logs import random_rows
-from oracles.runs import never
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
@@ -34,7 +33,7 @@ def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[st
         file.write_text(json.dumps(tree))
         before = sorted(tmp_path.rglob("*"))
         given = ["--config", str(file), "--dry_run", *arguments]
-        assert main("workflows.dqn", DqnConfig, never, "x.json", given) == code
+        assert main("workflows.dqn", DqnConfig, "x.json", given) == code
         captured = capsys.readouterr()
         assert sorted(tmp_path.rglob("*")) == before
         if not code:

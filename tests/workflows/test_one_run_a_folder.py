@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from oracles.resuming import Tree, checkpoints, end, logged, start
-from oracles.runs import never
 from oracles.waiting import wait_until
 
 from reagent_lite.config import DqnConfig
@@ -55,4 +54,4 @@ def test_a_dry_run_does_not_ask_for_the_folder(small: Tree, tmp_path: Path) -> N
     (tmp_path / "out").mkdir()
     (tmp_path / "c.json").write_text(json.dumps(small))
     with alone_in(tmp_path / "out", "model_output_path"):
-        assert main("workflows.dqn", DqnConfig, never, "x.json", ["--config", f"{tmp_path}/c.json", "--dry_run"]) == 0
+        assert main("workflows.dqn", DqnConfig, "x.json", ["--config", f"{tmp_path}/c.json", "--dry_run"]) == 0

@@ -22,7 +22,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -176,23 +176,7 @@ def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
     return found
 
 
-class Device(Protocol):
-    """Measures scales.
-
-    Attributes:
-        world: number of processes of the run.
-        place: what they run on, for the log.
-    """
-
-    world: int
-    place: str
-
-    def rate(self, scale: Scale) -> tuple[float, str]:
-        """Returns environment steps per second and "", or 0 and the reason why the scale does not run."""
-        ...
-
-
-def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
+def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Found:
     """Returns the smallest scale within 3 % of the fastest, and logs a table with a line for each measurement.
 
     A minibatch that exceeds a cache is slow with any number of environments. The minibatch is therefore searched with
@@ -202,9 +186,9 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
     Args:
         config: gives the smallest scale, and the ratio of learned rows to environment steps.
         limit: largest number of environments.
-        device: measures a scale.
+        probes: measures a scale.
     """
-    first = Scale.of(config, device.world)
+    first = Scale.of(config, probes.world)
     ratio = first.minibatch_size * first.updates / first.num_envs
     lines: list[str] = []
     rates: dict[Scale, float] = {}
@@ -215,7 +199,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
 
     def rate(scale: Scale) -> float:
         if scale not in rates:
-            rates[scale], failure = device.rate(scale)
+            rates[scale], failure = probes.rate(scale)
             result = failure or f"{rates[scale]:,.0f}"
             add(f"{scale.num_envs:>12,} {scale.minibatch_size:>12,} {scale.updates:>12,} {result:>16}")
         return rates[scale]
@@ -224,7 +208,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
         return Found(lines=tuple(lines), choice=choice, measured=datetime.now(UTC).isoformat(timespec="seconds"))
 
     add(
-        f"auto-scaling {config.environments.env} on {device.place}: each line is a run of a few seconds, with the "
+        f"auto-scaling {config.environments.env} on {probes.place}: each line is a run of a few seconds, with the "
         f"sizes of one process and {ratio:g} learned rows per environment step"
     )
     add(
@@ -297,8 +281,13 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     )
 
 
-class Probes(Device):
-    """Measures scales by runs of a few seconds in as many processes as the run has on this machine."""
+class Probes:
+    """Measures scales by runs of a few seconds in as many processes as the run has on this machine.
+
+    Attributes:
+        world: number of processes of the run.
+        place: what they run on, for the log.
+    """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self.world = group.world_size
