@@ -306,21 +306,13 @@ def _plain_column(column: _HeaderCell, array: pa.Array, lines: Lines, path: str)
     has_maps = kind == "action" and pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py()
     if not has_maps and kind not in ("features", "metrics", "actions"):
         return pa.field(column.name, array.type), array
-    table = _json_by_arrow(column.name, array)
-    if table is None:
-        return column_of(column.name, _json_by_python(column.name, array, lines, path, may_be_name=kind == "action"))
-    return table.schema.field(0), in_one_piece(table.column(0))
-
-
-def _json_by_arrow(name: str, array: pa.Array) -> pa.Table | None:
-    """Returns a column of JSON cells by Arrow's parser of JSON lines, or None where it may be wrong."""
     cells = pc.replace_substring_regex(pc.fill_null(array, "null"), r"[\r\n]", " ")
-    documents = pc.binary_join_element_wise("{" + json.dumps(name) + ":", cells, "}\n", "")
-    text = "".join(documents.to_pylist()).encode()
-    table = parse_with_arrow(text)
+    documents = pc.binary_join_element_wise("{" + json.dumps(column.name) + ":", cells, "}\n", "")
+    table = parse_with_arrow("".join(documents.to_pylist()).encode())
     # a cell that closes the document's brace and opens another is not JSON by itself
-    same = table is not None and table.column_names == [name] and table.num_rows == len(array)
-    return table if same else None
+    if table is not None and table.column_names == [column.name] and table.num_rows == len(array):
+        return table.schema.field(0), in_one_piece(table.column(0))
+    return column_of(column.name, _json_by_python(column.name, array, lines, path, may_be_name=kind == "action"))
 
 
 def _json_by_python(name: str, array: pa.Array, lines: Lines, path: str, *, may_be_name: bool) -> list[Any]:

@@ -133,7 +133,7 @@ def local_path(path: str) -> str:
 
 
 def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
-    """Lists the data files that `path` means: itself, or the shards of a folder in order of their names.
+    """Lists the data files that `path` means: itself, or those of a folder in order of their names.
 
     A Minari dataset (a folder with data/metadata.json) is one input, its files those of the dataset. In any other
     folder, names that start with "." or "_", `manifest.json` and `shards.json` are left out; files of other formats and
@@ -159,12 +159,12 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
             expected = f"a data file ({known}; .gz, .bz2, .zst of JSON and CSV)"
             raise DataError(Problem(resolved, expected, f"extension {extension!r}"))
         return tuple(found)
-    files = [file for file in found if _is_shard(file.name) and file.extension in extensions]
+    files = [file for file in found if _is_data(file.name) and file.extension in extensions]
     if not files:
-        there = [*(file.name for file in found), *filter(_is_shard, folders)]
+        there = [*(file.name for file in found), *filter(_is_data, folders)]
         got = f"none among {_counted_names(there)}" if there else "an empty folder"
         kind = DataError if there else NoRowsError
-        todo = "Give one of the folders inside: they are not read" if any(map(_is_shard, folders)) else ""
+        todo = "Give one of the folders inside: they are not read" if any(map(_is_data, folders)) else ""
         raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got, todo))
     return tuple(sorted(files, key=lambda file: file.name))
 
@@ -180,7 +180,7 @@ def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
     if folders is None or MINARI in {file.extension for file in list_input(path, extensions)}:
         return ()
     left = [file.name for file in found if file.extension not in extensions]
-    left = [name for name in (*left, *folders) if _is_shard(name)]
+    left = [name for name in (*left, *folders) if _is_data(name)]
     return (f"{resolved}: not read: {_counted_names(left)}",) if left else ()
 
 
@@ -206,7 +206,7 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
     )
 
 
-def _is_shard(name: str) -> bool:
+def _is_data(name: str) -> bool:
     return not name.startswith((".", "_")) and not name.endswith(NOT_DATA) and name != POINTER
 
 
@@ -231,7 +231,7 @@ def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
         with os.scandir(path) as entries:
             names = {entry.name: entry.is_dir() for entry in entries}
         paths = {name: os.path.join(path, name) for name, is_dir in names.items() if not is_dir}
-        files = [_regular(one) if _is_shard(name) else _input_file(one, 0, 0) for name, one in paths.items()]
+        files = [_regular(one) if _is_data(name) else _input_file(one, 0, 0) for name, one in paths.items()]
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
     except OSError as error:

@@ -63,10 +63,7 @@ def _present(value: Any) -> Any:
 
 def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
     """Returns a table's column as one array."""
-    array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
+    return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:

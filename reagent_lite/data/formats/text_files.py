@@ -25,14 +25,15 @@ TABLE_BYTES = 1 << 24
 """Memory of a block's table; rows with many columns take memory for absent values too."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ENCODE, _UNPACK = "Write the file as UTF-8", "Unpack it, or give it the extension of its packing"
 _NO_TEXT = {
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "Zstandard",
-    b"PK\x03\x04": "a ZIP archive or an Excel workbook",
+    b"\xff\xfe": ("UTF-16", _ENCODE),
+    b"\xfe\xff": ("UTF-16", _ENCODE),
+    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "Save it as CSV in UTF-8"),
+    b"\x1f\x8b": ("gzip", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", _UNPACK),
 }
-"""First bytes of what is often taken for text, and what it is."""
+"""First bytes of what is often taken for text, what it is, and what to do."""
 
 
 def read_text(
@@ -60,7 +61,10 @@ def read_text(
     def parsing(text: bytes, line: int) -> Callable[[], Block]:
         sizes.append(BLOCK_BYTES)
         later = partial(parsed, len(sizes) - 1, text, line)
-        return later if line > 1 else partial(_given, later())
+        if line > 1:
+            return later
+        block = later()
+        return lambda: block
 
     def size() -> int:
         # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
@@ -92,16 +96,9 @@ def read_text(
 
 
 def _require_text(start: bytes, file: InputFile) -> None:
-    for opening, kind in _NO_TEXT.items():
+    for opening, words in _NO_TEXT.items():
         if start.startswith(opening):
-            todo = (
-                "Write the file as UTF-8" if kind == "UTF-16" else "Unpack it, or give it the extension of its packing"
-            )
-            raise DataError(Problem(file.path, "text in UTF-8", kind, todo))
-
-
-def _given(block: Block) -> Block:
-    return block
+            raise DataError(Problem(file.path, "text in UTF-8", *words))
 
 
 class _Hashed:

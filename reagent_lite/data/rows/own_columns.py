@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from reagent_lite.config.columns import LATE_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import TEXT_METADATA, in_one_piece, is_text
+from reagent_lite.data.formats.jsonl import column_of
+from reagent_lite.data.formats.schema import in_one_piece, is_text
 from reagent_lite.data.rows.contract import require_columns
 
 _JSON_LINES = (".json", ".jsonl", ".ndjson")
@@ -79,21 +80,17 @@ class OwnColumns:
 
 
 def _together(field: str, names: tuple[str, ...], table: pa.Table) -> tuple[pa.Field, pa.Array]:
-    """Returns columns of single features as one column of maps; as JSON texts where one of them is such."""
-    schema = table.schema
-    if any(name in schema.names and is_text(schema.field(name)) for name in names):
-        values = [_parsed(name, table) for name in names]
-        texts = [json.dumps(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
-        return pa.field(field, pa.string(), metadata=TEXT_METADATA), pa.array(texts, pa.string())
+    """Returns columns of single features as one column of maps."""
+    there = {name: table.schema.field(name) for name in names if name in table.column_names}
+    if any(map(is_text, there.values())):
+        rows = table.select(list(there)).to_pylist()
+        texts = {name for name, one in there.items() if is_text(one)}
+        return column_of(field, [{name: _value(row[name], name in texts) for name in there} for row in rows])
     none = pa.nulls(table.num_rows, pa.float64())
-    arrays = [in_one_piece(table.column(name)) if name in schema.names else none for name in names]
+    arrays = [in_one_piece(table.column(name)) if name in there else none for name in names]
     struct = pa.StructArray.from_arrays(arrays, list(names))
     return pa.field(field, struct.type), struct
 
 
-def _parsed(name: str, table: pa.Table) -> list[Any]:
-    if name not in table.column_names:
-        return [None] * table.num_rows
-    values = table.column(name).to_pylist()
-    text = is_text(table.schema.field(name))
-    return [json.loads(one) if text and one is not None else one for one in values]
+def _value(value: Any, text: bool) -> Any:
+    return json.loads(value) if text and value is not None else value
