@@ -97,7 +97,6 @@ def convert(config: ConvertConfig) -> Converted:
 
 
 def _require_replaceable(target: Path) -> None:
-    """Refuses a dataset in the place of something else."""
     is_dataset = (target / "data" / MINARI_DESCRIPTION).is_file()
     if target.is_dir() and any(target.iterdir()) and not is_dataset:
         kind = "a folder that is new or a Minari dataset"

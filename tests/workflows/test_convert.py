@@ -166,6 +166,8 @@ def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_pa
         write_lines(tmp_path / "logs" / f"{name}.jsonl", [row | {"action": action}])
     with pytest.raises(DataError, match=r"b\.jsonl:1: expected string in action, as in the rows before, got int64"):
         run_here(tmp_path / "logs", tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"a\.jsonl:1: expected a name, an index or a map in action, got \[1\]"):
+        run_here(write_lines(tmp_path / "lists/a.jsonl", [row | {"action": [1]}]), tmp_path / "log.parquet")
     for name in "cd":
         with pytest.raises(DataError, match=r"column action: expected (strings|names) that CSV can hold"):
             run_here(tmp_path / "logs" / name, tmp_path / "log.csv")

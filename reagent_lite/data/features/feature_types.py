@@ -130,7 +130,6 @@ def _fit_box_cox(values: Values, settings: NormParams) -> dict[str, Any]:
 
 
 def _fit_enum(values: Values, settings: NormParams) -> dict[str, Any]:
-    """Returns the distinct values of all rows, increasing."""
     if values.summary.distinct is None:
         raise ValueError(f"more than {settings.max_unique_enum_values} distinct values (max_unique_enum_values)")
     return {"possible_values": values.summary.distinct}

@@ -106,7 +106,10 @@ def _summarized(
     hashes, unnamed = _hashes(block, faults, seed)
     with_features = _has_features(block) if parametric is None else parametric
     if STATE in settings.cols_to_norm:
-        found[STATE] = _states(block, faults), hashes
+        require_columns(block.table.column_names, (STATE,), block.where(0))
+        states, present = features(column_of(block, STATE), faults)
+        require_present(STATE, present, faults)
+        found[STATE] = states, hashes
     if with_features and ACTION in settings.cols_to_norm:
         of_row, candidates = _candidates(block, faults)
         found[ACTION] = candidates, hashes[of_row]
@@ -123,13 +126,6 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
     episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
     position = (block.file_number << _LINE_BITS) + block.lines
     return row_hashes(episode, np.where(named, sequence, position), seed), int((~named).sum())
-
-
-def _states(block: Block, faults: Faults) -> FeatureMatrix:
-    require_columns(block.table.column_names, (STATE,), block.where(0))
-    found, present = features(column_of(block, STATE), faults)
-    require_present(STATE, present, faults)
-    return found
 
 
 def _has_features(block: Block) -> bool | None:

@@ -69,7 +69,6 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
 
 
 def _document(path: str) -> dict[str, object]:
-    """Returns the file's JSON object."""
     source = local_path(path)
     try:
         if os.path.exists(source) and not os.path.isfile(source):

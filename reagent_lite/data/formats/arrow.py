@@ -33,16 +33,10 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 def read_parquet(
     file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
-    """Yields the rows of a Parquet file in blocks.
-
-    Args:
-        file: the Parquet file; it must not be packed as a whole.
-        number: the file's place in the input.
-        position: kept up to date with what has been read.
-        columns: those that are read; of others only the names are kept. None reads all.
+    """Reads a Parquet file; see `blocks.Reader`.
 
     Raises:
-        DataError: no Parquet file, one that ends early, a column twice, or text that is not UTF-8.
+        DataError: no Parquet file, one that is packed or ends early, a column twice, or text that is not UTF-8.
     """
     with opened_parquet(file) as parquet:
         names = parquet.schema_arrow.names
@@ -77,16 +71,10 @@ def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
 def read_ipc(
     file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
-    """Yields the rows of an Arrow IPC file or stream in blocks.
-
-    Args:
-        file: it must not be packed as a whole; buffers inside it may be (LZ4, Zstandard).
-        number: the file's place in the input.
-        position: kept up to date with what has been read.
-        columns: those that are read; of others only the names are kept. None reads all.
+    """Reads an Arrow IPC file or stream, whose buffers may be packed (LZ4, Zstandard); see `blocks.Reader`.
 
     Raises:
-        DataError: neither format, damaged, or one that ends early.
+        DataError: neither format, one that is packed as a whole, damaged, or ends early.
     """
     row = 0
     with _opened(file, IPC) as stream:

@@ -59,5 +59,6 @@ Show = Callable[[int, int], None]
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
 """Yields a function for each block of a file, which parses it; each is called once, in any thread and order.
 
-A reader's arguments are the file, the file's place in the input, and the position, which it keeps up to date.
+Arguments are the file, its place in the input, and the position, which the reader keeps up to date. Some readers take
+`columns` as well: the columns that are read, all for None; of others they keep the names.
 """

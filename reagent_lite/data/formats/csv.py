@@ -52,13 +52,9 @@ Lines = NDArray[np.int64]
 def read_csv(
     file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
-    """Yields the parsing of each block of a CSV file.
+    """Reads plain or compressed CSV in UTF-8, separated by commas, with a header; see `blocks.Reader`.
 
-    Args:
-        file: plain or compressed CSV, UTF-8, separated by commas, with a header.
-        number: the file's place in the input.
-        position: kept up to date with what has been read.
-        columns: those that are read; of others only the names are kept. None reads all, those no log has as strings.
+    Columns that no log has are strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or what is wrong with a row, with file and line.

@@ -26,7 +26,6 @@ class Frame(Protocol):
 Log = str | os.PathLike[str] | Frame
 
 _KEPT_DAYS = 30
-_SUFFIX = ".arrow"
 
 
 def place(path: str, row: int | None = None) -> str:
@@ -82,7 +81,7 @@ def path_of(log: Log, name: str = "data") -> str:
         folder = cache / digest[:32]  # training copies are made beside the file, and go with it
         folder.mkdir(exist_ok=True)
         os.utime(folder)
-        file = folder / f"{name}{_SUFFIX}"
+        file = folder / f"{name}.arrow"
         if not file.exists():  # its time of modification stays, by which copies made of it are found
             temporary.rename(file)
         return str(file)

@@ -35,12 +35,7 @@ EXACT_BELOW = float(1 << 53)
 
 
 def read_json_lines(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
-    """Yields the parsing of each block of a JSON lines file.
-
-    Args:
-        file: plain or compressed.
-        number: the file's place in the input.
-        position: kept up to date with what has been read.
+    """Reads plain or compressed JSON lines; see `blocks.Reader`.
 
     Raises:
         DataError: damaged compression, a line that is no JSON object, NaN or Infinity, with file and line.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile, sha256_of
-from reagent_lite.errors import DataError, Problem, install, needing
+from reagent_lite.errors import DataError, Problem, first_line, install, needing
 from reagent_lite.strict_json import parse_json
 
 if TYPE_CHECKING:
@@ -53,12 +53,9 @@ def require_minari() -> Any:
 
 
 def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
-    """Yields the steps of a Minari dataset in blocks of whole episodes; "lines" are steps of the dataset, from 1.
+    """Reads one of a Minari dataset's files in blocks of whole episodes; see `blocks.Reader`.
 
-    Args:
-        file: one of the dataset's; the steps come with the first that holds any, the others are only hashed.
-        number: the file's place in the input.
-        position: kept up to date with what has been read.
+    All steps come with the first file that holds any, and the others are only hashed. "Lines" are steps, from 1.
 
     Raises:
         DataError: no package, damaged files, or spaces that are no feature maps and no actions of ours.
@@ -116,8 +113,8 @@ def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
     return dataset
 
 
-def _damaged(where: object, error: BaseException) -> Problem:
-    got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+def _damaged(where: object, error: Exception) -> Problem:
+    got = f"{type(error).__name__}: {first_line(error)}"
     return Problem(str(where), "a complete Minari dataset that the installed version reads", got, "Copy it again")
 
 

@@ -73,7 +73,9 @@ def read_text(
 
     rest, line = b"", 1
     with file.open() as stored:
-        read = _decompressed(_Hashed(stored, position), file)
+        hashed = _Hashed(stored, position)
+        packed = file.compression and pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression])
+        read = packed.read if packed else hashed.read
         while True:
             with damage_reported(file, file.compression or file.extension):
                 piece = read(max(size(), len(rest)))
@@ -119,14 +121,6 @@ class _Hashed:
 
     def close(self) -> None:
         """The file belongs to who opened it."""
-
-
-def _decompressed(stored: _Hashed, file: InputFile) -> Callable[[int], bytes]:
-    """Returns a reader of decompressed bytes; OSError for a stream that ends early or goes on with other bytes."""
-    if not file.compression:
-        return stored.read
-    read: Callable[[int], bytes] = pa.CompressedInputStream(stored, COMPRESSIONS[file.compression]).read
-    return read
 
 
 def contains(text: bytes, pattern: str) -> bool:

@@ -168,11 +168,7 @@ def numbers(
 ) -> NDArray[np.float64]:
     """Returns [n] float64 of a column of numbers, NaN where null; other values are faults.
 
-    Args:
-        column: a column of any type.
-        faults: the faults of the block.
-        expected: in words, without the column's name.
-        read: returns the number of a value parsed from JSON, None of one that is wrong.
+    `read` returns the number of a value parsed from JSON, None of one that is wrong.
     """
     return float64(typed(column, faults, expected, is_number, (pa.float64(), read)))
 

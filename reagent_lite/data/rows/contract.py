@@ -67,13 +67,7 @@ class Contract:
 def require_columns(
     names: Sequence[str], wanted: Iterable[str], where: str, own: Mapping[str, str] | None = None
 ) -> None:
-    """Checks that a file has columns.
-
-    Args:
-        names: the columns that it has.
-        wanted: those that it must have.
-        where: names the file in errors.
-        own: {column: the field it stands for} of a log with names of its own.
+    """Checks that a file has columns; `own` is {column: the field it stands for} of a log with names of its own.
 
     Raises:
         DataError: naming those that are missing and the nearest that are there.
@@ -166,8 +160,8 @@ class ActionRule:
         if value is None:
             return NONE
         if isinstance(value, str):
-            known = self._index.get(value)
-            return known if known is not None else self._place(_numeral(value))
+            index = self._index.get(value, _numeral(value))
+            return WRONG if index is None or index >= self._num else index
         number = _integer(value)
         if number is None or not self._indices:
             return WRONG
@@ -191,9 +185,6 @@ class ActionRule:
         """Returns "3" of "3.0", unless that is a name."""
         found = _NUMERAL_BESIDE_GAPS.fullmatch(value) if isinstance(value, str) and value not in self._index else None
         return found[1] if found else value
-
-    def _place(self, number: int | None) -> int:
-        return number if number is not None and number < self._num else WRONG
 
 
 def _integer(value: object) -> int | None:

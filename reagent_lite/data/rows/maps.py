@@ -151,7 +151,6 @@ class _Reading:
         self.column.fault(self.faults, twice, f"each id once in {self.column.name}")
 
     def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
-        """[n] float32 of a number array, NaN where null."""
         label, array = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}", items.array
         if pa.types.is_null(array.type):
             return np.full(len(array), np.nan, np.float32)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -82,15 +81,12 @@ class OwnColumns:
 def _together(field: str, names: tuple[str, ...], table: pa.Table) -> tuple[pa.Field, pa.Array]:
     """Returns columns of single features as one column of maps."""
     there = {name: table.schema.field(name) for name in names if name in table.column_names}
-    if any(map(is_text, there.values())):
+    if texts := [name for name, one in there.items() if is_text(one)]:
         rows = table.select(list(there)).to_pylist()
-        texts = {name for name, one in there.items() if is_text(one)}
-        return column_of(field, [{name: _value(row[name], name in texts) for name in there} for row in rows])
+        for row in rows:
+            row |= {name: json.loads(row[name]) for name in texts if row[name] is not None}
+        return column_of(field, rows)
     none = pa.nulls(table.num_rows, pa.float64())
     arrays = [in_one_piece(table.column(name)) if name in there else none for name in names]
     struct = pa.StructArray.from_arrays(arrays, list(names))
     return pa.field(field, struct.type), struct
-
-
-def _value(value: Any, text: bool) -> Any:
-    return json.loads(value) if text and value is not None else value

@@ -197,7 +197,6 @@ class _Choices:
 
 
 def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[str, ...]) -> _Choices:
-    """Reads actions that are indices into `actions`, or names among them."""
     rule, taken, after = ActionRule(actions), column("action"), column("next_action")
     action = rule.codes(taken, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
@@ -283,7 +282,6 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) ->
 
 
 def _empty_strings_as_null(column: Column) -> Column:
-    """A next action of "" means none, as null does."""
     if not is_string(column.array.type):
         return column
     array = column.array.cast(pa.string())

@@ -144,7 +144,6 @@ def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array
 
 
 def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    """Returns the columns of actions that are maps of features."""
     action, taken, listed, _ = candidates(column.__getitem__, faults)
     after = "possible_next_actions"
     lists = {"possible_actions": listed, after: candidate_lists(column[after], faults)}
@@ -258,8 +257,9 @@ def _one_kind(column: Column, faults: Faults) -> int:
     kinds = per_distinct(column, code, NONE)
     found = kinds[kinds >= 0]
     first = int(found[0]) if len(found) else _NAME
-    expected = f"{_WORDS[first]} as before in {column.name}"
-    column.fault(faults, (kinds != NONE) & (kinds != first), expected, todo="Write actions of one kind")
+    wanted = f"{_WORDS[first]} as before" if len(found) else "a name, an index or a map"
+    wrong = (kinds != NONE) & (kinds != first)
+    column.fault(faults, wrong, f"{wanted} in {column.name}", todo="Write actions of one kind")
     return first
 
 

@@ -67,11 +67,7 @@ WHERE = "state_norm_data_path on node 1: expected the parameters of node 0"
 @pytest.mark.parametrize(
     ("other", "replicas", "message"),
     [
-        (
-            CANDIDATES,
-            False,
-            "data.json on node 1: expected the actions a, b, as on node 0, got candidates with features",
-        ),
+        (CANDIDATES, False, "data.json on node 1: expected the actions a, b, as on node 0, got candidates with feat"),
         (ORDER, False, "expected the actions a, b, as on node 0, got the actions b, a"),
         (replace(SECOND, normalization={"state": "other"}), False, f"{WHERE} (sha256 n), got others (other)"),
         (replace(SECOND, normalization={}), False, WHERE),

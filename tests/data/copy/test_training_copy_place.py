@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -186,15 +185,3 @@ def test_no_folder_to_write_into_is_refused(tmp_path: Path) -> None:
     locked.mkdir(mode=0o555)
     with pytest.raises(DataError, match=f"{locked}/in: expected a folder that can be written, for the training copy"):
         prepare_training_copy(path, actions=ACTIONS, directory=str(locked / "in"))
-
-
-def prepare_and_sum(path: str) -> float:
-    return float(sum(float(prepare_training_copy(path, actions=ACTIONS).reward.sum()) for _ in range(5)))
-
-
-def test_processes_may_build_the_same_copy_at_once(tmp_path: Path) -> None:
-    path = written(tmp_path, *(row(reward=number) for number in range(100)))
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        sums = pool.map(prepare_and_sum, [path] * 3)
-    assert sums == [5 * 4950.0] * 3
-    assert len(prepare_training_copy(path, actions=ACTIONS)) == 100

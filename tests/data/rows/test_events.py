@@ -29,8 +29,10 @@ def block(**columns: Any) -> Block:
         "reward": pa.array([1.0, 1.0]),
         **columns,
     }
-    texts = [TEXT_METADATA if isinstance(one, pa.ChunkedArray) else None for one in arrays.values()]
-    fields = [pa.field(name, one.type, metadata=text) for (name, one), text in zip(arrays.items(), texts, strict=True)]
+    fields = [
+        pa.field(name, one.type, metadata=TEXT_METADATA if isinstance(one, pa.ChunkedArray) else None)
+        for name, one in arrays.items()
+    ]
     table = pa.table(list(arrays.values()), pa.schema(fields))
     return Block(file=FILE, file_number=0, table=table, lines=np.arange(1, 3))
 

@@ -68,6 +68,7 @@ VALUES: list[Any] = [
     {"age": True, "0": 0.25}, {"höhe cm": 2.5}, {"-3": 1.0}, {"0": "1"}, {"01": 1.0}, {"": 1.0}, {"1.5": 1.0},
     {"0": 1e39}, {"0": math.nan}, {"0": {"1": 1.0}}, {"0": [1.0]}, {"9" * 19: 1.0}, {"x": None},
 ]  # fmt: skip
+MUTATIONS = ["set", "set", "set", "drop", "double", "swap", "rename", "row", "column", "columns"]
 PIECES = [
     b"", b"{", b"}", b"[", b"]", b",", b":", b'"', b'""', b"\\", b" ", b"\r", b"\n", b"\n\n", b"null", b"NaN", b"-",
     b"0", b"e9", b"1e999", b"\xef\xbb\xbf", b"\xff", b"\\ud800", b"\0", b'"reward":1,', b"[[[[", b"true", b"\xc3\xa9",
@@ -89,16 +90,10 @@ def mutated_rows(draw: st.DrawFn) -> tuple[list[Pairs], set[int] | None]:
     rows, touched = [list(row.items()) for row in GOOD], set[int]()
     columns = False
     for _ in range(draw(st.integers(1, 2))):
-        number, value, name = (
-            draw(st.integers(0, len(rows) - 1)),
-            draw(st.sampled_from(VALUES)),
-            draw(st.sampled_from(NAMES)),
-        )
+        number = draw(st.integers(0, len(rows) - 1))
+        value, name, what = (draw(st.sampled_from(one)) for one in (VALUES, NAMES, MUTATIONS))
         row = rows[number]
         at, other = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
-        what = draw(
-            st.sampled_from(["set", "set", "set", "drop", "double", "swap", "rename", "row", "column", "columns"])
-        )
         touched.add(number)
         columns |= what in ("row", "column", "columns")
         if what == "set":
