@@ -334,8 +334,9 @@ def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDAr
 
 def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about a log that a user should read."""
-    of_all = counted(counts["rows"], "row has", "rows have")
-    found = [f"{counts[key]:,} of {of_all} {what}" for key, what in _OF_ALL_ROWS.items() if counts[key]]
+    rows = counted(counts["rows"], "row")
+    some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
+    found = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
         found.append(f"columns that are not used: {', '.join(ignored)}")

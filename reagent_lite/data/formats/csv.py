@@ -40,6 +40,7 @@ _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "inte
 _WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
 _FLAGS = {**_WORDS, "1": True, "1.0": True, "t": True, "0": False, "0.0": False, "f": False}
+_JSON = """Write {"0": 0.5} or ["left", "right"] as json.dumps does; Python's own text of a dict or list is not JSON"""
 _NUMERALS = "Write numbers as 1234.5, and leave cells without one empty"
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _CELL = re.compile(rb'(?:"((?:[^"]|"")*+)"|([^",\r\n]*+))(,|\r?(?:\n|\Z))')
@@ -324,9 +325,8 @@ def _json_by_python(name: str, array: pa.Array, lines: Lines, path: str, *, may_
             is_json = cell is not None and (not may_be_name or cell.lstrip().startswith("{"))
             values.append(parse_json(cell.encode()) if is_json else cell)
         except ValueError as error:
-            todo = "json.dumps writes it: a Python dict's own text is not JSON" if "'" in cell else ""
             got = f"{error}; the cell starts {cell[:40]!r}"
-            problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, todo))
+            problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, _JSON))
             if len(problems) == MAX_PROBLEMS:
                 break
     raise_unread(problems)

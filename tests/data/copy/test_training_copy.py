@@ -239,6 +239,7 @@ def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> Non
     assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
     assert copy.counts["candidates_unknown_rows"] == 2
     assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
+    assert "1 of 4 rows has no action and no part in training" in copy.notes
 
 
 def test_list_hashes_see_every_difference() -> None:

@@ -126,7 +126,5 @@ def test_a_feature_without_values_on_one_side() -> None:
 
 
 def test_no_common_feature_is_refused() -> None:
-    with pytest.raises(
-        DataError, match="data: expected data sets with at least one common feature, got 1, 2 against 3"
-    ):
+    with pytest.raises(DataError, match="data: expected data sets with at least one common feature, got 1, 2 against"):
         drift_between(column(f1=[1.0], f2=[1.0]), column(f3=[1.0]), DriftConfig(), where="data")

@@ -113,7 +113,8 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
         (GOOD + 'a,1,{},left,"1,5",0\n', "3: expected a number in reward, got '1,5'. Write numbers as 1234.5, and "
          "leave cells without one empty"),
         (GOOD + "a,1,{},left,1,maybe\n", "3: expected true or false, or 1 or 0 in terminal, got 'maybe'"),
-        (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features"),
+        (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features, got Expecting property name "
+         "enclosed in double quotes at character 2; the cell starts \"{'0': 1}\". Write {\"0\": 0.5} or"),
         (GOOD + 'a,1,"{""0"": NaN}",left,1,0\n', "3: expected JSON in state_features, got NaN, which JSON does not"),
         # cells that would close the object they are put into, and open another
         (GOOD + 'a,1,"{""0"": 1}, ""reward"": 5",left,1,0\n', "3: expected JSON in state_features, got Extra data"),

@@ -40,10 +40,8 @@ FORMS = (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", 
 
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
 def test_every_format_gives_the_same_copy(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, actions = (
-        logged((random_rows if kind == "discrete" else candidate_rows)(NUM)),
-        NAMES if kind == "discrete" else None,
-    )
+    rows = logged((random_rows if kind == "discrete" else candidate_rows)(NUM))
+    actions = NAMES if kind == "discrete" else None
     found = {}
     for number, form in enumerate(FORMS):
         if number == 1:

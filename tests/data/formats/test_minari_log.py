@@ -76,9 +76,8 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert [row["truncated"] for row in part] == episode.truncations.tolist()
         *before, after = (row["next_state_features"] for row in part)
         assert before == [None] * (len(part) - 1)
-        assert (after and list(after.values())) == (
-            episode.observations[-1].tolist() if part[-1]["truncated"] else None
-        )
+        last = episode.observations[-1].tolist() if part[-1]["truncated"] else None
+        assert (after and list(after.values())) == last
     assert list(steps) == []
     assert {row["truncated"] for row in rows} == {row["terminal"] for row in rows} == {True, False}
 
