@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from cluster.hosts import Hosts
-from cluster.training import Job, alone, learned, parts, same
+from cluster.training import SECONDS, Job, alone, learned, parts, same
 
 from reagent_lite.export import load_bundle
 
@@ -137,7 +137,7 @@ def killed_at_random(job: Make, expected: dict[str, torch.Tensor], seed: int) ->
     time.sleep(rng.uniform(0, 9))
     what = f"{strike(work, rng)} after {time.monotonic() - started:.1f} s"
     last = [all_[-1] for all_ in work.started]
-    while any(one.running for one in last) and time.monotonic() < started + 130:
+    while any(one.running for one in last) and time.monotonic() < started + SECONDS:
         time.sleep(0.05)
     saved = "The model had been saved before and is kept; the run does not begin again" in work.logs()
     codes = {one.wait(1) for one in last}

@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
     "data": {"global_minibatch_size": 64},
     "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1, "fit_passes": 1},
 }
-_SECONDS = 240.0  # on a machine with other work as well
+SECONDS = 240.0  # on a machine with other work as well
 
 
 def rows_of_a_log(folder: Path, rows: int) -> list[str]:
@@ -88,12 +88,12 @@ class Job:
 
     def reached(self, step: int) -> None:
         """Waits until a checkpoint of at least this step is there."""
-        wait_until(lambda: newest(self.out()) >= step, self.logs, _SECONDS)
+        wait_until(lambda: newest(self.out()) >= step, self.logs, SECONDS)
 
     def done(self, code: int = 0) -> None:
         """Asserts that the commands given last end with this code."""
         last = [all_[-1] for all_ in self.started]
-        wait_until(lambda: not any(one.running for one in last), lambda: f"still running:\n{self.logs()}", _SECONDS)
+        wait_until(lambda: not any(one.running for one in last), lambda: f"still running:\n{self.logs()}", SECONDS)
         assert [one.wait(1) for one in last] == [code] * len(last), self.logs()
 
     def logs(self) -> str:
