@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from oracles.runs import ROOT, merged, trained
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, leaves, load_config, resolved
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
@@ -19,6 +19,8 @@ from reagent_lite.config.timeline import TimelineConfig
 from workflows.simulate import simulate
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
+WRITTEN = {"output_path", "log", "model_output_path", "timeline.outputTableName", "timeline.evalTableName",
+           "norm_params.output_dir", "simulation.dataset.path"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -42,21 +44,10 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
         return  # its places are a share and a disk of the machine's own, to be fitted
-    written: str | None
-    if isinstance(config, SimulateConfig | ConvertConfig | EvaluateConfig | ScoreConfig):
-        written = config.output_path
-    elif isinstance(config, TimelineConfig):
-        written = config.timeline.outputTableName
-    elif isinstance(config, ServeConfig):
-        written = config.log
-    elif isinstance(config, NormalizeConfig):
-        written = config.norm_params.output_dir
-    elif config.collects and config.simulation is not None and config.simulation.dataset is not None:
-        written = config.simulation.dataset.path
-    else:
-        written = config.model_output_path
-    assert written is not None
-    assert written.startswith("outputs/")  # which git ignores
+    values = leaves(resolved(config))
+    written = [values[key] for key in WRITTEN & values.keys() if values[key]]
+    assert written
+    assert all(path.startswith("outputs/") for path in written)  # which git ignores
 
 
 @pytest.mark.parametrize(
