@@ -137,10 +137,12 @@ def _plain(value: object) -> Any:
 def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
     file = Path(path).expanduser()
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or a path with a NUL
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(Problem(path, "a readable JSON file", reason, _near(file))) from error
+        reason, near = getattr(error, "strerror", None) or str(error), ""
+        if isinstance(error, FileNotFoundError) and file.parent.is_dir():
+            near = nearest(path, [str(one) for one in file.parent.glob("*.json")], "Did you mean {}?")
+        raise ConfigError(Problem(path, "a readable JSON file", reason, near)) from error
     problems: list[Problem] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -296,11 +298,3 @@ def _walk(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
             kinds = (field.annotation, *get_args(field.annotation))  # of a section that may be null two
             inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
             places += [(f"{path}{name}.", kind) for kind in inner]
-
-
-def _near(file: Path) -> str:
-    try:
-        paths = [str(path) for path in file.parent.iterdir()]
-    except (OSError, ValueError):
-        return ""
-    return nearest(str(file), paths, "Did you mean {}?")

@@ -182,6 +182,7 @@ def test_file_errors_name_file_and_line(tmp_path: Path) -> None:
             load_config(DqnConfig, str(file))
     for path, sets, words in (
         (str(tmp_path / "xx.json"), (), r"Did you mean .*x\.json"),
+        (str(tmp_path), (), r"got Is a directory$"),
         ("a\0b", (), "expected a readable JSON file, got embedded null byte"),
         (None, ("a." * 100_000 + "b=1",), "at most 100 levels"),
         (None, ("gamma",), "--set gamma"),
@@ -199,6 +200,11 @@ def test_overrides_take_json_or_text(tmp_path: Path) -> None:
     assert (config.rl.gamma, config.training.optimizer_class, config.actions) == (0.5, "SGD", ("x", "y"))
     played = load_config(SimulateConfig, None, ("env=e", "output_path=a.csv", "value_of=null", "value_of.kind=random"))
     assert played.value_of is not None  # a section that is null is filled
+
+
+def test_a_mark_before_the_text_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(GOOD), encoding="utf-8-sig")
+    assert load_config(DqnConfig, str(tmp_path / "x.json")).actions == ("0", "1")
 
 
 def test_fingerprint_does_not_depend_on_the_node() -> None:
