@@ -228,7 +228,7 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
     except OSError as error:
         below = ", ".join(str(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}")))
         advice = f"Give the folder that holds {FILE_NAME}{below and f': {below}'}"
-        raise kind.error(Problem(str(folder), kind.name, str(error), advice)) from error
+        raise kind.error(Problem(str(folder), kind.name, f"{FILE_NAME}: {error.strerror or error}", advice)) from error
     entries = manifest["files"]
     kept: dict[str, bytes] = {}
 

@@ -491,7 +491,8 @@ def test_the_command_line_alone(run: Runner, tmp_path: Path, capsys: pytest.Capt
     assert main_alone(COMMAND, evaluate, ["--model", "nowhere", "--data", str(log)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("bundle error:\nnowhere: expected the folder of an exported model")
+    said = "nowhere: expected the folder of an exported model, got manifest.json: No such file or directory"
+    assert err.startswith(f"bundle error:\n{said}")
 
 
 def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, known: Path) -> None:
