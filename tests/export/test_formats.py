@@ -15,7 +15,7 @@ from reagent_lite.export.content import SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
-from reagent_lite.export.writer import check_batches, check_file, check_live, graph_inputs
+from reagent_lite.export.writer import check_batches, check_file, graph_inputs
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.restrictions import LikelyInTheLog
@@ -134,12 +134,6 @@ def test_pt2_equals_the_live_network(
         predictor, SampleRows(values=rows, candidates=lists, mask=rng.random((40, 5)) < 0.7), ("pt2",), tmp_path
     )
     assert capfd.readouterr() == ("", "")
-
-
-def test_network_without_finite_q_is_refused(discrete_predictor: DiscretePredictor) -> None:
-    batches = [graph_inputs(discrete_predictor, SampleRows(values=np.array([[1, 5], [1, np.inf]], dtype=np.float32)))]
-    with pytest.raises(BundleError, match="q of the live network: expected finite numbers, got 3 of 6 are not"):
-        check_live(discrete_predictor, batches)
 
 
 def test_tolerance_is_relative_to_the_largest_live_q() -> None:
