@@ -21,6 +21,7 @@ FEWEST_STEPS = 1000
 CHECKED_SHARE, CHECKED_ROWS = 0.05, 8192
 """Share of the fitting episodes, and most rows, whose loss decides when early stopping ends a fit."""
 _CHECK_EVERY, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
+_FIRST = 0.1  # of random outputs that a fit begins with; with 0 its first gradients cancel, and Adam steps by rounding
 
 Policy = Callable[[Tensor, Actions], Tensor]
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -29,8 +30,8 @@ Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 class CPEHeads(nn.Module):
     """Reward model and value model of one policy; Le, Voloshin & Yue (2019), fitted Q evaluation.
 
-    Networks predict in units of `reward_scale` and `value_scale`, so that outcomes of any size are fitted at one
-    learning rate; `set_scales` takes them from the data.
+    Networks predict in units of `reward_scale` and `value_scale`, as differences from `mean`, so that outcomes of any
+    size are fitted at one learning rate and values begin near where they end; `set_scales` takes them from the data.
 
     Args:
         reward_network: forward(state, mask, features) -> [B, K, T].
@@ -56,8 +57,10 @@ class CPEHeads(nn.Module):
         self.target_update_rate = target_update_rate
         self.reward_scale: Tensor
         self.value_scale: Tensor
+        self.mean: Tensor
         self.register_buffer("reward_scale", torch.ones(num_outcomes))
         self.register_buffer("value_scale", torch.ones(num_outcomes))
+        self.register_buffer("mean", torch.zeros(num_outcomes))
 
     def forward(self, batch: TransitionBatch, next_propensities: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its two parts.
@@ -69,10 +72,10 @@ class CPEHeads(nn.Module):
             next_q = self._values(self.target_network, batch.next_state, batch.next_actions)
             next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
             d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
-            target = (outcomes + d * next_value) / self.value_scale
+            target = (outcomes + d * next_value) / self.value_scale - self.mean
         predicted = chosen_values(self.reward_network, batch.state, batch.actions, batch.action)
         value = chosen_values(self.value_network, batch.state, batch.actions, batch.action)
-        reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale).square().sum(1)).sum()
+        reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale + self.mean).square().sum(1)).sum()
         value_loss = (batch.weight * (value - target).square().sum(1)).sum()
         return reward_loss + value_loss, {"reward_loss": reward_loss.detach(), "value_loss": value_loss.detach()}
 
@@ -89,43 +92,48 @@ class CPEHeads(nn.Module):
 
         Values are the target network's: an average over the last steps, which varies less than the online network.
         """
-        rewards = self.reward_network(state, actions.mask, actions.features) * self.reward_scale
+        rewards = (self.reward_network(state, actions.mask, actions.features) + self.mean) * self.reward_scale
         return rewards, self._values(self.target_network, state, actions)
 
     def set_scales(self, sums: Tensor) -> None:
         """Sets the units from the sums of `scale_sums` over all training rows of all processes.
 
         Outcomes are measured in their root mean square; values in that, times the mean number of discounted steps
-        that follow, 1 / (1 - mean discount).
+        that follow, 1 / (1 - mean discount). In these units both have the same mean.
         """
         count, kept = sums[0].clamp(min=1), sums[1]
-        scale = (sums[2:] / count).sqrt()
+        mean, square = (sums[2:] / count).view(2, -1)
+        scale = square.sqrt()
         self.reward_scale.copy_(torch.where(scale > 0, scale, 1))
+        self.mean.copy_(mean / self.reward_scale)
         self.value_scale.copy_(self.reward_scale / (1 - kept / count).clamp(min=1e-3))
 
     def scale_sums(self, batch: TransitionBatch) -> Tensor:
-        """Returns number of rows, sum of discounts and sums of squared outcomes, [2 + T] float64; padding left out."""
+        """Returns rows, and sums of discounts, outcomes and squared outcomes, [2 + 2 T] float64; padding left out."""
         real = (batch.weight > 0).double()
         outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1).double()
         d = discount(self.gamma, batch.steps, batch.bootstrap).double()
-        return torch.cat((real.sum().view(1), (real @ d).view(1), real @ outcomes.square()))
+        return torch.cat((real.sum().view(1), (real @ d).view(1), real @ outcomes, real @ outcomes.square()))
 
     def _values(self, network: nn.Module, state: Tensor, actions: Actions) -> Tensor:
-        values: Tensor = network(state, actions.mask, actions.features) * self.value_scale
+        values: Tensor = (network(state, actions.mask, actions.features) + self.mean) * self.value_scale
         return values * actions.mask.unsqueeze(2)
 
 
 def build_cpe_heads(
     spec: SourceSpec, settings: NetworkSettings, *, gamma: float, target_update_rate: float
 ) -> CPEHeads:
-    """Returns heads with networks as wide and deep as the Q-network, one output per choice and outcome.
+    """Returns heads with networks as wide and deep as the Q-network, one output per choice and outcome, small at first.
 
-    Streams, dropout and batch normalization are left out: they serve control, and values of one fixed policy do not
-    need them.
+    A value that begins at random is still wrong after as many steps as a small log allows. Streams, dropout and batch
+    normalization are left out: they serve control, and values of one fixed policy do not need them.
     """
     num_outcomes = 1 + len(spec.metric_names)
     plain = dataclasses.replace(settings, dueling=False, outputs=num_outcomes, dropout=0.0, batch_norm=False)
     reward_network, value_network = build_q_network(spec, plain), build_q_network(spec, plain)
+    for network in (reward_network, value_network):
+        *_, last_weight, _ = network.parameters()
+        last_weight.data.mul_(_FIRST)
     return CPEHeads(
         reward_network, value_network, gamma=gamma, target_update_rate=target_update_rate, num_outcomes=num_outcomes
     )

@@ -74,11 +74,15 @@ def test_scales_from_sums():
     metrics = torch.tensor([[0.0], [0.0], [7.0]])
     batch = make_batch(state, state, [0, 1, 0], [3.0, 4.0, 99.0], metrics=metrics, **other)
     sums = heads.scale_sums(batch)
-    assert sums.tolist() == [2, 0.5, 25, 0]  # padding is left out
+    assert sums.tolist() == [2, 0.5, 7, 0, 25, 0]  # padding is left out
     heads.set_scales(sums)
     # root mean square (25 / 2)^.5; a metric that is always 0 keeps 1; mean discount .25 makes values 4 / 3 larger
     assert heads.reward_scale.tolist() == pytest.approx([12.5**0.5, 1])
     assert heads.value_scale.tolist() == pytest.approx([12.5**0.5 * 4 / 3, 4 / 3])
+    # networks that say 0 give the mean outcome 7 / 2, and the value of a policy that always earns it
+    rewards, values = heads.predict(state, batch.actions)
+    assert rewards[0, 0].tolist() == pytest.approx([3.5, 0])
+    assert values[0, 0].tolist() == pytest.approx([3.5 * 4 / 3, 0])
 
 
 def test_scales_change_units_and_not_the_optimum():
@@ -87,6 +91,10 @@ def test_scales_change_units_and_not_the_optimum():
     heads = heads_of(truth_reward / 2, truth_value / 4)
     heads.reward_scale.fill_(2)
     heads.value_scale.fill_(4)
+    heads.mean.fill_(0.75)
+    with torch.no_grad():
+        for network in (heads.reward_network, heads.value_network, heads.target_network):
+            network.table -= 0.75
     # state 0 -> state 1 -> end, gamma .5: q = 6 + .5 * 2 and 2
     batch = make_batch(eye, eye[[1, 1]], [0, 0], [6.0, 2.0], num_choices=1, bootstrap=torch.tensor([1.0, 0.0]))
     assert heads(batch, torch.ones(2, 1))[0].item() == pytest.approx(0, abs=1e-10)
@@ -98,7 +106,7 @@ def test_scales_change_units_and_not_the_optimum():
 def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():
     """Gamma 0.5 and updates of 0.5: values have arrived after 5 * 2 / 0.5 steps, before the fewest there are."""
     heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
-    heads.set_scales(torch.tensor([2.0, 1.0, 2.0]))  # mean discount .5: a horizon of 2
+    heads.set_scales(torch.tensor([2.0, 1.0, 0.0, 2.0]))  # mean discount .5: a horizon of 2
 
     def ended_after(losses: list[float]) -> int:
         stop = EarlyStopping(heads, lambda: losses.pop(0))
