@@ -280,7 +280,8 @@ def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     key, near = str(location[-1]), list[tuple[float, str]]()
     for path, section in [("", own), *sections.items()]:
         for name in section.model_fields:
-            if (ratio := difflib.SequenceMatcher(None, key, name).ratio()) >= _NEAR:
+            part = section is own and len(key) > 3 and key in name  # such as episodes of evaluation_episodes
+            if (ratio := difflib.SequenceMatcher(None, key, name).ratio()) >= _NEAR or part:
                 named = repr(path + name) if path or section is own else f"{name!r} at the top level"
                 near.append((ratio + (_OWN_SECTION if section is own else 0), named))
     if not near:
