@@ -84,7 +84,7 @@ def lines(result: CPEResult) -> Iterator[str]:
         return
     weights = (
         f": {number(overlap.effective_episodes)} effective episodes at step {overlap.judged_step}, "
-        f"mean weight {number(overlap.mean_weight.value)}, "
+        f"mean weight {overlap.mean_weight.written(overlap.mean_weight.value)}, "
         f"{overlap.horizon_reached} of {overlap.horizon} steps reached"
     )
     yield (

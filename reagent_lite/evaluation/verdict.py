@@ -68,7 +68,8 @@ def weighted_verdict(
         reason = f"the interval is {number(width)} wide, for values of size {number(scale)}"
         faults.append((Verdict.WIDE, reason))
     unusable = (one for one in faults if one[0] is Verdict.DO_NOT_USE)
-    reason = f"{number(effective)} effective {unit}s, mean weight {number(overlap.mean_weight.value)}"
+    mean = overlap.mean_weight
+    reason = f"{number(effective)} effective {unit}s, mean weight {mean.written(mean.value)}"
     return next(unusable, faults[0] if faults else (Verdict.TRUSTWORTHY, reason))
 
 
@@ -112,7 +113,7 @@ def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
             Verdict.DO_NOT_USE,
             (
                 "logged propensities are wrong, or the policy chooses what was not logged (the mean weight of a row is "
-                f"{number(overlap.mean_weight.value)} instead of 1)"
+                f"{overlap.mean_weight.written(overlap.mean_weight.value)} instead of 1)"
             ),
         )
 

@@ -97,7 +97,7 @@ def _weight_of(overlap: Overlap | None) -> str:
     return (
         f"{counted(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
         f"policy's own (effective episodes at step {overlap.judged_step}); the mean weight of a row is "
-        f"{number(overlap.mean_weight.value)} and should be 1."
+        f"{overlap.mean_weight.written(overlap.mean_weight.value)} and should be 1."
     )
 
 
