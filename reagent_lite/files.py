@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -150,6 +151,26 @@ def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
                 shutil.rmtree(one, ignore_errors=True)
             else:
                 one.unlink()
+
+
+@contextmanager
+def work_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yields an empty folder that is removed afterwards: `.<name>.<host>-<pid>-<random>.work`.
+
+    Those of that name that processes of this host left when they were killed are removed first; other hosts', after a
+    day.
+    """
+    import psutil
+
+    left, host = list(parent.glob(f".{glob.escape(name)}.*.work")), socket.gethostname()
+    sweep(left)
+    for one in left:
+        its_host, _, pid = one.name.removeprefix(f".{name}.").rpartition("-")[0].rpartition("-")
+        if its_host == host and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(one, ignore_errors=True)
+    prefix = f".{name}.{host}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,8 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
     tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))  # dealt row by row, for a second or two
     share = tmp_path / "share"
     process = started(tree, tmp_path / "c.json")
-    assert killed_when(process, lambda: any(share.glob(".making-*/shards/shard-*/part-*")))
-    assert [one.name[:8] for one in share.iterdir()] == [".making-"]
+    assert killed_when(process, lambda: any(share.glob(".making.*/shards/shard-*/part-*")))
+    assert [one.name[:8] for one in share.iterdir()] == [".making."]
     late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
     assert ended(late).code == 2  # nothing there looks whole
     done = ended(started(tree, tmp_path / "c.json"))

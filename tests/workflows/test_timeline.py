@@ -5,6 +5,8 @@ import gc
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -468,6 +470,18 @@ def test_a_signal_leaves_nothing(
     assert main_alone(COMMAND, timeline, ["--config", str(config)]) == 75
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
     assert f"{number}: nothing half-made was left behind; run the same command again" in capsys.readouterr().err
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Others' folders stay: of a process that runs, and of another machine, whose processes are not known here."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    host = socket.gethostname()
+    for owner in (f"{host}-{dead.pid}", f"{host}-{os.getpid()}", f"x{host}-{dead.pid}"):
+        (tmp_path / f".train.{owner}-0a_b.work").mkdir()
+    make(tmp_path, FOUR)
+    left = {one.name for one in tmp_path.glob(".train.*")}
+    assert left == {f".train.{host}-{os.getpid()}-0a_b.work", f".train.x{host}-{dead.pid}-0a_b.work"}
 
 
 @pytest.mark.skipif(not LOG_2019.exists(), reason="the log of 2019 is not beside this checkout")

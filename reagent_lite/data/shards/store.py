@@ -11,10 +11,7 @@ stays for processes that still read it; older ones are removed. Readers check ev
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,13 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import fsspec
-import psutil
 
 from reagent_lite.data.formats.files import POINTER, local_path
 from reagent_lite.data.shards.dealing import folder_name
 from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import disk_errors, sweep, sync, write_whole
+from reagent_lite.files import disk_errors, sync, work_folder, write_whole
 from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
@@ -43,7 +39,6 @@ from reagent_lite.manifest import (
 )
 
 NO_PLACE = "Make room or give another place, and run again"
-_MAKING = ".making-"
 _GENERATION = re.compile(r"[0-9a-f]{16}")
 
 
@@ -124,10 +119,8 @@ class Store:
         """Yields an empty folder to build a generation in and removes it afterwards; for a bucket it is in TMPDIR."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _sweep(self._folder)
-        prefix = f"{_MAKING}{socket.gethostname()}-{os.getpid()}-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=self._folder, ignore_cleanup_errors=True) as folder:
-            built = Path(folder, "shards")  # readable by others, unlike the temporary folder around it
+        with work_folder(self._folder or Path(tempfile.gettempdir()), "making") as folder:
+            built = folder / "shards"  # readable by others, unlike the temporary folder around it
             built.mkdir()
             yield built
 
@@ -161,15 +154,6 @@ class Store:
         for other in filter(_GENERATION.fullmatch, self.sizes("").keys() - generations):
             with suppress(OSError):  # someone may still read the files; the next publication removes them
                 self._files.rm(f"{self._root}/{other}", recursive=True)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes the folders that killed processes of this host left, and those of other hosts after a day."""
-    sweep(folder.glob(f"{_MAKING}*"))
-    for left in folder.glob(f"{_MAKING}*"):
-        host, _, pid = left.name.removeprefix(_MAKING).rsplit("-", 1)[0].rpartition("-")
-        if host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def read_pointer(store: Store) -> Pointer | None:

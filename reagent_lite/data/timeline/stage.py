@@ -10,11 +10,9 @@
 
 from __future__ import annotations
 
-import glob
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +40,7 @@ from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, OUTPUTS, Counts, 
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
-from reagent_lite.files import appearing_folder, require_writable, room_in, sweep
+from reagent_lite.files import appearing_folder, require_writable, room_in, work_folder
 from reagent_lite.memory import free_host_bytes
 
 KIND = "timeline"
@@ -357,15 +355,11 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
     }
 
 
-@contextmanager
-def _work_folder(config: TimelineConfig, target: Path) -> Iterator[Path]:
-    """Yields a folder on a local disk for what does not fit into memory."""
-    parent = Path(config.temporary_directory).expanduser() if config.temporary_directory else target.parent
+def _work_folder(config: TimelineConfig, target: Path) -> AbstractContextManager[Path]:
+    """Returns a folder on a local disk for what does not fit into memory."""
+    parent = Path(config.temporary_directory).expanduser().absolute() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
-    sweep(parent.glob(f".{glob.escape(target.name)}.*.work"))
-    prefix = f".{target.name}."
-    with tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder).absolute()
+    return work_folder(parent, target.name)
 
 
 def _engine(config: TimelineConfig, work: Path) -> Engine:
