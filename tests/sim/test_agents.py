@@ -181,11 +181,28 @@ def test_a_missing_definition_is_named(tmp_path: Path, old: str, new: str, messa
         CpuBackend(file, {}, "exact")
 
 
-def test_an_unnamed_type_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("agent == 0 ? 0 : 1", "agent", r"agent_type\(2\) of team: .*0 to 1 \(leader, follower\).*got 2"),
+        ('"follower"', '"../follower"', r"AGENT_TYPES of team: expected names of letters, .*'\.\./follower'"),
+    ],
+)
+def test_types_without_a_usable_name_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     file = tmp_path / "team.cuh"
-    file.write_text(TEAM.replace("agent == 0 ? 0 : 1", "agent"))
-    with pytest.raises(SimulationError, match=r"agent_type\(2\) of team: .*0 to 1 \(leader, follower\).*got 2"):
+    file.write_text(TEAM.replace(old, new))
+    with pytest.raises(SimulationError, match=message):
         CpuBackend(file, {"size": 3}, "exact")
+
+
+def test_a_reward_that_step_leaves_out_is_0(tmp_path: Path) -> None:
+    file = tmp_path / "team.cuh"
+    file.write_text(TEAM.replace("reward[a] = in_game(s, a) ? 1.0f : 0.0f;", "if (a == 0) reward[a] = 1.0f;"))
+    env = VectorEnv(CpuBackend(file, {}, "exact"), num_envs=50)
+    env.reset()
+    env.reward.fill_(9.0)
+    env.step()
+    assert env.reward.tolist() == [11.0, 0.0] * 50  # action 0: both counts become 1
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
