@@ -35,7 +35,9 @@ DEVICE unsigned step_one(const Call &c, long i) {
 }
 
 DEVICE void observe_one(const Call &c, float *observation, long i) {
-  write_observation(observation, i, load(c.state, c.num, i));
+  float row[observation_width];
+  observe_agent(load(c.state, c.num, i), 0, row);
+  store_row<observation_width>(observation + i * observation_width, row);
 }
 
 DEVICE void start_one(const Call &c, int i, unsigned episode, unsigned *fresh, int j) {

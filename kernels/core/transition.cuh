@@ -99,12 +99,6 @@ DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State
   return unsigned(terminated) * TERMINATED | truncated * TRUNCATED | unsigned(fault) * FAULT;
 }
 
-DEVICE void write_observation(float *observation, long i, const State &s) {
-  float row[observation_width];
-  observe_agent(s, 0, row);
-  store_row<observation_width>(observation + i * observation_width, row);
-}
-
 // Whether slot k is open, and its features, zeros where it is closed.
 DEVICE bool choice(const State &s, int k, const Random &random, float *features) {
   for (int f = 0; f < feature_width; ++f) features[f] = 0.0f;

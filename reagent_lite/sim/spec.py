@@ -110,9 +110,9 @@ class EnvSpec:
         for what, names in (("ACTION_NAMES", self.action_names), ("AGENT_TYPES", self.agent_type_names)):
             if len(set(names)) < len(names) or not all(names):
                 yield Problem(f"{what} of {self.name}", "a name for each, no two alike", ", ".join(map(repr, names)))
-        for name in self.agent_type_names:
-            if not _TYPE_NAME.fullmatch(name):
-                yield Problem(f"AGENT_TYPES of {self.name}", "letters, digits, spaces, '.', '-' or '_'", repr(name))
+        if not all(map(_TYPE_NAME.fullmatch, self.agent_type_names)):
+            expected = "names of letters, digits, spaces, '.', '-' and '_'"
+            yield Problem(f"AGENT_TYPES of {self.name}", expected, ", ".join(map(repr, self.agent_type_names)))
         known = range(len(self.agent_type_names))
         for agent, kind in enumerate(agent_types):
             if kind not in known:

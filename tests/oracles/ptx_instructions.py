@@ -102,7 +102,6 @@ def _floats() -> Iterator[tuple[str, Meaning]]:
     yield "div.rn.f32", _of("f32", two, "{1} / {2}")
     yield "rcp.rn.f32", _of("f32", one, "1.0f / {1}")
     yield "sqrt.rn.f32", _of("f32", one, "__builtin_sqrtf({1})")
-    yield "min.f32", _of("f32", two, "least({1}, {2})")
     yield "max.f32", _of("f32", two, "greatest({1}, {2})")
     yield "neg.f32", _of("b32", ("b32",), "{1} ^ 0x80000000u")
     yield "copysign.f32", _of("b32", ("b32", "b32"), "({1} & 0x80000000u) | ({2} & 0x7fffffffu)")  # the sign is {1}'s

@@ -154,12 +154,6 @@ static inline f32 greatest(f32 a, f32 b) {
   if (a == b) return bits(a) & 0x80000000u ? b : a;
   return a > b ? a : b;
 }
-static inline f32 least(f32 a, f32 b) {
-  if (a != a) return b;
-  if (b != b) return a;
-  if (a == b) return bits(a) & 0x80000000u ? a : b;
-  return a < b ? a : b;
-}
 
 // Rounded towards zero, in the range of a 32-bit integer; NaN gives 0.
 static inline s32 saturated(f32 x) {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracles.pretended_gpu import GPU, MULTIPROCESSORS, machine, pretended_gpu
-from oracles.same_bits import CORNERS, backends, play, require_same, step
+from oracles.same_bits import CORNERS, backends, play, require_same
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim import cuda
@@ -129,24 +129,6 @@ def test_blocks_and_the_order_of_threads_do_not_matter(block_size: int, monkeypa
         envs = [VectorEnv(backend, num_envs=333) for backend in backends(find_environment("recommend"))]
         play(envs, 60)
         assert gpu.notes[-2][1:] == ("env_step", -(-333 // block_size), block_size)
-
-
-def test_environments_split_at_an_odd_place() -> None:
-    with pretended_gpu():
-        on_gpu, on_cpu = backends(find_environment("gridworld"))
-        whole = VectorEnv(on_cpu, num_envs=257, seed=3)
-        parts = [VectorEnv(on_gpu, num_envs=n, first_env=first, seed=3) for first, n in ((0, 101), (101, 156))]
-        for env in (whole, *parts):
-            env.reset()
-        for number in range(200):
-            q = torch.randn(257, 4, generator=torch.Generator().manual_seed(number))
-            step(whole, number, q)
-            for env in parts:
-                step(env, number, q[env.first_env : env.first_env + env.num_envs])
-        for name in ("observation", "next_observation", "action", "propensity", "reward", "ended", "episode", "mask"):
-            joined = torch.cat([getattr(env, name).cpu() for env in parts])
-            assert torch.equal(joined, getattr(whole, name)), name
-        assert whole.episode.sum() > 100
 
 
 @pytest.mark.parametrize("name", ["cartpole_v1", "gridworld", "recommend"])
