@@ -92,7 +92,8 @@ class PolicyModels:
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores what `state_dict` returned."""
-        self.heads.load_state_dict(state["heads"])
+        earlier = {"mean": torch.zeros_like(self.heads.mean)}  # checkpoints of 2026-11-22 have none
+        self.heads.load_state_dict({**earlier, **state["heads"]})
         load_optimizer(self._optimizer, state.get("moments", {}), {"numbers": {}})
 
     def measure(self, batches: Iterable[TransitionBatch]) -> None:
