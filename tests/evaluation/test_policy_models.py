@@ -1,6 +1,5 @@
 """Models of a policy as a checkpoint keeps them."""
 
-
 from oracles.runs import ALONE
 
 from reagent_lite.algorithms.cpe_heads import build_cpe_heads

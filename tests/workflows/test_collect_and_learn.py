@@ -332,6 +332,9 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
     empty.source.load_state_dict(state)
     with pytest.raises(IdleError):  # there is nothing to learn from, whatever was read once
         empty.before_step(1)
+    del state["rollout"]["seen"]
+    with pytest.raises(ConfigError, match=r"checkpoint\.resume: expected .* names the files .* earlier version"):
+        empty.source.load_state_dict(state)
 
 
 def test_a_file_read_in_parts_gives_the_same_rows_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

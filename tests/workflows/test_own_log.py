@@ -66,5 +66,5 @@ def test_names_from_the_log_to_decisions(tmp_path: Path) -> None:
     assert [manifest["action_names"][choice] for choice in decided.greedy] == ["mail", "call"]
 
     wrong = config | {"data": {"columns": COLUMNS | {"reward": "click"}}}
-    with pytest.raises(DataError, match=r"own.csv:2: expected a column 'click', as columns.reward says.*'clicked'"):
+    with pytest.raises(DataError, match=r"own.csv: expected a column 'click', as columns.reward says.*'clicked'"):
         trained(wrong)

@@ -265,8 +265,9 @@ def per_distinct(
     """Returns [n] codes: `decode` of each distinct value (texts parsed), `absent` where null."""
     array = column.array
     if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
-        # Nothing here reads lists and objects, whatever is in them.
-        return np.where(column.present, decode({}), absent).astype(dtype)
+        # Nothing here reads what is in lists and objects, so an empty one stands for all; lists of pairs are maps.
+        plain = is_list(array.type) and not pa.types.is_struct(array.type.value_type)
+        return np.where(column.present, decode([] if plain else {}), absent).astype(dtype)
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values

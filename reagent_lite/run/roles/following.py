@@ -27,7 +27,7 @@ from reagent_lite.console import Waiting, logger
 from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.run.environments import Reader
 from reagent_lite.run.roles.policies import (
     PolicyPublisher,
@@ -246,7 +246,14 @@ class FollowedEpisodes:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fills the rings from the newest files that had been read; the others are read next."""
+        """Fills the rings from the newest files that had been read; the others are read next.
+
+        Raises:
+            ConfigError: the checkpoint does not say which files had been read, as in earlier versions.
+        """
+        if "seen" not in state:
+            expected, todo = "a checkpoint that names the files it has read", "Set it to false, and the run begins anew"
+            raise ConfigError(Problem("checkpoint.resume", expected, "one of an earlier version", todo))
         self.frames, self._wanted, self._through = (int(state[name]) for name in ("frames", "wanted", "through"))
         again: list[tuple[str, int]] = []
         if self._group.is_first:
