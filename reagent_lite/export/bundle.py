@@ -422,7 +422,7 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
     with np.errstate(over="ignore"):
         values = dense.astype(np.float32)
     names = list(columns)
-    for row, column in np.argwhere(np.isinf(values)):
+    for row, column in zip(*np.nonzero(np.isinf(values)), strict=True):
         place = f"{where}[{row}], feature {names[column]}"
         problems.append(Problem(place, "a finite float32, or null", f"{dense[row, column]:g}"))
     raise_any(problems, BundleError)
