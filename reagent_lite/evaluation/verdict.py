@@ -16,6 +16,7 @@ _MEAN_WEIGHT_TOLERANCE = 0.1
 # missed in 21 of 23 logs, from 0.7 to 0.9 in 12 of 45, whether or not the mean's own interval held 1.
 _EPISODES_MISSING, _EPISODES_SCARCE, _EPISODES_TOO_HEAVY = 0.7, 0.85, 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
+_FITTED_ERROR = 1e-3  # of a fitted value, which never meets an estimate without spread exactly
 _MAX_LARGEST_SHARE = 0.25
 
 UNCHECKED = "the model cannot be checked against the log"
@@ -84,7 +85,8 @@ def model_verdict(
         return unusable
     if check_verdict is Verdict.DO_NOT_USE:
         return Verdict.WIDE, f"{UNCHECKED}: weighted estimates are unusable"
-    if check.excludes(figure.value):
+    slack = _FITTED_ERROR * abs(figure.value)
+    if figure.value + slack < check.low or figure.value - slack > check.high:
         beyond = f"; {percent(overlap.cut_share)} of episodes are cut, only the model counts what follows"
         return Verdict.DO_NOT_USE, (
             f"the model says {figure.written(figure.value)}, outside the weighted estimate's interval "

@@ -148,3 +148,12 @@ def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdic
     assert mean.low < 1 < mean.high
     found = estimate_of(result, "Weighted_Per_Decision_Importance_Sampling")
     assert found.verdict is verdict if verdict else "mean weight of an episode" not in found.reason
+
+
+@pytest.mark.parametrize(("model", "verdict"), [(1.0009, WIDE), (1.002, UNUSABLE)])
+def test_a_fitted_value_beside_a_constant_reward_need_not_be_exact(model: float, verdict: Verdict) -> None:
+    page = bandit_page([1.0] * 200)
+    fitted = torch.full_like(page.q_values, model)
+    page = dataclasses.replace(page, q_values=fitted, reward_model=fitted)
+    for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation"):
+        assert estimate_of(evaluated(page), name).verdict is verdict
