@@ -69,8 +69,14 @@ def number(value: float | None) -> str:
         return "–"
     if 1e6 <= abs(value) < 1e12:
         value = float(f"{value:.3g}")
-    units = 999.5 <= abs(value) < 1e12 or value == int(value) < 1e12
+    units = abs(value) < 1e12 and (abs(value) >= 999.5 or value == int(value))
     return f"{round(value):,}" if units else f"{value:.3g}"
+
+
+def effective(count: float, unit: str) -> str:
+    """Returns an effective number and what it counts, as in "12.5 effective rows" and "1 effective episode"."""
+    text = number(count)
+    return f"{text} effective {unit}{'' if text == '1' else 's'}"
 
 
 def percent(share: float | None) -> str:

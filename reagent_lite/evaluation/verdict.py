@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.interval import Interval, number, percent
+from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 
 # An interval wider than this share of the figure's own size cannot separate policies.
@@ -47,21 +47,16 @@ def weighted_verdict(
         min_effective: evaluation.min_effective_episodes.
     """
     unit = "episode" if sequential else "row"
-    effective = overlap.effective_episodes if sequential else overlap.effective_rows
+    count = overlap.effective_episodes if sequential else overlap.effective_rows
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
     faults = [*_faults_of_rows(overlap), *(_faults_of_episodes(overlap) if sequential else ())]
-    if effective < min_effective:
-        faults.append(
-            (Verdict.DO_NOT_USE, f"weights leave {number(effective)} effective {unit}s, fewer than {min_effective:g}")
-        )
+    if count < min_effective:
+        reason = f"weights leave {effective(count, unit)}, fewer than {min_effective:g}"
+        faults.append((Verdict.DO_NOT_USE, reason))
     faults += _undefined(figure, overlap)
     if overlap.num_episodes < min_effective:
-        faults.append(
-            (
-                Verdict.WIDE,
-                f"{counted(overlap.num_episodes, 'episode')}: an interval from so few is too narrow",
-            )
-        )
+        reason = f"{counted(overlap.num_episodes, 'episode')}: an interval from so few is too narrow"
+        faults.append((Verdict.WIDE, reason))
     if largest > _MAX_LARGEST_SHARE:
         faults.append((Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"))
     width = figure.high - figure.low
@@ -70,7 +65,7 @@ def weighted_verdict(
         faults.append((Verdict.WIDE, reason))
     unusable = (one for one in faults if one[0] is Verdict.DO_NOT_USE)
     mean = overlap.mean_weight
-    reason = f"{number(effective)} effective {unit}s, mean weight {mean.written(mean.value)}"
+    reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}"
     return next(unusable, faults[0] if faults else (Verdict.TRUSTWORTHY, reason))
 
 
@@ -127,7 +122,7 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
     weight = number(mean.value) if mean.value > 0 else "0, or too small for a number,"
     evidence = (
         f"(the mean weight of an episode up to step {overlap.judged_step} is {weight} instead of 1, with "
-        f"{number(overlap.effective_episodes)} effective episodes)"
+        f"{effective(overlap.effective_episodes, 'episode')})"
     )
     if mean.value < 1:
         unusable, cause = (

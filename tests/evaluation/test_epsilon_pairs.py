@@ -89,7 +89,7 @@ def test_verdicts_follow_the_overlap_and_trustworthy_intervals_hold_the_exact_va
             assert verdict is Verdict.TRUSTWORTHY, case
         elif pair in HOPELESS:
             assert verdict is Verdict.DO_NOT_USE, case
-            assert "effective episodes" in case.estimate.reason
+            assert "effective episode" in case.estimate.reason
         elif pair in COVERED and name in ROBUST:  # wide, where the mean of the weights is off 1 by chance
             assert verdict is not Verdict.DO_NOT_USE, case
     counted = misses(found)

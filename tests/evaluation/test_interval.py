@@ -5,7 +5,7 @@ import math
 import pytest
 from oracles.reports import UNDEFINED
 
-from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.interval import Interval, effective, number
 
 HALF = Interval(value=1234.5, low=0.5, high=math.inf)
 
@@ -21,10 +21,14 @@ def test_text_json_and_tags() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(-0.0, "0"), (0.12345, "0.123"), (-7.0, "-7"), (999.6, "1,000"), (-1234.4, "-1,234"), (999_999.7, "1,000,000"),
-     (23_456_789.0, "23,500,000"), (4.56e12, "4.56e+12"), (1.234e-9, "1.23e-09"), (math.inf, "–")],
+     (23_456_789.0, "23,500,000"), (4.56e12, "4.56e+12"), (-1e15, "-1e+15"), (1.234e-9, "1.23e-09"), (math.inf, "–")],
 )  # fmt: skip
 def test_numbers_have_three_digits_or_units(value: float, text: str) -> None:
     assert number(value) == text
+
+
+def test_an_effective_number_agrees_with_its_noun() -> None:
+    assert [effective(count, "row") for count in (12.5, 1.0004)] == ["12.5 effective rows", "1 effective row"]
 
 
 @pytest.mark.parametrize(("low", "high", "side"), [(0.1, 2.0, 1), (-2.0, -0.1, -1), (-1.0, 1.0, 0), (math.nan, 1.0, 0)])
