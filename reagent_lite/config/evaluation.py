@@ -1,4 +1,4 @@
-"""`evaluation`: counterfactual policy evaluation (CPE) on held-out episodes."""
+"""`evaluation`: counterfactual policy evaluation (CPE) on logged episodes."""
 
 from typing import Annotated
 
@@ -20,7 +20,8 @@ class EvaluationConfig(Section):
     fitted to the others."""
     learn_from_scored: bool = True
     """Whether the policy learns from scored episodes that are in the training data. Estimates flatter it then, and no
-    decision to ship it rests on them; false: they are kept out of learning."""
+    decision to ship it rests on them; false: they are kept out of learning. It must have been false in the run of
+    training.warm_start_model_path too, if that learned from the same log."""
     confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000

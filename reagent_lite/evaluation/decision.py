@@ -125,6 +125,7 @@ class Evidence:
     Attributes:
         result: all estimates from the log; None without a log.
         seen: whether the policy has learned from episodes that they rest on.
+        other_seen: whether the model that it is compared with has.
         comparisons: what they are compared with.
         played: from simulation.
         gate: the decision of publish_if.
@@ -132,6 +133,7 @@ class Evidence:
 
     result: CPEResult | None = None
     seen: bool = False
+    other_seen: bool = False
     comparisons: tuple[Comparison, ...] = ()
     played: Played | None = None
     gate: Gate | None = None
@@ -190,9 +192,9 @@ def decide(evidence: Evidence) -> Decision:
 
     publish_if that is not fulfilled decides alone. Otherwise findings for and against a policy contradict each other,
     and one side alone decides. Being better than random actions is not enough where the comparison with another policy
-    is undecided. Estimates on episodes that the policy has learned from flatter it: they do not speak for it.
+    is undecided. Estimates on episodes that a policy has learned from flatter it: they do not speak for it.
     """
-    findings = tuple(_unflattered(one) if evidence.seen else one for one in _findings(evidence))
+    findings = tuple(_unflattered(one, evidence) for one in _findings(evidence))
     better, worse, undecided = ([one for one in findings if one.side == side] for side in (1, -1, 0))
     if worse and (worse[0].source is Source.GATE or not better):
         choice, used = Choice.DO_NOT_SHIP, worse[:1]
@@ -237,14 +239,15 @@ def _finding(source: Source, side: int, reason: str, *, weak: bool = False) -> F
     return Finding(source=source, side=side, reason=reason, next_step=_NEXT.get((source, side), _LEARN), weak=weak)
 
 
-def _unflattered(finding: Finding) -> Finding:
-    """Returns what a finding says of a policy that has learned from the scored episodes: nothing in its favour."""
-    if finding.side < 1 or finding.source not in (Source.GATE, Source.LOG):
+def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
+    """Returns a finding; an undecided one where it favours a policy that has learned from the scored episodes."""
+    whose = {1: evidence.seen and "policy", -1: evidence.other_seen and OTHER_MODEL}.get(finding.side)
+    if not whose or finding.source not in (Source.GATE, Source.LOG):
         return finding
     return replace(
         finding,
         side=0,
-        reason=f"{finding.reason}; but the policy has learned from scored episodes, which flatters it",
+        reason=f"{finding.reason}; but the {whose} has learned from scored episodes, which flatters it",
         next_step=_SCORE_OTHERS,
     )
 
@@ -289,9 +292,9 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"{what} difference of {row.difference} from the {name} in the {comparison.unit}"
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
-        beside, reference = [*comparison.references.items()][continues]
+        name, reference = [*comparison.references.items()][continues]
         reason = (
-            f"{what} {comparison.unit} of {row.figure} against {reference} of the {beside}, "
+            f"{what} {comparison.unit} of {row.figure} against {reference} of the {name}, "
             f"a difference of {row.difference}{'' if side else ', which may be 0'}"
         )
     return _finding(Source.LOG, side, reason)

@@ -15,7 +15,7 @@ from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.decision import Comparison, Decision, Evidence, compared, compared_models, decide
 from reagent_lite.evaluation.estimates import Estimates
 from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import finite, number, percent
+from reagent_lite.evaluation.interval import effective, finite, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL, EstimatedReturn, Played
@@ -80,15 +80,15 @@ def lines(result: CPEResult) -> Iterator[str]:
     """Yields the result as text: what it rests on, then one line per estimate with interval and verdict."""
     overlap = result.overlap
     if overlap is None:
-        yield "CPE: no held-out rows to evaluate on"
+        yield "CPE: no episodes could be scored"
         return
     weights = (
-        f": {number(overlap.effective_episodes)} effective episodes at step {overlap.judged_step}, "
+        f": {effective(overlap.effective_episodes, 'episode')} at step {overlap.judged_step}, "
         f"mean weight {overlap.mean_weight.written(overlap.mean_weight.value)}, "
         f"{overlap.horizon_reached} of {overlap.horizon} steps reached"
     )
     yield (
-        f"CPE on {counted(overlap.num_episodes, 'held-out episode')}, {counted(overlap.num_rows, 'row')}"
+        f"CPE on {counted(overlap.num_episodes, 'scored episode')}, {counted(overlap.num_rows, 'row')}"
         f"{weights if result.weighted else ''}; intervals at {result.level:.0%}"
     )
     if result.num_episodes_left_out or result.num_rows_beyond_horizon:
@@ -213,7 +213,8 @@ class Findings:
         simulated = self.played.policies[MODEL].discounted if self.played is not None and self.comparable else None
         against = tuple(compared_models(self.estimates.compared))
         own = compared(result, simulated=simulated, decides=not against)
-        return Evidence(result=result, seen=self.estimates.log.seen, comparisons=(*own, *against), played=self.played)
+        rows, (seen, *other) = (*own, *against), self.estimates.log.seen
+        return Evidence(result=result, seen=seen, other_seen=any(other), comparisons=rows, played=self.played)
 
     @cached_property
     def decision(self) -> Decision:

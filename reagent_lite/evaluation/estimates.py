@@ -43,14 +43,14 @@ class Log:
         copy: its rows.
         rows: what batches are gathered from, raw.
         split: which rows models are fitted to, and which are scored.
-        seen: whether the evaluated model has learned from this log.
+        seen: whether each model has learned from this log.
         warnings: what was found wrong.
     """
 
     copy: TrainingCopy
     rows: LoggedRows
     split: Split
-    seen: bool
+    seen: tuple[bool, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -73,19 +73,20 @@ class Log:
         Raises:
             DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
         """
-        warnings, learned = [*copy.notes], [one.bundle.manifest["data_hash"] == content_of(copy) for one in models]
-        for model, seen in zip(models, learned, strict=True):
+        content, warnings = content_of(copy), [*copy.notes]
+        seen = tuple(one.bundle.manifest["data_hash"] == content for one in models)
+        for model, learned in zip(models, seen, strict=True):
             warnings += _feature_warnings(model, copy)
-            if seen:
+            if learned:
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
         sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
         scored = scored_episodes(sides, config.evaluation, config.seed, few=True)
-        split = split_log(sides, scored, lambda counts: _num_steps(config, sum(counts)))
         if not len(scored.numbers):
             raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
+        split = split_log(sides, scored, lambda counts: _num_steps(config, sum(counts)))
         features = raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, models[0].spans(copy), np.arange(len(copy)), raw_columns(copy.state), features)
-        return cls(copy=copy, rows=rows, split=split, seen=learned[0], warnings=(*warnings, *scored.notes))
+        return cls(copy=copy, rows=rows, split=split, seen=seen, warnings=(*warnings, *scored.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
     if result is None:
         return ()
     if result.overlap is None:
-        return ("No held-out rows: nothing could be estimated from the log.",)
+        return ("No episodes could be scored: nothing was estimated from the log.",)
     if not result.num_episodes_left_out and not result.num_rows_beyond_horizon:
         return ()
     sentence = not_scored(result)
@@ -49,7 +49,7 @@ def evaluation_sections(
 
     Args:
         evidence: what the decision rests on.
-        decision: no estimate is drawn in green where it is that the evidence is not enough.
+        decision: estimates are drawn in green only where it rests on evidence that is enough.
         settings: the settings of the evaluation.
         names: the names of the played policies but random actions, by key.
         note: a sentence on what was played.
@@ -57,7 +57,7 @@ def evaluation_sections(
     """
     level, overlap = settings.confidence_level, evidence.overlap
     return (
-        estimates_section(evidence, level, where, plain=decision.choice is Choice.NOT_ENOUGH),
+        estimates_section(evidence, level, where, plain=evidence.seen or decision.choice is Choice.NOT_ENOUGH),
         simulated_section(evidence.played, names, level, note),
         weights_section(overlap, settings.min_effective_episodes),
     )

@@ -150,7 +150,8 @@ def _to_learn(config: WorkflowConfig, log: Log, sides: Sides, scored: Scored) ->
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
     both = np.isin(sides.hashes(log.copy), scored.hashes)
     if config.evaluation.learn_from_scored:
-        return log.rows, any(sides.shards.group.each(int(both.any())))
+        seen = any(sides.shards.group.each(int(both.any())))
+        return log.rows, seen and config.simulated_share < 1  # at 1 the rows are evaluated only
     rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
     return log.rows.only(rows[~both[log.copy.episode[rows]]]), False
 

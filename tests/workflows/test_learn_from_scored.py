@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.bundles import linear_bundle
 from oracles.logs import write_lines
 from oracles.runs import ALONE, trained
 
 from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import DataError
 from reagent_lite.run.logged import prepare
+from workflows.evaluate import evaluate
 
 ROWS = 1500
 
@@ -48,10 +51,23 @@ def test_noise_is_no_reason_to_ship(noise: dict[str, Any], caplog: pytest.LogCap
     assert "which flatters it" in flattered["reason"]
     assert "learn_from_scored" in flattered["next"]
     assert caplog.text.count("Estimates may flatter it") == 1
+    assert_evaluations_agree(Path(noise["training_data_path"]), Path(noise["model_output_path"]) / "model")
     caplog.clear()
     honest = decision({**noise, "model_output_path": f"{noise['model_output_path']}2"}, False)
     assert honest["choice"] == "not enough to say"
     assert "flatter" not in honest["reason"] + caplog.text
+
+
+def assert_evaluations_agree(log: Path, model: Path) -> None:
+    """The log is known under another name and in another order, and flatters the model as the other one, too."""
+    copy = log.with_name("copy.jsonl")
+    copy.write_text("".join(sorted(log.read_text().splitlines(keepends=True), reverse=True)))
+    other = linear_bundle(log.with_name("other"), np.eye(2), ("a", "b"), (0, 1))
+    for names, whose in (((model, other), "policy"), ((other, model), "other model")):
+        tree = dict(zip(("model", "against"), map(str, names), strict=True)) | {"data_path": str(copy), "gamma": 0.0}
+        found = evaluate(check(EvaluateConfig, {**tree, "evaluation": {"bootstrap_resamples": 200}}))
+        assert found.decision["choice"] == "not enough to say"
+        assert f"but the {whose} has learned from scored episodes" in found.decision["reason"]
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["a share", "the same file as eval data"])
@@ -69,6 +85,14 @@ def test_no_row_of_a_scored_episode_is_learned_from(noise: dict[str, Any], given
     assert apart.counts == (len(learned),)
     assert sorted([*learned, *apart.scored.numbers]) == list(range(ROWS))
     assert 0.15 * ROWS < len(apart.scored.numbers) < 0.25 * ROWS
+
+
+@pytest.mark.parametrize(("share", "seen"), [(0.5, True), (1.0, False)])
+def test_a_policy_that_learns_in_simulation_alone_has_seen_no_episode(
+    noise: dict[str, Any], share: float, seen: bool
+) -> None:
+    tree = {**noise, "simulation": {"env": "cartpole_v0", "share": share}}
+    assert prepare(check(DqnConfig, tree), ALONE).seen is seen
 
 
 def test_nothing_is_left_to_learn_from(noise: dict[str, Any]) -> None:
