@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from reagent_lite.config.publish import PublishConfig
-from reagent_lite.evaluation.cpe import CPEResult, Estimate
-from reagent_lite.evaluation.interval import Interval, finite, number
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family
+from reagent_lite.evaluation.interval import finite, number
 from reagent_lite.evaluation.verdict import Verdict
 
 
@@ -16,7 +16,7 @@ class Gate:
     Attributes:
         passed: whether the model may be exported.
         reason: why, or why not, in words.
-        document: condition, estimate with interval, bound and reason as JSON types; null where undefined.
+        document: condition, estimate, what it is compared with, and reason as JSON types; null where undefined.
     """
 
     passed: bool
@@ -31,13 +31,13 @@ def decide(result: CPEResult, condition: PublishConfig) -> Gate:
         for family in (outcome.one_step, outcome.sequential):
             for estimate in family.estimates:
                 if (outcome.name, estimate.name) == (condition.outcome, condition.estimator):
-                    return _decide(estimate, family.logged, condition, asked)
-    nothing = dict.fromkeys(("estimate", "difference", "logged", "bound", "lower", "verdict"))
-    reason = "no held-out episodes could be scored"
+                    return _decide(estimate, family, condition, asked)
+    nothing = dict.fromkeys(("estimate", "difference", "logged", "continued", "bound", "lower", "verdict"))
+    reason = "no episodes could be scored"
     return Gate(passed=False, reason=reason, document={**asked, **nothing, "reason": reason})
 
 
-def _decide(estimate: Estimate, logged: Interval, condition: PublishConfig, asked: dict[str, Any]) -> Gate:
+def _decide(estimate: Estimate, family: Family, condition: PublishConfig, asked: dict[str, Any]) -> Gate:
     above = condition.lower_bound_above
     bound, tested = (0.0, estimate.difference) if above == "logged" else (above, estimate.figure)
     lower = finite(tested.low)
@@ -57,7 +57,8 @@ def _decide(estimate: Estimate, logged: Interval, condition: PublishConfig, aske
         **asked,
         "estimate": estimate.figure.json(),
         "difference": estimate.difference.json(),
-        "logged": logged.json(),
+        "logged": family.logged.json(),
+        "continued": None if family.continued is None else family.continued.json(),
         "bound": bound,
         "lower": lower,
         "verdict": estimate.verdict,
