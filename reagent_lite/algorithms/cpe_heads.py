@@ -24,6 +24,7 @@ _CHECK_EVERY, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
 _FIRST = 0.1  # of random outputs that a fit begins with; with 0 its first gradients cancel, and Adam steps by rounding
 
 Policy = Callable[[Tensor, Actions], Tensor]
+"""From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 

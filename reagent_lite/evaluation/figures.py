@@ -1,33 +1,21 @@
 """Figures of a learner on logged rows: TD loss, what the log does, what the learned policy would do."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.rl.td import chosen, greedy_choice
 from reagent_lite.types import TransitionBatch
 
 
-class Evaluated(Protocol):
-    """A learner that can be evaluated without being trained."""
-
-    def evaluate(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`."""
-        ...
-
-    def train(self, mode: bool = True) -> object:
-        """Sets the mode of dropout and batch normalization."""
-        ...
-
-
 @torch.no_grad()
 def figures(
     batches: Iterable[TransitionBatch],
-    learner: Evaluated,
+    learner: DQN,
     group: Group,
     *,
     action_names: Sequence[str],
@@ -56,7 +44,7 @@ def figures(
     return {name: value / rows for name, value in zip(names, total[1:], strict=True)}
 
 
-def _sums(batch: TransitionBatch, learner: Evaluated, count: int, policy: TargetPolicy) -> Tensor:
+def _sums(batch: TransitionBatch, learner: DQN, count: int, policy: TargetPolicy) -> Tensor:
     q, choices, td_loss = learner.evaluate(batch)
     greedy = greedy_choice(q, choices)
     scalars = torch.stack(

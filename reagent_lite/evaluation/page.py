@@ -1,13 +1,12 @@
-"""The evaluation page: held-out logged rows beside what the evaluated policy and its models say of them.
+"""The evaluation page: scored rows of a log beside what the evaluated policy and its models say of them.
 
 batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.sums.Episodes [n, L] per outcome
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,11 +14,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reagent_lite.algorithms.cpe_heads import CPEHeads, Policy
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.sums import Episodes
 from reagent_lite.rl.td import chosen, expected_value
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.types import TransitionBatch
 
 REWARD_NAME = "Reward"
 BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"})
@@ -28,17 +28,6 @@ BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
 _ROUNDING = 1e-6  # of probabilities, which logs and exported models have as float32
 _DTYPES = {"episode": torch.int64, "action": torch.int64, "mask": torch.bool}  # the others are float64
-
-Policy = Callable[[Tensor, Actions], Tensor]
-"""From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
-
-
-class OutcomeModels(Protocol):
-    """Reward model and value model of the evaluated policy, for the reward and each metric."""
-
-    def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Returns expected outcomes of the row and values, each [B, K, 1 + M]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +118,7 @@ def build_page(
     episodes: NDArray[np.int64],
     *,
     policy: Policy,
-    models: OutcomeModels,
+    models: CPEHeads,
     metric_names: tuple[str, ...] = (),
 ) -> EvaluationPage:
     """Evaluates policy and models on logged rows.
@@ -139,7 +128,7 @@ def build_page(
             must be read with n = 1 here. Rows of weight 0 are padding and left out.
         episodes: [N] a code per row that is not padding; rows of an episode need not lie together.
         policy: the evaluated policy.
-        models: fitted on other episodes (held_out).
+        models: those of the policy, fitted to other episodes (held_out).
         metric_names: names of the M columns of `metrics`.
 
     Raises:
@@ -258,7 +247,7 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
-def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, names: tuple[str, ...]) -> EvaluationPage:
+def _page_of(batch: TransitionBatch, policy: Policy, models: CPEHeads, names: tuple[str, ...]) -> EvaluationPage:
     reward_model, q_values = models.predict(batch.state, batch.actions)
     outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
     next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
