@@ -1,4 +1,4 @@
-"""Estimates from simulated logs against exact values."""
+"""The gridworld that estimates are held against: published values, and that its parts agree."""
 
 import numpy as np
 from oracles import gridworld

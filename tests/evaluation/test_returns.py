@@ -42,11 +42,8 @@ def stay(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> T
     return torch.tensor([1.0, 0.0]).expand(len(observation), 2)
 
 
-def played(env: VectorEnv, policy: Policy | None, gamma: float = 1.0, epsilon: float = 0.0,
-           temperature: float = 0.0) -> Returns:  # fmt: skip
-    (result,) = play(
-        env, [Player(policy=policy, epsilon=torch.tensor([epsilon]), temperature=temperature)], gamma=gamma
-    )
+def played(env: VectorEnv, policy: Policy, gamma: float = 1.0, epsilon: float = 0.0) -> Returns:
+    (result,) = play(env, [Player(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
     return result
 
 
@@ -67,19 +64,6 @@ def test_a_time_limit_truncates(tmp_path: Path) -> None:
     result = played(coins(tmp_path, 50, time_limit=5), stay, gamma=1.0)
     assert torch.equal(result.total, torch.where(result.terminated, 2.0, 5.0).double())
     assert 0 < result.terminated.sum() < 50
-
-
-def test_exploration_and_its_absence(tmp_path: Path) -> None:
-    env = coins(tmp_path, 20_000, time_limit=1)
-    assert played(env, stay, gamma=1.0).terminated.sum() == 0
-    # a quarter of the draws is uniform, half of those end the episode
-    share = played(env, stay, gamma=1.0, epsilon=0.25).terminated.double().mean()
-    assert float(share) == pytest.approx(0.125, abs=4 * (0.125 * 0.875 / 20_000) ** 0.5)
-    softmax = played(env, stay, gamma=1.0, temperature=0.5).terminated.double().mean()
-    chance = 1 / (1 + torch.e**2)
-    assert float(softmax) == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 20_000) ** 0.5)
-    uniform = played(env, None, gamma=1.0).terminated.double().mean()
-    assert float(uniform) == pytest.approx(0.5, abs=4 * 0.5 / 20_000**0.5)
 
 
 def test_episodes_that_are_over_are_not_decided_any_more() -> None:
