@@ -24,7 +24,7 @@ _CHUNK_VALUES = 1 << 20  # 8 MB of float64, a few times
 _LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # the most of each count
 
 Chunks = Callable[[], Iterable[tuple[EvaluationPage, Tensor]]]
-"""Rows of a page with the raw features of their candidates [N, K, F], NaN where absent; twice the same."""
+"""Rows of a page with the raw features of their candidates [N, K, F], NaN where absent; the same in every call."""
 
 
 def candidate_choices(

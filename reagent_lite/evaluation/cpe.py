@@ -114,12 +114,13 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Beside the page it needs, for T outcomes or 32 of more, 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode, a few
-    numbers a row for a while, and a constant below 70 MB, whatever the lengths of episodes. With ten choices that is
-    less than a page of 75 MB or more. The result holds the estimates of all resamples, 0.2 MB an outcome.
+    Memory beside the page: 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode for T outcomes, of which 32 are in
+    memory at a time; a few numbers a row for a moment; and a constant below 70 MB, whatever the lengths of episodes.
+    With ten choices that is less than a page of 75 MB. The result holds the estimates of all resamples, 0.2 MB an
+    outcome.
 
     Args:
-        page: held-out rows; models and policy have not seen these episodes where the caller split them (held_out).
+        page: rows of episodes that the models of the policy were not fitted to.
         gamma: discount per step.
         config: limits, level and number of resamples.
         generator: draws the resamples, and the episodes where there are too many; on the CPU.

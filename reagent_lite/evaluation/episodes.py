@@ -1,11 +1,12 @@
 """Which episodes are scored: all machines agree on the same ones, however the rows are divided among them.
 
-1 candidates   own eval episodes; without eval data, the own training episodes that the share by hash chooses
-2 exchange     each shard's candidates and trained episodes go to all: who trains on, cannot score, or has them too?
-3 draw         of those that are left the first max_episodes, in an order that depends on seed and mdp_id alone
-4 rows         own rows of the drawn episodes, a part for each process of the machine
+1 candidates   own eval episodes; without eval data, a share of the own training episodes, chosen by hash
+2 exchange     each shard sends its candidates and its training episodes: which candidates are trained on anywhere, have
+               rows that cannot be scored, or are on several machines
+3 draw         the first max_episodes of those that are left, in an order that depends on seed and mdp_id alone
+4 rows         own rows of the drawn episodes, divided among the processes of the machine
 
-Hashes of names and digests travel, at most 32 bytes an episode; rows are read when the draw is over.
+Machines exchange hashes of names and digests, at most 32 bytes an episode; rows are read after the draw.
 """
 
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ class Sides:
     def hashes(self, copy: TrainingCopy) -> Hashes:
         """Returns the hash of each episode of this shard's training or eval data, [episodes]: that of its mdp_id.
 
-        A row without mdp_id is an episode of its own, whose hash is that of its number; here also of the number of the
-        shard, for row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
+        A row without mdp_id is an episode of its own, whose hash is that of its number and of the number of the shard:
+        row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
         """
         place = self.shards.own + (_EVAL_DATA if copy is self.held_out and not self.same else 0)
         hashes = np.array(copy.episode_hash, np.uint64)
@@ -85,11 +86,11 @@ class Scored:
 def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few: bool = False) -> Scored:
     """Returns the episodes that are scored, and this rank's rows of them; every rank calls it.
 
-    These are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
-    of any machine; of those that are, and of the training data where there is no eval data, about held_out_share by
-    hash. Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
+    Whole episodes are scored, and models are fitted to others: all eval episodes that no machine has in its training
+    data; of those that one has, and of the training data where there is no eval data, about held_out_share by hash.
+    Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
     Episodes with an aggregated row are left out as well, as the actions inside it are unknown. An episode that
-    several machines have is scored once; where each has rows of its own of it, all of them are.
+    several machines have is scored once; where each has other rows of it, all of them are scored.
 
     Args:
         sides: training and eval data.

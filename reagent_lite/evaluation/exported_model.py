@@ -1,4 +1,4 @@
-"""An exported model as what is evaluated: its probabilities of raw logged choices, and models fitted to its policy.
+"""An exported model under evaluation: its probabilities of logged choices, and models fitted to its policy.
 
 raw rows ─┬─► the bundle, through onnxruntime ─────────────► probabilities
           └─► the bundle's own normalization ─► networks ──► expected outcomes, values
@@ -200,12 +200,12 @@ class Choices:
             flat = features.reshape(-1, features.shape[2])
             choices = in_order(flat, self._action_ids, self._bundle.action_feature_ids, absent=np.nan)
             return self._bundle.predict(values, mask=mask, candidates=list(choices.reshape(*features.shape[:2], -1)))
-        back = self._order.argsort()
-        prediction = self._bundle.predict(values, mask=None if mask is None else mask[:, back])
+        inverse = self._order.argsort()
+        prediction = self._bundle.predict(values, mask=None if mask is None else mask[:, inverse])
         return replace(
             prediction,
             q=prediction.q[:, self._order],
-            greedy=np.append(back, -1)[prediction.greedy],  # -1, where nothing is allowed, stays
+            greedy=np.append(inverse, -1)[prediction.greedy],  # -1, where nothing is allowed, stays
             propensities=prediction.propensities[:, self._order],
             mask=prediction.mask[:, self._order],
         )

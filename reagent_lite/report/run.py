@@ -89,7 +89,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What a training run left.
+    """What the report of a training run shows.
 
     Attributes:
         config: the config of the run.

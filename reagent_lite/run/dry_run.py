@@ -449,5 +449,5 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
     steps_per_epoch = -(-inputs.rows * shares // (logged * config.training.minibatches_per_step))
     provided = "the other machines have as many rows" if shares > 1 else "every row can be learned from"
-    apart = "" if config.evaluation.learn_from_scored else "; fewer, as scored episodes are not learned from"
+    apart = "" if config.evaluation.learn_from_scored else "; scored episodes are not learned from"
     yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {provided}{apart}"

@@ -187,7 +187,9 @@ class LogEvaluator(Evaluator):
         """
         batches: Iterable[TransitionBatch] = self._sample
         if final:
-            batches = self._rows("valuing rows", self._part_of_rows(sum(self._counts)))
+            numbers = self._part_of_rows(sum(self._counts))
+            rows = rows_in_order(self._evaluated, numbers, self._group.device)
+            batches = self._shown("valuing rows", rows, len(numbers))
         names = self._data.spec.action_names
         scalars = figures(batches, self._learner, self._group, action_names=names, policy=self._target)
         if self._config.evaluation.calc_cpe_in_training and not final:
@@ -211,9 +213,6 @@ class LogEvaluator(Evaluator):
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
         own = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
         return shards.part(spread(numbers, own))
-
-    def _rows(self, title: str, numbers: NDArray[np.int64]) -> Iterator[TransitionBatch]:
-        return self._shown(title, rows_in_order(self._evaluated, numbers, self._group.device), len(numbers))
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Fits the models of the policy further and returns its estimates; empty except on rank 0.

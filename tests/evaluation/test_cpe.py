@@ -188,7 +188,7 @@ def test_what_is_undefined_is_null_in_json_and_has_no_tag() -> None:
 def test_lines_name_each_estimate_with_its_own_numbers() -> None:
     result = evaluated(HALVED)
     text = list(lines(result))
-    assert "200 held-out episodes, 200 rows" in text[0]
+    assert "200 scored episodes, 200 rows" in text[0]
     for estimate in result.outcomes[0].estimates:
         (line,) = (line for line in text if line.strip().startswith(f"{estimate.name}:"))
         assert f": {estimate.figure} = " in line
@@ -197,7 +197,7 @@ def test_lines_name_each_estimate_with_its_own_numbers() -> None:
 
 def test_a_page_without_rows() -> None:
     result = evaluated(EMPTY)
-    assert list(lines(result)) == ["CPE: no held-out rows to evaluate on"]
+    assert list(lines(result)) == ["CPE: no episodes could be scored"]
     assert (scalars(result), as_json(result)["overlap"], differences(result, result)) == ({}, None, {})
 
 
