@@ -157,16 +157,17 @@ def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
 def work_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yields an empty folder that is removed afterwards: `.<name>.<host>-<pid>-<random>.work`.
 
-    Those of that name that processes of this host left when they were killed are removed first; other hosts', after a
-    day.
+    Folders of that name that killed processes left are removed first: those of this host at once, those of other hosts
+    after a day.
     """
     import psutil
 
-    left, host = list(parent.glob(f".{glob.escape(name)}.*.work")), socket.gethostname()
-    sweep(left)
-    for one in left:
+    host = socket.gethostname()
+    for one in parent.glob(f".{glob.escape(name)}.*.work"):
         its_host, _, pid = one.name.removeprefix(f".{name}.").rpartition("-")[0].rpartition("-")
-        if its_host == host and pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if its_host != host:
+            sweep([one])
+        elif pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(one, ignore_errors=True)
     prefix = f".{name}.{host}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder:

@@ -479,6 +479,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     host = socket.gethostname()
     for owner in (f"{host}-{dead.pid}", f"{host}-{os.getpid()}", f"x{host}-{dead.pid}"):
         (tmp_path / f".train.{owner}-0a_b.work").mkdir()
+    os.utime(tmp_path / f".train.{host}-{os.getpid()}-0a_b.work", (0, 0))  # for more than a day
     make(tmp_path, FOUR)
     left = {one.name for one in tmp_path.glob(".train.*")}
     assert left == {f".train.{host}-{os.getpid()}-0a_b.work", f".train.x{host}-{dead.pid}-0a_b.work"}
