@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from reagent_lite.console import logger
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.errors import DataError, Problem
@@ -89,7 +90,7 @@ class EpisodeFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fifo = path, path / FIFO
-        self._largest = 0
+        self._largest, self._warned = 0, ""
 
     def files(self) -> list[EpisodeFile]:
         """Returns the files in order: protected ones by name, then those of fifo by number."""
@@ -164,25 +165,30 @@ class EpisodeFolder:
             rows.faults.require_none()
             yield rows
 
-    def keep_below(self, most: int) -> list[str]:
-        """Removes the oldest files of fifo while it has more than so many bytes; for its one editor.
+    def keep_below(self, most: int) -> None:
+        """Removes the oldest files of fifo while it has more than `most` bytes; only its one editor calls this.
 
-        The newest file stays. What killed writers left half written is removed a day later.
+        The newest file stays. What killed writers left half written is removed a day later. Warns once of each reason
+        why files cannot be removed.
         """
         sizes: dict[Path, int] = {}
         for one in self.files():
             with suppress(FileNotFoundError):
                 if one.number:
                     sizes[self.path / one.name] = (self.path / one.name).stat().st_size
-        total, removed = sum(sizes.values()), list[str]()
-        for path, size in list(sizes.items())[:-1]:
-            if total <= most:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
-            removed.append(path.name)
+        total = sum(sizes.values())
+        try:
+            for path, size in list(sizes.items())[:-1]:
+                if total <= most:
+                    break
+                path.unlink(missing_ok=True)
+                total -= size
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if reason != self._warned:
+                logger.warning(f"{self.fifo} has {total:,} bytes, max_bytes is {most:,}: files stay there: {reason}")
+            self._warned = reason
         sweep(self.fifo.glob(".*.tmp"))
-        return removed
 
     def _input(self, name: str) -> InputFile:
         return list_input(str(self.path / name), (_SUFFIX,))[0]

@@ -1,5 +1,6 @@
 """A folder of episodes that many processes share: the order of its files, what they say, and what is removed."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -85,7 +86,13 @@ def test_files_that_are_damaged_foreign_or_gone_are_refused(tmp_path: Path) -> N
         list(folder.rows("fifo/bare.parquet", ("up", "down")))
 
 
-def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_ones(tmp_path: Path) -> None:
+def read_only(path: Path, **_: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = EpisodeFolder(tmp_path)
     written = [folder.add(table(), ORIGIN, (ONE, OTHER)[i % 2]) for i in range(5)]
     (tmp_path / "protected").mkdir()
@@ -95,9 +102,17 @@ def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_
         file.write_bytes(b"half")
     os.utime(left, (time.time() - 90_000,) * 2)
     size = (tmp_path / "fifo" / written[0]).stat().st_size
-    assert folder.keep_below(5 * size) == []
-    assert folder.keep_below(3 * size + 1) == written[:2]
-    assert folder.keep_below(1) == written[2:4]
+    for most, first in ((5 * size, 0), (3 * size + 1, 2)):
+        folder.keep_below(most)
+        assert names(folder) == ["large.parquet", *written[first:]]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        for _ in range(2):
+            folder.keep_below(1)
+    assert caplog.messages == [
+        f"{folder.fifo} has {3 * size:,} bytes, max_bytes is 1: files stay there: Read-only file system"
+    ]
+    folder.keep_below(1)
     assert names(folder) == ["large.parquet", written[4]]
     assert not left.exists()
     assert recent.exists()

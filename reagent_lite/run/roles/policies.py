@@ -160,7 +160,8 @@ class PolicyPublisher:
         if progress == self._published:
             return ""
         try:
-            version = max(_versions(self._folder), default=0) + 1
+            older = sorted(_versions(self._folder))
+            version = max(older, default=0) + 1
             with appearing_folder(self._folder / f"{version:010d}") as folder:
                 (folder / WEIGHTS).write_bytes(save(_tensors(self._learner)))
                 seal_folder(folder, {"kind": "policy", "progress": asdict(progress), **self._facts})
@@ -173,7 +174,7 @@ class PolicyPublisher:
             self._warned = reason
             return reason
         self._published, self._warned = progress, ""
-        for old in sorted(_versions(self._folder))[:-_KEPT]:
+        for old in [*older, version][:-_KEPT]:
             shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
         return ""
 
