@@ -66,6 +66,7 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._damaged: list[tuple[str, str]] = []
 
     def tidy(self) -> None:
         """Removes unfinished checkpoints of killed runs, and puts back one that was moved aside."""
@@ -84,13 +85,12 @@ class CheckpointFolder:
     def unfinished(self) -> Tree | None:
         """Returns state.json and `name` of the newest whole checkpoint of a run that has not ended.
 
-        A warning says what was damaged and where it was set aside.
+        Damaged ones stay where they are until `set_damaged_aside` is called.
 
         Raises:
-            BundleError: there are checkpoints, and none that can be read is whole; all stay where they are.
+            BundleError: there are checkpoints, and none that can be read is whole.
         """
-        ended, damaged = set(), []
-        found = None
+        ended, damaged, found = set(), list[tuple[str, str]](), None
         for name in self.names():
             try:
                 _, kept = verified(self.folder / name, CHECKPOINT, keep={STATE})
@@ -107,11 +107,19 @@ class CheckpointFolder:
             expected = "a whole checkpoint of the unfinished run"
             todo = "Check the disk, restore a copy, or start over with --set checkpoint.resume=false"
             raise BundleError([Problem(str(self.folder / name), expected, reason, todo) for name, reason in damaged])
-        instead = f"continuing from {found['name']}" if found else "there is no other of an unfinished run"
-        for name, reason in damaged:
+        self._damaged = damaged
+        return found
+
+    def set_damaged_aside(self, since: str | None) -> None:
+        """Renames the damaged checkpoints that `unfinished` met, and warns of each.
+
+        Args:
+            since: name of the checkpoint from which the run continues, or None.
+        """
+        instead = f"continuing from {since}" if since else "there is no other of an unfinished run"
+        for name, reason in self._damaged:
             aside = self._set_aside(self.folder / name)
             logger.warning(f"checkpoint {name} is damaged ({reason}): set aside as {aside}; {instead}")
-        return found
 
     def clear(self) -> None:
         """Removes all checkpoints."""

@@ -88,9 +88,14 @@ def saved(folder: Path, *at: int, **other: Any) -> Checkpoints:
 
 
 def unfinished(folder: Path) -> str | None:
-    """The checkpoint to continue from."""
-    found = CheckpointFolder(folder).unfinished()
-    return None if found is None else found["name"]
+    """The checkpoint to continue from; damaged ones are set aside, as by a run that has read its input."""
+    there = CheckpointFolder(folder)
+    before = names(folder)
+    found = there.unfinished()
+    assert names(folder) == before  # the run may still be refused
+    name = None if found is None else found["name"]
+    there.set_damaged_aside(name)
+    return name
 
 
 def found(folder: Path, *, wanted: bool = True) -> dict[str, Any] | None:
