@@ -36,7 +36,7 @@ _END_SECONDS = 15.0
 _PEER_SECONDS = 1.0  # for other workers of this machine to report why they failed
 _MACHINE_SECONDS = 2.0  # for another machine's failure to come out, beyond lost_after_seconds
 _CONNECT_SECONDS = 60.0
-_CONTINUE = "the last checkpoint is kept: run the same command again to continue"
+_CONTINUE = "run the same command again: it continues from the last checkpoint, or starts over if there is none"
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -94,7 +94,7 @@ def launch(
         count: how many this machine starts.
         rendezvous: where it meets the others.
         restarts: how often the run may begin again.
-        folder: the folder that workers write into, which must stay in its place; None where they write nothing.
+        folder: the folder that workers write into, which must stay in its place; None if they write nothing.
 
     Raises:
         LaunchError: the run failed, on whichever machine; every launcher raises the same reason.
@@ -150,7 +150,7 @@ class StopRequest:
         self.number = number
 
     def require_none(self) -> None:
-        """Raises where nothing runs yet that could save."""
+        """Raises Preempted after a signal; called while no worker runs."""
         if self.number:
             raise Preempted(signal.Signals(self.number).name, self.kept)
 
@@ -160,8 +160,8 @@ class Attempt:
 
     Args:
         command: the command of every worker.
-        count: how many.
-        membership: for their ranks and where they meet.
+        count: how many workers this machine starts.
+        membership: gives their ranks and where they meet.
         lost_after: seconds after which a stopped worker counts as lost.
         stop: whether this launcher was asked to end.
     """
@@ -188,7 +188,8 @@ class Attempt:
                     failure = self._watch()
                 finally:
                     self._end()
-                if failure is None or not self._reports.model_saved:
+                stopped = failure is not None and failure.exit_code == Preempted.exit_code
+                if failure is None or stopped or not self._reports.model_saved:
                     return failure
         except OSError as error:
             problem = Problem(f"node {self._membership.node}", "a machine that can start its workers", str(error))
@@ -288,7 +289,8 @@ class Attempt:
         # a worker that has reported may hang on its way out, in a library of the GPU's
         if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
             if Preempted.exit_code in codes:  # its peers lost their connection to it
-                return Failure(reason="a process was stopped by a signal", exit_code=Preempted.exit_code, restart=False)
+                reason = f"a process was stopped by a signal; {_CONTINUE}"
+                return Failure(reason=reason, exit_code=Preempted.exit_code, restart=False)
             return self._cause()
         return self._halted()
 

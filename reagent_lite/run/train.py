@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,8 +105,12 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             outcome = publish(config, group, source, learned, time.monotonic() - start)
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
-        if group.is_first and (failure := learned.checkpoints.finish()):
-            logger.warning(f"the run could not be marked as ended; the same command would publish it again: {failure}")
+        if group.is_first:
+            with suppress(Preempted), signal.deferred():  # a signal comes too late: nothing is left to continue
+                if failure := learned.checkpoints.finish():
+                    logger.warning(
+                        f"the run could not be marked as ended; the same command would publish it again: {failure}"
+                    )
         return outcome
 
 

@@ -204,6 +204,8 @@ def work(options: dict[str, Any]) -> None:
         group.barrier()
         if task == "late end" and victim:
             fail("kill", options)
+        if task == "late signal" and victim:
+            sys.exit(Preempted.exit_code)
         group.barrier()
     print(line)
 

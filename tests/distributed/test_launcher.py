@@ -98,7 +98,7 @@ def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Rendezvous, "join", lambda self: join())
     monkeypatch.setattr(launcher.Attempt, "run", lambda self, folder: Failure(reason="node 1 went away"))
     monkeypatch.setattr(Membership, "leave", lambda self, restart: restart)
-    with pytest.raises(Preempted, match="SIGTERM: the last checkpoint is kept: run the same command again to continue"):
+    with pytest.raises(Preempted, match="SIGTERM: run the same command again: it continues from the last checkpoint"):
         launcher.launch([], 1, rendezvous, restarts=3)
 
 
@@ -191,6 +191,11 @@ def test_nothing_begins_again_once_the_model_is_saved(start: Start, tmp_path: Pa
         assert RANK_1 + "expected a worker that trains to the end" in machine.log
         assert "restart 1" not in machine.log
     assert (tmp_path / "out" / "sum_0").read_text().startswith("3 attempt 0 ")
+
+
+def test_a_signal_once_the_model_is_saved_is_no_failure(start: Start) -> None:
+    """The run is not marked as ended yet: the same command goes on, as code 75 says."""
+    all_end([start(index, work="late signal", restarts=3) for index in (0, 1)], 75)
 
 
 def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from reagent_lite.config import leaves
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.run.train import Callback, train
 from reagent_lite.training import tracking
+from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
 
 __all__ = ["run"]
@@ -300,6 +301,18 @@ def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
     monkeypatch.undo()
     assert train(checked(small), ALONE).model is not None
     assert "resuming from checkpoints/" in caplog.text
+
+
+def test_a_signal_while_a_run_is_marked_as_ended_comes_too_late(small: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With code 75 the same command would train anew."""
+
+    def finish(folder: CheckpointFolder, name: str) -> None:
+        original(folder, name)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    original = CheckpointFolder.finish
+    monkeypatch.setattr(CheckpointFolder, "finish", finish)
+    assert train(checked(small), ALONE).model is not None
 
 
 def test_names_that_mlflow_does_not_take_are_escaped() -> None:
