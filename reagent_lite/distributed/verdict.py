@@ -21,7 +21,7 @@ class Declaration(BaseModel):
     """One machine as it takes part in a run.
 
     Attributes:
-        node, host, pid: who.
+        node, host, pid: the machine's number and its launcher.
         processes: workers it will start.
         device: "cuda" or "cpu".
         versions: the versions of what must fit together, such as torch and NCCL.
@@ -61,7 +61,7 @@ class Verdict(BaseModel):
     declarations: tuple[Declaration, ...]
 
     def require_fit(self) -> None:
-        """Ends a run that cannot be.
+        """Refuses a run whose machines do not fit together.
 
         Raises:
             RendezvousError: with all problems.
@@ -88,9 +88,9 @@ def shared_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of_code(package: Path) -> str:
-    """Returns what tells two commits of one release apart: a digest of a package's Python files and their names."""
+    """Returns a digest of a package's Python files and their names, which tells two commits of one release apart."""
     digest = sha256()
-    for file in sorted(package.rglob("*.py")):
+    for file in sorted(package.rglob("[!.]*.py")):  # editors keep hidden files beside those that they edit
         digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

@@ -41,6 +41,7 @@ def test_minor_releases_are_errors_and_patches_warnings() -> None:
 def test_another_commit_of_one_release_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "package" / "part.py"
     file.parent.mkdir()
+    file.with_name(".#part.py").symlink_to("nowhere")  # as an editor that has the file open
     digests = []
     for text in ("a = 1", "a = 2", "a = 1"):
         file.write_text(text)
