@@ -19,12 +19,12 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def unreached_machines(membership: Membership, seconds: float, patience: float) -> list[Problem]:
-    """Connects to every other machine; all machines learn of all pairs. Returns those that failed.
+    """Returns the pairs of machines that cannot connect, the same on every machine.
 
     Args:
         membership: the membership of this machine.
         seconds: how long each machine tries.
-        patience: seconds by which others may be behind.
+        patience: seconds by which other machines may be late.
 
     Raises:
         LostError: others did not take part.
@@ -46,7 +46,7 @@ def unreached_machines(membership: Membership, seconds: float, patience: float) 
 
 
 def _connect(own: str, other: int, place: list[Any], deadline: float) -> str:
-    """Returns "" once another machine was reached, or why it was not until the deadline."""
+    """Returns "" once the other machine is reached, or the reason why it was not by the deadline."""
     address, interface, port, _ = place
     if (":" in address) != (":" in own):
         return "one has an IPv4 address there, the other an IPv6 address only"

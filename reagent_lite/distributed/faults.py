@@ -31,10 +31,10 @@ class Fault(BaseModel):
     """What happens to one rank.
 
     Attributes:
-        rank: which one.
+        rank: the rank it happens to.
         step: before which optimizer step, numbered from 0.
         kind: see above.
-        seconds: how long a slow step is.
+        seconds: how long a slow step sleeps.
         attempt: which start of the run, or "any".
     """
 

@@ -78,7 +78,7 @@ class Place:
 
 
 def attempt_here(environment: Mapping[str, str] | None = None) -> int:
-    """Returns how often the run was begun again before this start."""
+    """Returns how often the run has begun again before this start."""
     environment = os.environ if environment is None else environment
     return int(environment.get(ATTEMPT_VARIABLE, "0") or 0)
 
@@ -90,7 +90,7 @@ class Group:
         progress: what this process reports to its launcher; None reports nothing.
 
     Attributes:
-        place: rank and sizes; the next four are of it.
+        place: rank and sizes, which the next four are taken from.
         rank: number of this process, 0 to world_size - 1.
         world_size: count of processes.
         node: number of this process's machine.
@@ -99,7 +99,7 @@ class Group:
         is_first_on_node: whether this process prepares what the node's processes share on its disk.
         cores: processor cores for this process, its share of those that the machine gives to the run.
         device: where this process computes.
-        gpus: the GPUs that divide this process's batches between them, `device` the first of them.
+        gpus: number of GPUs over which this process divides its batches, beginning with `device`.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Group:
             yield _received(math.prod(shape) * tensor.element_size(), rank).view(tensor.dtype).view(shape)
 
     def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
-        """Returns this rank's part of what rank 0 gives; rank 0 reads them one at a time, own one first."""
+        """Returns this rank's part of what rank 0 gives; rank 0 reads one part at a time, its own first."""
         if not self.is_first:
             size = torch.zeros(1, dtype=torch.int64)
             dist.recv(size, 0)
@@ -207,7 +207,7 @@ class Group:
     def waiting_at_most(self, seconds: float, *, then: float) -> Iterator[None]:
         """Sets how long a collective waits for its peers inside the block, and after it.
 
-        Long while one rank may work alone, short else.
+        Limits are long while one rank may work alone, and short otherwise.
         """
         self._set_timeout(seconds)
         try:
@@ -224,7 +224,7 @@ class Group:
     def wrap(self, learner: nn.Module) -> nn.Module:
         """Returns the learner with its gradients averaged over ranks and rank 0's values in every tensor.
 
-        Where one process has several GPUs, it is one that divides its batches over them.
+        If one process has several GPUs, the learner divides its batches over them.
         """
         if self.world_size == 1:
             devices = [torch.device("cuda", index) for index in range(self.gpus)]

@@ -87,7 +87,7 @@ def choose_processes(config: WorkflowConfig) -> Processes:
 def launch(
     command: list[str], count: int, rendezvous: Rendezvous, *, restarts: int, folder: FolderIdentity | None = None
 ) -> None:
-    """Runs this machine's workers of a command until the run is done, beginning again where that can help.
+    """Runs this machine's workers until the run is done, and begins again where that can help.
 
     Args:
         command: the command of every worker.
@@ -125,11 +125,11 @@ def launch(
 
 
 class StopRequest:
-    """Whether a signal has asked this launcher to end, while it is entered.
+    """Notes signals that ask this launcher to end, inside its `with` block.
 
     Attributes:
         number: the number of the signal; 0 before one came.
-        kept: what the same command would continue from while nothing runs.
+        kept: what the same command would do, for the message of a signal that comes while no worker runs.
     """
 
     def __init__(self) -> None:

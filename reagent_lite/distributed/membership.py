@@ -67,7 +67,7 @@ class Failure(BaseModel):
 
 
 class LaunchError(PeerError):
-    """A run ended early; its message and exit code are those of the failure, as they are."""
+    """A run ended early; message and exit code are those of the failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(())
@@ -78,9 +78,9 @@ class Heartbeats:
     """When each machine's beat last changed, by this machine's clock.
 
     Args:
-        nodes: whose.
+        nodes: the machines to watch.
         lost_after: seconds of silence that count as a loss.
-        polled_every: seconds between two polls, when all is well here.
+        polled_every: usual seconds between two calls of `note`.
     """
 
     def __init__(self, nodes: list[int], lost_after: float, *, polled_every: float) -> None:
@@ -89,7 +89,7 @@ class Heartbeats:
         self._lost_after, self._pause, self._last = lost_after, polled_every + _PAUSE_SECONDS, now
 
     def note(self, beats: dict[int, str | None]) -> None:
-        """Takes the beats as they are now; machines without one are watched no longer."""
+        """Records the present beats; machines that are not among them are no longer watched."""
         now = time.monotonic()
         paused = now - self._last > self._pause  # this launcher slept: the others' silence is its own fault
         self._last = now
@@ -99,7 +99,7 @@ class Heartbeats:
         }
 
     def lost(self) -> list[int]:
-        """Returns the machines that are silent for too long."""
+        """Returns the machines that have been silent for too long."""
         now = time.monotonic()
         return [node for node, (_, since) in self._seen.items() if now - since > self._lost_after]
 
@@ -256,7 +256,7 @@ class Membership:
 
         Args:
             restart: what this machine would do after a failure; node 0 decides for all that reach it.
-            done: the workers of this machine are done; only node 0 waits then, a moment for the others.
+            done: whether the workers of this machine are done; node 0 then waits longer, until the others have left.
         """
         with suppress(LostError):  # node 0 is gone as well: its next start, or its absence, decides
             if self.node == 0:

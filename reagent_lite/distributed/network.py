@@ -28,7 +28,7 @@ class Address:
 
     @property
     def is_routable(self) -> bool:
-        """Whether machines beyond this one and its cable may reach it."""
+        """Whether it is neither a loopback nor a link-local address."""
         return not (self.is_loopback or ipaddress.ip_address(self.address).is_link_local)
 
 
@@ -65,8 +65,8 @@ def own_address(wanted: str | None) -> Address:
         wanted: an interface, a numeric address of this machine, or None for the one of the default route.
 
     Raises:
-        RendezvousError: no such interface or address, or None and no address that other machines could reach; those
-            there are are named.
+        RendezvousError: no such interface or address, or with None no address that other machines could reach; the
+            message lists those of this machine.
     """
     known = addresses()
     for address in known:

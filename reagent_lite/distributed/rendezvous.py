@@ -1,4 +1,4 @@
-"""From N machines and one shared folder to one membership each.
+"""How machines that share a folder, or know node 0's address, meet: each gets its Membership.
 
  node 0   a store on one interface ─► record in the file ─┐                    ┌─► all are there: verdict, go
                                                           ├─► declare, beat ───┤
@@ -49,14 +49,14 @@ class _AttemptEndedError(Exception):
 
 @dataclass(slots=True)
 class Rendezvous:
-    """Meets the other machines, as often as there are attempts.
+    """Meets the other machines, once for each attempt.
 
     Attributes:
         node: this machine.
         init_method: see above.
-        settings: times and places.
+        settings: the section `rendezvous` of the config.
         declaration: the declaration of this machine.
-        force: end a live run that holds the file.
+        force: whether to end a live run that holds the file.
         interrupted: called while waiting; raises to leave.
     """
 
@@ -72,11 +72,11 @@ class Rendezvous:
     _share: Background = field(default_factory=Background)
 
     def preflight(self) -> None:
-        """Finds what is wrong with the meeting place before anyone waits for it.
+        """Checks the meeting place before any machine waits there.
 
         Raises:
-            ConfigError: several machines and no init_method, or one that is none.
-            RendezvousError: a share that cannot be used, an interface or host name that does not exist.
+            ConfigError: see `meeting_place`.
+            RendezvousError: the share cannot be used, or an interface or host name does not exist.
         """
         if self.node.count == 1:
             return
@@ -90,12 +90,12 @@ class Rendezvous:
             self._folder = self._on_share(lambda: FolderIdentity.of(file.path.parent))
 
     def join(self) -> Membership:
-        """Waits until all machines have come and returns this machine's part; called again, that in another attempt.
+        """Waits until all machines have come, and returns this machine's membership; a further call is another attempt.
 
         Raises:
             RendezvousError: not all came within settings.join_timeout_seconds, another run holds the place, this number
                 is taken, or the machines do not fit together.
-            LaunchError: another machine found one of these.
+            LaunchError: another machine reported such an error.
         """
         begun = time.monotonic()
         deadline = begun + self.settings.join_timeout_seconds
@@ -211,7 +211,7 @@ class Rendezvous:
             time.sleep(ROUND_SECONDS)
 
     def _keep(self, file: MeetingFile, record: Record) -> None:
-        """Makes sure that the others find this run: two jobs may have begun in one instant, or the file was removed."""
+        """Checks that the file still leads here: it may have been removed, or another job began in the same instant."""
         try:
             found = self._on_share(file.read)
             if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
@@ -261,7 +261,7 @@ class Rendezvous:
         return ended is not None and record.nonce == ended.nonce and record.attempt <= ended.attempt
 
     def _hint(self) -> Record | str:
-        """Returns who might be node 0, or why nobody is."""
+        """Returns the record at the meeting place, or why there is none."""
         if (file := self._file) is not None:
             try:
                 return self._on_share(file.read)
@@ -281,7 +281,7 @@ class Rendezvous:
     # ---- all machines
 
     def _meet(self, link: Link, record: Record, deadline: float) -> tuple[Declaration, ...]:
-        """Returns the declarations of all machines once they have come and fit together; node 0 finds out whether."""
+        """Waits for all machines, and returns their declarations if they fit together, which node 0 decides."""
         number, lost_after = self.node.index, self.settings.lost_after_seconds
         declaration, other_count = self.declaration, self._other_count(record)
         if other_count is not None:
@@ -382,7 +382,7 @@ class Rendezvous:
         return place if isinstance(place, MeetingFile) else None
 
     def _on_share(self, work: Callable[[], T]) -> T:
-        """Does something on the share in the background: a server that is gone would block this thread forever."""
+        """Calls `work` in the background, as a file server that is gone would block this thread forever."""
         try:
             return self._share.call(work, _SHARE_SECONDS)
         except LostError as error:
@@ -403,10 +403,10 @@ class Rendezvous:
 
 
 def meeting_place(init_method: str | None, settings: RendezvousConfig, count: int) -> MeetingFile | tuple[str, int]:
-    """Returns where so many machines meet: a file, or host and port of node 0.
+    """Returns where `count` machines meet: a file, or host and port of node 0.
 
     Raises:
-        ConfigError: init_method is absent or something else, or two keys name a port.
+        ConfigError: init_method is absent or neither of these, or two keys name a port.
     """
     if init_method is None:
         expected = f"file:///share/name.rdzv where {count} machines meet"
@@ -421,7 +421,7 @@ def meeting_place(init_method: str | None, settings: RendezvousConfig, count: in
 
 
 def host_and_port(init_method: str) -> tuple[str, int]:
-    """Returns the parts of tcp://host:port.
+    """Returns host and port of tcp://host:port.
 
     Raises:
         ConfigError: it is something else.
@@ -436,7 +436,7 @@ def host_and_port(init_method: str) -> tuple[str, int]:
 
 
 class _Places:
-    """Node 0's view of who has come: frees the numbers of machines that went away, and gives the verdict."""
+    """Node 0's list of who has come: frees the numbers of machines that went away, and gives the verdict."""
 
     def __init__(self, count: int, settings: RendezvousConfig) -> None:
         self._beats = Heartbeats(list(range(count)), settings.lost_after_seconds, polled_every=ROUND_SECONDS)

@@ -2,7 +2,7 @@
 
 torch's TCPStore waits without end for a machine that accepts connections and stays silent (measured: its timeout
 covers the wait for a key, not for an answer). Calls therefore run on a thread of their own, whose connection is shut
-down when it hangs: one that came back into Python while the process exits would abort it.
+down when it hangs: a thread that returned to Python while the process exits would abort it.
 """
 
 import hmac
@@ -47,12 +47,12 @@ class Store:
     value that was written without it, or copied from another key, counts as absent.
 
     Args:
-        client: torch's.
+        client: torch's TCPStore.
         token: the token of the run, from the meeting file; "" protects nothing.
-        attempt: whose keys these are; None for the attempt that node 0 has reached.
+        attempt: the attempt that the keys belong to; None for the one that node 0 has reached.
 
     Attributes:
-        attempt: whose keys these are.
+        attempt: the attempt that the keys belong to.
     """
 
     def __init__(self, client: Any, token: str, attempt: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Store:
         self.attempt = int(self._get(_ATTEMPT) or 0) if attempt is None else attempt
 
     def begin(self, attempt: int, texts: Mapping[str, str]) -> "Store":
-        """Returns the keys of a new attempt, with some texts to begin with; who connects from here on comes to them."""
+        """Returns the store of a new attempt with its first texts; clients that connect from here on read this one."""
         begun = Store(self._client, self._token, attempt)
         for key, text in texts.items():
             begun.set(key, text)
@@ -77,7 +77,7 @@ class Store:
         return self._get(self._full(key))
 
     def set_once(self, key: str, text: str) -> str:
-        """Sets a key that has no text yet; returns the text that it has then."""
+        """Sets a key unless it has a text; returns the text that it has afterwards."""
         key = self._full(key)
         found, signed = b"", self._signed(key, text)
         while True:
@@ -125,7 +125,7 @@ def serve(server: socket.socket, address: str, token: str) -> Store:
 
 
 def connect(address: str, port: int, token: str, seconds: float) -> Store:
-    """Returns a client of the store at an address; waits without end where something silent listens there.
+    """Returns a client of the store at an address; waits without end if a silent service listens there.
 
     Args:
         address: numeric.
@@ -157,7 +157,7 @@ def _open(address: str, port: int, seconds: float, **role: Any) -> Any:
 
 
 class Background:
-    """A daemon thread that makes calls one after the other; nobody waits for one longer than they want to."""
+    """A daemon thread that makes calls one after the other, so that a caller need not wait for their end."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -185,7 +185,7 @@ class Background:
             raise LostError(f"no answer for {seconds:.0f} s") from error
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Ends the thread after the calls that are queued, and waits so long for it; returns whether it has ended."""
+        """Ends the thread after the queued calls, waits up to `seconds` for it, and returns whether it has ended."""
         self._calls.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -204,8 +204,8 @@ class Link:
     """Calls to one store in the background; their errors are LostError.
 
     Args:
-        open_store: called in the background as well.
-        peer: address and port of another process's store, for which nothing else of this process has a connection.
+        open_store: opens the store; called in the background as well.
+        peer: address and port of the store if it is in another process; only the link has connections to it.
     """
 
     def __init__(self, open_store: Callable[[], Store], peer: tuple[str, int] | None = None) -> None:
@@ -226,7 +226,7 @@ class Link:
         return self._background.call(lambda: self._done(work), seconds)
 
     def close(self) -> None:
-        """Lets go of the store after the calls that are queued, or shuts the connections of a call that hangs."""
+        """Releases the store after the queued calls, or shuts down the connections of a call that hangs."""
         deadline = time.monotonic() + _OPEN_SECONDS + ANSWER_SECONDS  # a store that is opened connects again and again
         while not self._background.close(_CLOSE_SECONDS) and self._peer is not None and time.monotonic() < deadline:
             _shut_connections(*self._peer)
@@ -242,7 +242,7 @@ class Link:
 
 
 def _shut_connections(address: str, port: int) -> None:
-    """Ends what waits in this process for a peer's answer; torch shows no socket of its stores."""
+    """Shuts down this process's connections to a peer, as torch gives no access to the sockets of its stores."""
     for one in psutil.Process().net_connections("tcp"):
         if one.raddr and one.raddr.port == port and one.raddr.ip.removeprefix("::ffff:") == address:
             with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
@@ -253,7 +253,7 @@ def _shut_connections(address: str, port: int) -> None:
 def reach(record: Record) -> tuple[Link, Record] | None:
     """Returns a link to the very store that a record names, and the record of its present attempt and address.
 
-    None where nothing answers at its addresses, or another store does.
+    Returns None if nothing answers at its addresses, or another store does.
     """
     for address in (record.address, *record.others):
         if connection_error(address, record.port, _CONNECT_SECONDS):

@@ -68,7 +68,7 @@ def awaited_ranks(ranks: Sequence[Progress | None]) -> list[tuple[int, Progress]
 
 
 class ProgressReport:
-    """What a worker writes of its progress; nothing where no launcher of ours reads it.
+    """Writes a worker's progress to a file for our launcher; does nothing under another launcher.
 
     Args:
         limit: as in Progress.

@@ -47,7 +47,7 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.resume import find_unfinished
 
 _KEY = "simulation.auto_scale"
-_FEWEST_ROUNDS = 100  # a run has at least so many rounds of learning; more environments make fewer rounds
+_FEWEST_ROUNDS = 100  # of learning in a run; with more environments there are fewer
 _MEMORY_SHARE = 0.9
 _PROBE_SECONDS = 120.0
 _SEARCH_SHARE = 0.25  # of startup_timeout_seconds, for which the other ranks wait
