@@ -25,7 +25,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.data.rows.table import as_text, by_name, list_array, map_array, typed_column
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import Problem, nearest, raise_any
+from reagent_lite.errors import Problem, listed, nearest, raise_any
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.feature_ids import id_of
 
@@ -73,7 +73,7 @@ def _require_features(what: str, reads: Sequence[int], given: Iterable[int], whe
     """Refuses rows that have nothing under the name of a feature, not even null."""
     have = sorted(map(str, given))
     missing = [str(one) for one in reads if str(one) not in have]
-    got = f"features {', '.join(have[:30])}" if have else "none"
+    got = f"features {listed(have)}" if have else "none"
     raise_any(
         [
             Problem(where, f"the {what} feature {one}, which the model reads", got, nearest(one, have, "Nearest: {!r}"))

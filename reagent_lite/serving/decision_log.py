@@ -57,7 +57,7 @@ class _Decision:
 
 
 class DecisionLog:
-    """The log of one worker; `open_log` makes it, and says what `epoch` is. Not for several threads.
+    """The log of one worker, which `open_log` opens; it is not thread-safe.
 
     Attributes:
         written: rows in Parquet files so far.
@@ -91,7 +91,7 @@ class DecisionLog:
                 None.
 
         Raises:
-            OSError: the disk took none of them.
+            OSError: they could not be written; none is in the journal.
         """
         now, found = self._microseconds() / 1e6, {}
         for event in events:
@@ -112,7 +112,7 @@ class DecisionLog:
         """Writes the reward of a decision, with `terminal` and `metrics` if given, into the journal.
 
         Raises:
-            OSError: the disk did not take it.
+            OSError: it could not be written.
         """
         decision = self._waiting.get(decision_id)
         if decision is None:

@@ -49,9 +49,9 @@ class _Server:
 
     Attributes:
         config: the server's.
-        listening: socket that all of them accept connections of.
-        folder: of their sockets and figures.
-        epoch: see open_log.
+        listening: the socket on which all of them accept connections.
+        folder: the folder of their sockets and figures.
+        epoch: see `open_log`.
     """
 
     config: ServeConfig
