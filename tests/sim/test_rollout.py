@@ -1,6 +1,7 @@
 """Rollouts: what a policy saw, did and got reaches the ring; when environments step and how exploration falls."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from oracles import cartpole
 from oracles.team import TEAM
 from torch import Tensor
 
+from reagent_lite.errors import SimulationError
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
@@ -94,6 +96,19 @@ def test_finished_episodes_are_counted_once() -> None:
     rollout.run(21)  # leaning never falls within 7 steps, so every environment ends three episodes of 7
     assert rollout.finished().tolist() == [3 * NUM, 21 * NUM, 21 * NUM]
     assert rollout.finished().tolist() == [0, 0, 0]
+
+
+def test_an_infinite_reward_of_an_earlier_episode_is_named(counter: Callable[..., VectorEnv]) -> None:
+    env = counter(num_envs=2, parameters={"goal": 1, "worth": 3e38})  # a step ends the episode; only action 0 pays 3e38
+    best = torch.tensor([[0.0, 1, 0]]).expand(2, 3)
+    player = Player(policy=lambda *seen: best, epsilon=torch.zeros(1))
+    rollout = Rollout(env, {ONLY: player}, device=CPU)
+    rollout.run(1)
+    best = torch.tensor([[1.0, 0, 0]]).expand(2, 3)
+    rollout.run(1)
+    rollout.check()  # the present returns are finite
+    with pytest.raises(SimulationError, match="rewards of counter: expected finite numbers"):
+        rollout.finished()
 
 
 def test_epsilon_falls_linearly_and_stays() -> None:
