@@ -48,7 +48,7 @@ class EnvironmentConfig(Section):
         """Returns a kernel's constants as floats, lists by place."""
         if not isinstance(given, dict) or str(info.data.get("env")).startswith(GYMNASIUM):
             return given
-        lists = {name: values for name, values in given.items() if isinstance(values, list)}
+        lists = {name: values for name, values in given.items() if isinstance(values, list) and values}
         places = {f"{name}[{k}]": value for name, values in lists.items() for k, value in enumerate(values)}
         every = {name: value for name, value in given.items() if name not in lists} | places
         return {name: float(value) if type(value) is int else value for name, value in every.items()}

@@ -43,7 +43,7 @@ def _answers(texts: dict[int, str]) -> Answers:
 
 ERRORS = _answers(
     {
-        400: "The body is no text in UTF-8",
+        400: "The body is not UTF-8 text",
         408: "The body did not arrive in time",
         413: "The body is too large",
         422: "The body is wrong",

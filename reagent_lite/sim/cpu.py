@@ -14,7 +14,7 @@ from reagent_lite.errors import KernelBuildError, Problem
 from reagent_lite.sim.cache import cached, machine, make_key
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler
-from reagent_lite.sim.sources import MACHINERY, about_includes, built_from, compilation_unit, require_parameters
+from reagent_lite.sim.sources import MACHINERY, built_from, compilation_unit, include_advice, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 # Warnings, and lines by which compilers lead to the next error.
@@ -135,7 +135,7 @@ def _build(
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode != 0:
             got = f"from the compiler:\n{_relevant_errors(answer.stderr)}\n"
-            raise KernelBuildError(Problem(str(path), "an environment that compiles", got, about_includes(path)))
+            raise KernelBuildError(Problem(str(path), "an environment that compiles", got, include_advice(path)))
 
     return cached(key, ".so", build, folder)
 

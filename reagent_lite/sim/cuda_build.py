@@ -19,7 +19,7 @@ import torch
 from reagent_lite.errors import KernelBuildError, NoCompilerError, Problem, install
 from reagent_lite.sim.cache import cache_folder, cached, make_key
 from reagent_lite.sim.compiler import KERNELS
-from reagent_lite.sim.sources import about_includes, built_from, compilation_unit
+from reagent_lite.sim.sources import built_from, compilation_unit, include_advice
 
 OLDEST = (7, 5)
 _FLAGS = (
@@ -62,8 +62,7 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
         KernelBuildError: nvcc refuses the source or the architecture, or there is no nvcc and nothing in the cache.
     """
     unit = compilation_unit(path, parameters)
-    flags = compiler_flags(math, arch)
-    key = _key(path, parameters, flags)
+    flags, key = compiler_flags(math, arch), _key(path, parameters, math, arch)
     nvcc = find_nvcc()
 
     def build(target: Path) -> None:
@@ -108,10 +107,8 @@ def cuda_problem(
     problem = driver_problem() or device_problem(device)
     if problem is None and find_nvcc() is None:
         problem = _no_nvcc()
-        if path is not None:
-            flags = compiler_flags(math, architecture(device))
-            key = _key(path, parameters or {}, flags)
-            problem = None if _files(key) else problem
+        if path is not None and _files(_key(path, parameters or {}, math, architecture(device))):
+            problem = None
     return None if problem is None else str(problem)
 
 
@@ -147,8 +144,8 @@ def architecture(device: torch.device) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
-def _key(path: Path, parameters: dict[str, float], flags: tuple[str, ...]) -> str:
-    return make_key((*built_from(path, parameters), *flags))
+def _key(path: Path, parameters: dict[str, float], math: Literal["exact", "fast"], arch: str) -> str:
+    return make_key((*built_from(path, parameters), *compiler_flags(math, arch)))
 
 
 def _files(key: str) -> list[Path]:
@@ -185,4 +182,4 @@ def _refusal(path: Path, nvcc: Path, arch: str, message: str) -> Problem:
         advice = "Install a CUDA toolkit that knows this GPU, or simulate on the CPU"
         return Problem(str(nvcc), f"a compiler that knows {arch}", f"{message} from nvcc {_version(nvcc)}", advice)
     got = f"from nvcc for {arch}:\n{message}\n"
-    return Problem(str(path), "an environment that compiles", got, about_includes(path))
+    return Problem(str(path), "an environment that compiles", got, include_advice(path))

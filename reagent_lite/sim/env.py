@@ -85,7 +85,7 @@ class VectorEnv:
         self.time_limit = self.spec.time_limit if time_limit is None else time_limit
         self._backend = backend
         self._parametric = parametric
-        self._require_sense()
+        self._require_sizes()
         self._allocate()
         key = {"seed": seed & 0xFFFFFFFF, "stream": stream & 0xFFFFFFFF, "first_env": first_env}
         self._call = Call(**key, num=num_envs, time_limit=self.time_limit)
@@ -188,13 +188,13 @@ class VectorEnv:
         raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {known}", repr(name)))
 
     def check(self) -> None:
-        """Reads the count of invalid actions and looks at the present numbers, which waits for the device.
+        """Checks that actions were valid, and present returns and observations are finite; waits for the device.
 
         Raises:
-            SimulationError: actions were taken that the environment does not have, in place of which it took allowed
-                ones, or a return or an observation is no finite number.
+            SimulationError: actions were not valid, in place of which the environment took allowed ones, or a return or
+                an observation is not finite.
         """
-        self._require_numbers()
+        self._require_finite()
         count, complement = (word & 0xFFFFFFFF for word in self._fault.tolist())
         if count == 0:
             return
@@ -210,17 +210,17 @@ class VectorEnv:
             )
         )
 
-    def _require_numbers(self) -> None:
-        present = torch.ones_like(self.reward, dtype=torch.bool) if self.in_game is None else self.in_game
-        earned = self.last_return + self.episode_return
-        for what, numbers in (("rewards", earned.unsqueeze(1)), ("observations", self.observation)):
-            strange = (~numbers.isfinite().all(1) & present).nonzero().flatten()
-            if len(strange):
-                where, values = f"{what} of {self.spec.name}", numbers[strange[0]].tolist()
-                got = f"{next(value for value in values if not math.isfinite(value))} in environment "
+    def _require_finite(self) -> None:
+        present = True if self.in_game is None else self.in_game
+        earned = (self.last_return + self.episode_return).unsqueeze(1)
+        for what, numbers in (("rewards", earned), ("observations", self.observation)):
+            rows = (~numbers.isfinite().all(1) & present).nonzero()
+            if len(rows):
+                row = int(rows[0])
+                value = next(value for value in numbers[row].tolist() if not math.isfinite(value))
+                got = f"{value} in environment {self.first_env + row // self.spec.agents}"
                 todo = "The environment computes it: look at its step and observe"
-                got += str(self.first_env + int(strange[0]) // self.spec.agents)
-                raise SimulationError(Problem(where, "finite numbers", got, todo))
+                raise SimulationError(Problem(f"{what} of {self.spec.name}", "finite numbers", got, todo))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns copies of all buffers and of what the random numbers depend on."""
@@ -275,7 +275,7 @@ class VectorEnv:
                 )
             )
 
-    def _require_sense(self) -> None:
+    def _require_sizes(self) -> None:
         # a candidate's place in the counter is step * num_actions + k in 28 bits; they are drawn at the last step too
         most = min(MOST_STEPS, 2**28 // self.spec.num_actions - 1) if self.spec.candidates else MOST_STEPS
         if self.time_limit > most:

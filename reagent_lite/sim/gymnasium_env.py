@@ -22,8 +22,8 @@ def open_envs(backend: Backend, **settings: Any) -> VectorEnv:
 class GymnasiumEnv(VectorEnv):
     """N environments of Gymnasium, stepped one after the other.
 
-    The first episode of an environment is seeded by (seed, stream, global id, episode), and later ones go on with its
-    random numbers. What Python holds cannot be saved: `load_state_dict` starts a new episode everywhere.
+    The first episode of an environment is seeded by (seed, stream, global id, episode); later ones continue with its
+    random numbers. The state that Python holds cannot be saved: `load_state_dict` starts new episodes everywhere.
     """
 
     restarts = True

@@ -203,9 +203,9 @@ class Rollout:
         """
         self.check()
         totals = self._finished.clone()
-        if not totals.isfinite().all():  # of episodes that others have followed, which `check` does not see
-            todo = "The environment computes another one: look at its step"
-            raise SimulationError(Problem(f"rewards of {self.env.spec.name}", "finite numbers", "one that is not", todo))
+        if not totals.isfinite().all():  # in episodes that `check` no longer sees, as others have followed
+            where, todo = f"rewards of {self.env.spec.name}", "The environment computes them: look at its step"
+            raise SimulationError(Problem(where, "finite numbers", "some that are not", todo))
         self._finished.zero_()
         return totals
 

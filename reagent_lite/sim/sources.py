@@ -95,8 +95,8 @@ def read_sources(environment: Path) -> dict[str, str]:
     return texts
 
 
-def about_includes(environment: Path) -> str:
-    """Returns what to do about an environment that does not compile, as far as its includes say."""
+def include_advice(environment: Path) -> str:
+    """Returns advice for an environment that does not compile: which library headers to remove; "" if it has none."""
     found = [name for text in read_sources(environment).values() for name in _LIBRARY.findall(text)]
     return f"Do without {', '.join(found)}: an environment has the functions of port.cuh alone" if found else ""
 
@@ -141,8 +141,8 @@ def built_from(environment: Path, parameters: dict[str, float], *, machinery: bo
 def identity(config: EnvironmentConfig, *more: str) -> str:
     """Returns the sha256 that identifies an environment: of its own sources, constants, time limit and the like.
 
-    The headers that all environments share are not part of it: a change of them goes unnoticed within a release, also
-    one of what environments do. For Gymnasium it has the name and the release of Gymnasium instead of sources.
+    The headers that all environments share are not part of it: within a release a change of them goes unnoticed, even
+    if environments then behave differently. For Gymnasium, its release takes the place of sources.
 
     Raises:
         SimulationError: see `find_environment` and `built_from`.

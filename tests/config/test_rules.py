@@ -96,6 +96,7 @@ RULES = [
     ("alone", "simulation.env=gymnasium:Taxi-v4 simulation.backend=cuda", "simulation.backend", "auto or cpu"),
     ("alone", 'simulation.env_parameters={"gravity":"low"}', "simulation.env_parameters.gravity", "a finite number"),
     ("alone", 'simulation.env_parameters={"gravity":[9,true]}', "simulation.env_parameters.gravity[1]", "got true"),
+    ("alone", 'simulation.env_parameters={"gravity":[]}', "simulation.env_parameters.gravity", "got []"),
     ("beside", "simulation.share=0 simulation.num_envs=128", "simulation.num_envs", "share is 0"),
     ("beside", "simulation.share=0 simulation.replay.prioritized=true", "simulation.replay", "share is 0"),
     ("beside", "simulation.share=null", "simulation.share", "beside training_data_path"),
