@@ -78,7 +78,7 @@ class EnvSpec:
     @classmethod
     def parse(cls, name: str, description: str) -> Self:
         """Returns the spec in a compiled environment's JSON; `measured` adds parameters and action features."""
-        tree: dict[str, Any] = json.loads(description)
+        tree: dict[str, Any] = json.loads(description, strict=False)  # a name may have a line break
         fields = tuple(Field(*field) for field in tree.pop("state"))
         tree["action_names"] = tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"])))
         tree["agent_type_names"] = tuple(tree["agent_type_names"])

@@ -231,7 +231,7 @@ def test_what_reset_leaves_out_is_0(tmp_path: Path) -> None:
 def test_parameters_and_names_are_optional(tmp_path: Path) -> None:
     text = COUNTER.replace("int(goal)", "4").replace("worth *", "").replace(" P(goal, 4.0f) P(worth, 1.0f)", "")
     assert opened(str(written(tmp_path, text.replace("#define PARAMETERS(P)", "")))).spec.parameters == {}
-    names = ("one", 'in "quotes"', "long" * 3000)
+    names = ("one", 'in "quotes"\n', "long" * 3000)
     listed = ", ".join(json.dumps(name) for name in names)
     spec = opened(str(written(tmp_path, f"{text}#define ACTION_NAMES {{{listed}}}\n", "named.cuh"))).spec
     assert (spec.parameters, spec.action_names) == ({}, names)
