@@ -1,4 +1,4 @@
-"""Where a training copy lies, whether it still fits its inputs, and how a new one takes its place.
+"""Where a training copy is, whether it fits its inputs, and how a new one replaces it.
 
     <data>/.reagent-lite/<name>-<options>-<content>/manifest.json
                                                     *.npy              never changed
@@ -10,6 +10,7 @@ same copy at once build one folder.
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import json
@@ -17,7 +18,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,7 +54,7 @@ class CopyManifest(StageManifest):
 
 
 def settings_of(actions: tuple[str, ...] | None, columns: Columns | None) -> dict[str, Any]:
-    """Returns what a copy's content depends on beside its inputs."""
+    """Returns what a copy's content depends on in addition to its inputs."""
     return {"layout": LAYOUT, "actions": actions, **({"columns": columns} if columns else {})}
 
 
@@ -112,11 +113,15 @@ class Place:
         manifest = manifest.write(temporary)
         sync(temporary)
         folder = self.parent / f"{self.stem}-{manifest.digest[:16]}"
-        if CopyManifest.whole(folder, KIND, self.settings) is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(FileExistsError):
+        try:
+            temporary.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if CopyManifest.whole(folder, KIND, self.settings) is None:  # a damaged one
+                shutil.rmtree(folder, ignore_errors=True)
                 temporary.rename(folder)
-            sync(self.parent)
+        sync(self.parent)
         for other in self.copies():
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -126,11 +131,11 @@ class Place:
 def places_of(
     path: str, actions: tuple[str, ...] | None, directory: str | None, columns: Columns | None = None
 ) -> list[Place]:
-    """Returns the places a copy may lie in, best first.
+    """Returns the places that a copy may be in, best first.
 
     Args:
         path: the input.
-        actions: names of discrete actions, None for parametric: other options, another copy.
+        actions: names of discrete actions, None for parametric ones; other names make another copy.
         directory: parent folder that the user chose, or None.
         columns: the log's own names for columns of the contract.
     """

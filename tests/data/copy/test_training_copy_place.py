@@ -45,17 +45,22 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def test_of_two_equal_builds_at_once_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("where", "name"), [(build_module, "build"), (Path, "rename")])
+def test_of_two_equal_builds_at_once_the_first_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str
+) -> None:
     """Machines that share the folder build at the same time: what the first one reads from must not go away."""
     path = written(tmp_path, row(), row())
     opened: list[TrainingCopy] = []
+    original = getattr(where, name)
 
-    def overtaken(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
-        return build(*arguments)
+    def overtaken(first: Any, *others: Any) -> Any:
+        if name == "build" or first.is_dir():
+            monkeypatch.undo()
+            opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
+        return original(first, *others)
 
-    monkeypatch.setattr(build_module, "build", overtaken)
+    monkeypatch.setattr(where, name, overtaken)
     second = prepare_training_copy(path, actions=ACTIONS)
     (first,) = opened
     assert first.folder == second.folder
