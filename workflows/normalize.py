@@ -76,7 +76,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     start = time.monotonic()
     folder, key = Path(config.norm_params.output_dir or "").expanduser().absolute(), "norm_params.output_dir"
     files = _files(config)
-    inputs = (*files["training"], *files["reference"])
+    inputs = tuple(replace(one, name=f"{side}/{one.name}") for side, some in files.items() for one in some)
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     settings |= {"version": VERSION, "compared": bool(files["reference"])}
@@ -125,13 +125,13 @@ def normalize(config: NormalizeConfig) -> Normalized:
 
 
 def _files(config: NormalizeConfig) -> dict[str, tuple[InputFile, ...]]:
-    """Returns the files of the training and the reference data, with names that say to which of them they belong."""
+    """Returns the files of the training and the reference data."""
     found: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
     for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
         if path is not None:
             for note in left_out(path):
                 logger.warning(note)
-            found[side] = tuple(replace(one, name=f"{side}/{one.name}") for one in data_files(path, config.columns))
+            found[side] = data_files(path, config.columns)
     return found
 
 

@@ -20,11 +20,14 @@ from minari.data_collector import EpisodeBuffer
 from oracles.event_files import EXTENSIONS, Row, problems_of, rows_of
 from oracles.logs import write_lines
 
+from reagent_lite.config import check
+from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.minari import flattened
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.writing.minari import MinariCounts, MinariForm, copy_to_minari
 from reagent_lite.errors import DataError
+from workflows.normalize import normalize
 
 ABOUT = dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "test")
 
@@ -80,6 +83,8 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (after and list(after.values())) == last
     assert list(steps) == []
     assert {row["truncated"] for row in rows} == {row["terminal"] for row in rows} == {True, False}
+    norm = {"training_data_path": str(folder), "norm_params": {"output_dir": str(tmp_path / "norm")}}
+    assert normalize(check(NormalizeConfig, norm)).rows == len(rows)
 
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
