@@ -200,12 +200,13 @@ def test_further_columns(tmp_path: Path) -> None:
 
 
 def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
-    log = "mdp_id,sequence_number,state_features.0,action,reward,paid\na,0,1,l,0,7.61\na,1,1,l,0,\na,2,1,l,0,-.5e1\n"
+    rows = "".join(f"a,{at},1,l,0,{paid}\n" for at, paid in enumerate(["7.61", "", "-.5e1", "TRUE", "false"]))
+    log = f"mdp_id,sequence_number,state_features.0,action,reward,paid\n{rows}"
     source = tmp_path / "events.csv"
     source.write_text(log)
     section: dict[str, Any] = {"addTerminalStateRow": True, "rewardColumns": ["reward", "paid"]}
     make(tmp_path, source, **section)
-    assert values(read(tmp_path / "train"), "paid") == [7.61, None, -5.0]
+    assert values(read(tmp_path / "train"), "paid") == [7.61, None, -5.0, 1.0, 0.0]
     source.write_text(log.replace("7.61", '"7,61"'))
     with pytest.raises(DataError, match=r'events.csv:2: expected a number in paid, got "7,61"'):
         make(tmp_path, source, **section)

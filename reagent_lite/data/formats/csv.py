@@ -37,9 +37,10 @@ from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import parse_json
 
 _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}
-_WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+"""Words that count as 1 and 0 in columns of numbers, as in other formats."""
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
-_FLAGS = {**_WORDS, "1": True, "1.0": True, "t": True, "0": False, "0.0": False, "f": False}
+_FLAGS = {**WORDS, "1": True, "1.0": True, "t": True, "0": False, "0.0": False, "f": False}
 _JSON = """Write {"0": 0.5} or ["left", "right"] as json.dumps does; Python's own text of a dict or list is not JSON"""
 _NUMERALS = "Write numbers as 1234.5, and leave cells without one empty"
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
@@ -284,8 +285,7 @@ def _value_of(cell: str, column: _HeaderCell) -> Any:
     try:
         if "_" in cell:
             raise ValueError  # Python's own way to group digits
-        # as in other formats, true counts as 1
-        number = float(_WORDS.get(cell, cell)) if floating else float(cell)
+        number = float(WORDS.get(cell, cell)) if floating else float(cell)
         # pandas writes integers as 3.0 where a column has gaps
         value = number if floating else int(number) if abs(number) < EXACT_BELOW else int(cell)
         if value != number and abs(number) < EXACT_BELOW:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, Kind, kind_of
 from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.csv import WORDS
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import (
     NONE,
@@ -111,9 +112,12 @@ def _of_cells(column: Column, faults: Faults) -> Column:
     """Returns the numbers of a further column of CSV, which is read as text; other texts are faults."""
     if not is_string(column.array.type):
         return column
-    numeral = pc.match_substring_regex(column.array, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+    digits = column.array
+    for word, true in WORDS.items():
+        digits = pc.if_else(pc.equal(digits, word), str(int(true)), digits)
+    numeral = pc.match_substring_regex(digits, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     column.fault(faults, column.present & ~filled(numeral, 0).astype(bool), f"a number in {column.name}")
-    return replace(column, array=pc.if_else(numeral, column.array, None).cast(pa.float64()))
+    return replace(column, array=pc.if_else(numeral, digits, None).cast(pa.float64()))
 
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
