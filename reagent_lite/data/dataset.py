@@ -1,6 +1,6 @@
 """Episodes in a folder that any number of processes share: files that appear by rename, ordered without clocks.
 
- fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, steps, writer; of collectors, the oldest removed by the editor
+ fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, steps, writer; from collectors, the oldest removed by the editor
  protected/<any name>.parquet                   such as a log of workflows.simulate; read first, never removed
 
 A file's number is one more than the largest that its writer sees (Lamport, 1978): what was written with knowledge of a
@@ -128,10 +128,10 @@ class EpisodeFolder:
         return name
 
     def origin(self, name: str) -> tuple[dict[str, Any], int]:
-        """Returns where a file's episodes come from, and their environment steps; reads its end and episodes' names.
+        """Returns where a file's episodes come from, and their environment steps; reads its metadata and one column.
 
         Raises:
-            DataError: it is gone, damaged, or says nothing of where it comes from.
+            DataError: it is gone or damaged, or does not say where it comes from.
         """
         from reagent_lite.data.formats.arrow import opened_parquet
 

@@ -27,7 +27,7 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import DataError, Problem, counted, listed
 
 _FROM_ROWS: dict[str, DTypeLike] = {
     "action": np.int32,
@@ -110,10 +110,10 @@ def build(
 
 
 class SpooledLog:
-    """The rows of all blocks in the order of the files, in temporary files beside the arrays to be.
+    """The rows of all blocks in the order of the files, in temporary files until the arrays are written.
 
     Attributes:
-        keys: {key: column} of matrices: ids of states' and candidates' features and names of metrics as they are found,
+        keys: {key: column} of matrices: ids of features of states and candidates and names of metrics as found,
             choices, and the columns of records of lists.
     """
 
@@ -295,7 +295,7 @@ class Order:
 
     @property
     def num_episodes(self) -> int:
-        """Episodes, those of one row without mdp_id among them."""
+        """Number of episodes; each row without mdp_id is one."""
         return len(self.mdp_ids) + len(self.alone)
 
     def episode_hashes(self) -> NDArray[np.uint64]:
@@ -339,7 +339,7 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     found = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
-        found.append(f"columns that are not used: {', '.join(ignored)}")
+        found.append(f"columns that are not used: {listed(ignored)}")
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: int) -> ColumnSummary:
-    """Returns the summary of all rows of a column; `summarize_log` gives the same for their files.
+    """Returns the summary of all rows of a column; of rows with an mdp_id, `summarize_log` draws the same sample.
 
     Args:
         copy: the copy of one machine; it may have no rows.

@@ -1,4 +1,4 @@
-"""Facts about logged data that need no full read: its files, the rows that metadata gives, the first rows parsed."""
+"""What needs no full read of logged data: a copy made of it, rows by metadata, and its first rows."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -112,8 +112,7 @@ def _ids(block: Block, maps: tuple[str, ...], lists: tuple[str, ...] = ()) -> tu
 def holds_events(path: str, columns: Columns | None = None) -> bool:
     """Returns whether the first rows at a path are events and not transitions; false where there are no rows.
 
-    Events do not record what follows them, unless a limit cut the episode: they have mdp_id and sequence_number, and
-    neither next_action, nor next_state_features in a row that is not truncated.
+    Events have mdp_id and sequence_number, no column next_action, and next_state_features only in truncated rows.
     """
     try:
         found = first_block(data_files(path, columns))

@@ -1,7 +1,7 @@
 """Candidate lists of parametric rows: each distinct list is stored once.
 
-The next list of a row is mostly the list of the row after it, and many logs offer every row the same candidates. Lists
-are found equal by 128 bits of hash over (place in the list, feature id, float32 bits) of every present feature.
+The next list of a row is usually the list of the following row, and many logs offer every row the same candidates.
+Lists are found equal by 128 bits of hash over (place in the list, feature id, float32 bits) of every present feature.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SharedLists:
 def share(now: NDArray[np.int64], after: NDArray[np.int64]) -> SharedLists:
     """Finds equal lists among the [R, 4] records of rows' own and next lists.
 
-    Own and next lists alternate, so that lists lie in the order they are read.
+    Own and next lists alternate, so that lists are stored in the order in which they are read.
     """
     import pyarrow as pa
 

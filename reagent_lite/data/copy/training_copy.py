@@ -3,8 +3,8 @@
     inputs ─► 1 blocks of Arrow columns ─► 2 checked rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
               formats/                     rows/               build.py                   build.py, place.py
 
-A copy that stands is used again while its inputs are unchanged: first by names, sizes and modification times, then by
-sha256. Next states are not stored where they are the following row's state, which halves the bytes.
+A copy is used again while its inputs are unchanged, which names, sizes and modification times show, else sha256. Next
+states are not stored where they are the following row's state, which halves the bytes.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class TrainingCopy:
         sequence: [R] int64, sequence_number, else the row's number in the input.
         origin_file: [R] int32, number of the input file.
         origin_line: [R] int64, line (Parquet: row) in it, from 1.
-        counts: what was counted on the way, by name; rows first.
-        notes: sentences worth reporting to the user.
+        counts: figures of the log by name, rows first.
+        notes: sentences about the log that a user should read.
     """
 
     folder: Path
@@ -146,7 +146,7 @@ def open_training_copy(folder: Path) -> TrainingCopy:
     """Opens the copy in `folder`.
 
     Args:
-        folder: as `TrainingCopy.folder` gives it.
+        folder: see `TrainingCopy.folder`.
 
     Raises:
         DataError: no copy there, or a damaged one.
@@ -199,7 +199,7 @@ def prepare_training_copy(
 ) -> TrainingCopy:
     """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
 
-    It lies in `directory`; else in `.reagent-lite` beside local data, where that can be written; else in the user's
+    The copy is in `directory`; else in `.reagent-lite` beside local data, where that can be written; else in the user's
     cache folder. Memory: at most 1.3 times the copy's bytes and some 100 MB.
 
     Args:
@@ -210,25 +210,25 @@ def prepare_training_copy(
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
-        DataError: what is wrong in the data with file and line of a few rows of each kind, and how
-            many there are; no folder that can be written.
+        DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are; no
+            folder that can be written.
     """
     from reagent_lite.data.copy.build import build
 
     path = path_of(log)
     files = data_files(path, columns)
     places = places_of(path, actions, directory, columns)
-    folder = next((folder for place in places if (folder := place.standing(files)) is not None), None)
+    folder = next((folder for one in places if (folder := one.standing(files)) is not None), None)
     if folder is None:
-        place = next((place for place in places if is_writable(place.parent)), None)
-        if place is None:
-            parents = ", ".join(str(place.parent) for place in places)
+        chosen = next((one for one in places if is_writable(one.parent)), None)
+        if chosen is None:
+            parents = ", ".join(str(one.parent) for one in places)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
-        with place.building() as temporary:
-            folder = place.publish(temporary, build(files, actions, temporary, progress, columns))
+        with chosen.building() as temporary:
+            folder = chosen.publish(temporary, build(files, actions, temporary, progress, columns))
         give_back_memory()
     copy = open_training_copy(folder)
-    # of files beside the data that are not read, as they are today
+    # files that are not read may have come since the copy was built
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
 
 

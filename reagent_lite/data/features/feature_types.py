@@ -26,7 +26,7 @@ IDENTIFICATION_FLOOR = 1e-4
 """Smallest shifted value by which identification evaluates Box-Cox."""
 
 TRANSFORM_FLOOR = 1e-6
-"""Smallest shifted value the preprocessor transforms; mean and stddev are taken behind it."""
+"""Smallest shifted value in the preprocessor, and in the fit of mean and stddev."""
 
 
 @dataclass(frozen=True)

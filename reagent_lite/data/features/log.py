@@ -38,7 +38,7 @@ class LogSummary:
     Attributes:
         rows: number of rows of the data.
         parametric: whether actions are candidates with features.
-        columns: of "state_features" and, with candidates, "action" those that the settings name.
+        columns: summaries of "state_features" and, with candidates, "action", where the settings name them.
         rows_by_position: rows without mdp_id or sequence_number, whose place in the sample depends on their position.
         hashes: sha256 of each file.
     """
@@ -68,8 +68,8 @@ def summarize_log(
         progress: called with (bytes read, total bytes).
 
     Raises:
-        DataError: with file and line: no state_features, infinite values, keys that are no ids; no
-            rows; actions of two kinds.
+        DataError: with file and line: no state_features, infinite values, keys that are neither ids nor names, actions
+            of two kinds; no rows.
     """
     most = settings.max_unique_enum_values
     merges: dict[str, Merge] = {name: Merge(settings.num_samples, most) for name in settings.cols_to_norm}
@@ -143,7 +143,7 @@ def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], Featur
     """Returns ([c] row of each candidate, their features); the action alone where a row lists none, as in training.
 
     Raises:
-        DataError: an id that is no integer; other faults are noted.
+        DataError: a key that is neither an id nor a name; other faults are noted.
     """
     action, taken = features(column_of(block, ACTION), faults, todo="Or set parametric to false")
     lists = candidate_lists(column_of(block, "possible_actions"), faults)

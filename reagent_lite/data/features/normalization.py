@@ -97,7 +97,7 @@ def _parse(text: str, where: str) -> object:
 
 
 def _feature(key: str, entry: object, where: str) -> FeatureSpec:
-    """Returns one entry of the file as a feature, or raises all that is wrong with it."""
+    """Returns one entry of the file as a feature; DataError has all that is wrong with it."""
     try:
         identity = id_of(key)
     except ValueError as error:

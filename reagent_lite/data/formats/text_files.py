@@ -29,7 +29,7 @@ _ENCODE, _UNPACK = "Write the file as UTF-8", "Unpack it, or give it the extensi
 _NO_TEXT = {
     b"\xff\xfe": ("UTF-16", _ENCODE),
     b"\xfe\xff": ("UTF-16", _ENCODE),
-    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "Save it as CSV in UTF-8"),
+    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "Unpack it, or save the workbook as CSV in UTF-8"),
     b"\x1f\x8b": ("gzip", _UNPACK),
     b"\x28\xb5\x2f\xfd": ("Zstandard", _UNPACK),
 }

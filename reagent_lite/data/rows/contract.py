@@ -4,7 +4,7 @@ Events are logged decisions; transitions also have what followed them. Rules of 
 
     action               null = unknown
     features             null and NaN count as absent
-    possible_actions     are names, or of transitions 0 or 1 per action; of parametric rows a list of candidates
+    possible_actions     are names, or 0 or 1 for each named action; of parametric rows a list of candidates
     reward, metrics      are finite
     propensity           is above 0 and at most 1
     next_state_features, possible_next_actions   of events count where `truncated` is true: what was seen at the limit

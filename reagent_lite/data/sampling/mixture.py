@@ -32,7 +32,7 @@ class MixedSource:
         return joined(batches, self._shares)
 
     def learned(self, row_errors: Tensor) -> None:
-        """Hands each part the errors of its rows, of [B]."""
+        """Passes the errors [B] of a batch's rows to their parts."""
         for source, errors in zip(self._sources, torch.split(row_errors, self._sizes), strict=True):
             source.learned(errors)
 

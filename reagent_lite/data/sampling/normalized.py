@@ -1,6 +1,6 @@
 """Normalized columns of a training copy: computed once, memory-mapped by every process of the machine.
 
-Where one-hot columns would make the matrix larger than the raw one and than 256 MiB, the same module normalizes rows
+Where one-hot columns would make the matrix larger than both the raw one and 256 MiB, the same module normalizes rows
 as they are gathered instead.
 """
 

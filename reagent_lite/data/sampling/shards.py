@@ -1,4 +1,4 @@
-"""Which process reads which part of the data: its machine's shard, or one shard for all where machines hold the same.
+"""Which process reads which part of the data: its machine's shard, or one shard where all machines hold the same rows.
 
 layout shards    node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 1
 layout replicas  node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 0, which is on both

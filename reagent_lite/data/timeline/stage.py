@@ -312,7 +312,7 @@ def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: 
     else:
         rest = "left out, as it is not known what followed. Log terminal or truncated, or set addTerminalStateRow"
         log(warning, "last_rows_without_an_end", *ends, rest)
-    rest = "no next_state_features: left out: a value behind the limit cannot be counted on. Log what was seen there"
+    rest = "no next_state_features, left out, as the state at the limit is not known. Log what was seen there"
     log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
     rest = "an end inside an mdp_id; nothing is paired across it. Give each episode an mdp_id of its own"
     log(warning, "rows_after_an_end", "row follows", "rows follow", rest)
