@@ -11,7 +11,6 @@ Only the first start of a run is hit (attempt 0), or the one of `attempt=n`, or 
 import os
 import signal
 import time
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,10 +20,6 @@ from reagent_lite.errors import ConfigError, Problem
 
 VARIABLE = "REAGENT_LITE_FAULT"
 _EXAMPLE = "fail:rank=1,step=20,kind=kill"
-
-
-class InjectedFaultError(RuntimeError):
-    """What kind=exception raises."""
 
 
 class Fault(BaseModel):
@@ -73,18 +68,17 @@ class Fault(BaseModel):
         elif self.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.kind == "exception":
-            raise InjectedFaultError(f"{VARIABLE} asked for an exception of rank {self.rank} before step {step}")
+            raise RuntimeError(f"{VARIABLE} asked for an exception of rank {self.rank} before step {step}")
 
 
-def fault_here(place: Place, environment: Mapping[str, str] | None = None) -> Fault | None:
+def fault_here(place: Place) -> Fault | None:
     """Returns the fault that the environment asks of this process, or None.
 
     Raises:
         ConfigError: see Fault.parse.
     """
-    environment = os.environ if environment is None else environment
-    text = environment.get(VARIABLE, "")
+    text = os.environ.get(VARIABLE, "")
     if not text:
         return None
     fault = Fault.parse(text)
-    return fault if fault.rank == place.rank and fault.attempt in ("any", attempt_here(environment)) else None
+    return fault if fault.rank == place.rank and fault.attempt in ("any", attempt_here()) else None

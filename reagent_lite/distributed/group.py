@@ -77,10 +77,9 @@ class Place:
         return cls(rank, world, local, local_world, rank // local_world, -(-world // local_world))
 
 
-def attempt_here(environment: Mapping[str, str] | None = None) -> int:
+def attempt_here() -> int:
     """Returns how often the run has begun again before this start."""
-    environment = os.environ if environment is None else environment
-    return int(environment.get(ATTEMPT_VARIABLE, "0") or 0)
+    return int(os.environ.get(ATTEMPT_VARIABLE) or 0)
 
 
 class Group:

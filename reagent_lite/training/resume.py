@@ -19,6 +19,7 @@ from torch import Tensor
 
 from reagent_lite import errors
 from reagent_lite.config import WorkflowConfig, fingerprint, leaves, resolved
+from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
@@ -81,18 +82,18 @@ def read_on_first(group: Group, read: Callable[[], Files]) -> Files:
     return {name: group.broadcast_bytes(files.get(name)) for name in answer["names"]}
 
 
-def find_unfinished(folder: CheckpointFolder, group: Group, *, wanted: bool) -> Tree | None:
+def find_unfinished(config: CheckpointConfig, folder: CheckpointFolder, group: Group) -> Tree | None:
     """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
 
     Args:
+        config: without `resume`, the first attempt removes existing checkpoints; later attempts continue it.
         folder: read and tidied by rank 0.
         group: the ranks.
-        wanted: false removes existing checkpoints.
     """
 
     def read() -> Files:
         folder.tidy()
-        if not wanted:
+        if not (config.resume or attempt_here()):
             folder.clear()
         found = folder.unfinished()
         return {} if found is None else {STATE: json.dumps(found).encode()}
@@ -151,9 +152,7 @@ class History:
             BundleError: there are checkpoints, and none of them is whole.
         """
         checkpoints = CheckpointFolder(folder)
-        # only the first attempt starts over on request; later attempts continue it
-        wanted = config.checkpoint.resume or attempt_here() > 0
-        state = find_unfinished(checkpoints, group, wanted=wanted)
+        state = find_unfinished(config.checkpoint, checkpoints, group)
         if state is not None:
             logged = bool(config.training_data_path) and not config.simulated_share
             require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)

@@ -6,29 +6,31 @@ import time
 
 import pytest
 
-from reagent_lite.distributed.faults import VARIABLE, Fault, InjectedFaultError, fault_here
+from reagent_lite.distributed.faults import VARIABLE, Fault, fault_here
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE, Place
 from reagent_lite.errors import ConfigError
 
 KILL = "fail:rank=1,step=20,kind=kill"
 
 
-def test_the_text_of_a_fault_and_whom_it_hits() -> None:
+def test_the_text_of_a_fault_and_whom_it_hits(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Place(rank=1, world_size=2)
-    assert fault_here(one, {VARIABLE: KILL}) == Fault(rank=1, step=20, kind="kill")
-    assert fault_here(one, {VARIABLE: KILL, ATTEMPT_VARIABLE: "1"}) is None
-    assert fault_here(Place(rank=0, world_size=2), {VARIABLE: KILL}) is None
-    assert fault_here(one, {}) is None
-    text = "fail:rank=1,step=3,kind=slow,seconds=0.5,attempt=any"
-    slow = Fault(rank=1, step=3, kind="slow", seconds=0.5, attempt="any")
-    assert fault_here(one, {VARIABLE: text, ATTEMPT_VARIABLE: "7"}) == slow
+    assert fault_here(one) is None
+    monkeypatch.setenv(VARIABLE, KILL)
+    assert fault_here(one) == Fault(rank=1, step=20, kind="kill")
+    assert fault_here(Place(rank=0, world_size=2)) is None
+    monkeypatch.setenv(ATTEMPT_VARIABLE, "7")
+    assert fault_here(one) is None
+    monkeypatch.setenv(VARIABLE, "fail:rank=1,step=3,kind=slow,seconds=0.5,attempt=any")
+    assert fault_here(one) == Fault(rank=1, step=3, kind="slow", seconds=0.5, attempt="any")
 
 
 @pytest.mark.parametrize("text", ["kill", "fail:rank=1,step=2", "fail:rank=x,step=2,kind=kill",
                                   "fail:rank=1,step=2,kind=burn", "fail:rank=1,step=2,kind=kill,when=now"])  # fmt: skip
-def test_other_texts_are_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ConfigError, match=f"{VARIABLE}: expected text such as {KILL}"):
-        fault_here(Place(), {VARIABLE: text})
+        fault_here(Place())
 
 
 def test_what_a_fault_does_at_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,5 +42,5 @@ def test_what_a_fault_does_at_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
         for step in (1, 2, 3):
             Fault(rank=0, step=2, kind=kind, seconds=0.5).before_step(step)
     assert done == [(os.getpid(), signal.SIGKILL), (os.getpid(), signal.SIGSTOP), 0.5, 0.5]
-    with pytest.raises(InjectedFaultError, match="before step 2"):
+    with pytest.raises(RuntimeError, match="before step 2"):
         Fault(rank=0, step=2, kind="exception").before_step(2)

@@ -15,6 +15,7 @@ from oracles.runs import ALONE
 from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.training import OPTIMIZERS
 from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
@@ -99,7 +100,7 @@ def unfinished(folder: Path) -> str | None:
 
 
 def found(folder: Path, *, wanted: bool = True) -> dict[str, Any] | None:
-    return find_unfinished(CheckpointFolder(folder), ALONE, wanted=wanted)
+    return find_unfinished(CheckpointConfig(resume=wanted), CheckpointFolder(folder), ALONE)
 
 
 def names(folder: Path) -> list[str]:

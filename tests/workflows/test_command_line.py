@@ -92,19 +92,10 @@ def test_the_flag_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "node_index: expected 0 while num_nodes is 1, got 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "init_method: expected file:///share/name.rdzv where 2 machines meet, got nothing"),
-        ({"init_method": "share/x"}, "init_method: expected file:///share/name.rdzv or tcp://host:port, got 'share/x'"),
-    ],
-)
-def test_a_dry_run_finds_a_wrong_meeting_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
-) -> None:
-    file = config_file(tmp_path, num_nodes=2, node_index=0, **changes)
+def test_a_dry_run_finds_a_wrong_meeting_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config_file(tmp_path, num_nodes=2, node_index=0, init_method="share/x")
     assert started(["--config", file, "--dry_run"]) == 2
-    assert words in capsys.readouterr().err
+    assert "expected file:///share/name.rdzv or tcp://host:port, got 'share/x'" in capsys.readouterr().err
 
 
 def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
-from reagent_lite.distributed.group import Group, attempt_here
+from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.worker import Reports
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import user_cache, write_whole
@@ -130,7 +130,7 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     Raises:
         ConfigError: no probe ran; with the table of measurements.
     """
-    state = find_unfinished(CheckpointFolder(folder), group, wanted=config.checkpoint.resume or attempt_here() > 0)
+    state = find_unfinished(config.checkpoint, CheckpointFolder(folder), group)
     if state is not None:
         saved, rows = state["config"]["simulation"], state["config"]["training"]["minibatch_size"]
         kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
