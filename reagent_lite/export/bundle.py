@@ -360,10 +360,17 @@ def _dense(where: str, given: Any, columns: Mapping[str, int]) -> NDArray[np.flo
         if lacking := [name for name in columns if name not in known]:
             advice = "A feature that no row has is a column of NaN"
             raise BundleError(Problem(where, f"the columns {listed(columns)}", f"no {listed(lacking)}", advice))
-        given = np.stack([np.asarray(given[known[name]]) for name in columns], axis=1)
+        given = np.stack([_column(f"{where}, column {name}", given[known[name]]) for name in columns], axis=1)
     with np.errstate(over="ignore"):
         shape = (None, len(columns))
         return _array(where, given, shape, "fiu", "real numbers, NaN where missing").astype(np.float32)
+
+
+def _column(where: str, given: Any) -> NDArray[np.float64]:
+    values = np.asarray(given)
+    if values.dtype == np.object_:  # as None makes it
+        values = np.array([np.nan if value is None else value for value in values.flat])
+    return _array(where, values, (None,), "bfiu", "real numbers, NaN or None where missing").astype(np.float64)
 
 
 def _flags(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:

@@ -179,6 +179,10 @@ def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
 def test_columns_of_a_frame_are_found_by_name(frame: Callable[..., Any], bundle: Bundle, parametric: Bundle) -> None:
     found = bundle.predict(frame({"name": ["a", "b"], "4": [5.0, None], "7": [1, 0]}))
     assert found.q.tolist() == [[3, 4, 0], [0, 0, 1]]
+    found = bundle.predict(frame({"4": [None, None], "7": [True, False]}))  # only missing values; true counts as 1
+    assert found.q.tolist() == bundle.predict_rows([{"7": 1}, {"7": 0}]).q.tolist()
+    with pytest.raises(BundleError, match="values, column 4: expected real numbers, NaN or None where missing, got an"):
+        bundle.predict(frame({"4": ["1.5"], "7": [1]}))
     with pytest.raises(BundleError, match=r"values: expected the columns 7, 4, got no 7\. A feature that"):
         bundle.act(frame({"4": [5.0], "8": [1.0]}))
     lists = [frame({"8": ["x", "y"], "9": [1.0, 2.0]})]
