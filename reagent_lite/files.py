@@ -209,8 +209,12 @@ class FolderIdentity:
 
 @contextmanager
 def appearing_file(target: Path) -> Iterator[IO[bytes]]:
-    """Yields a stream whose bytes become the file `target` when the block succeeds."""
+    """Yields a stream whose bytes become the file `target` when the block succeeds.
+
+    What killed processes left of such a file is removed after a day.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
     try:
         with temporary.open("wb") as stream:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from reagent_lite import files
-from reagent_lite.files import alone_in, appearing_folder
+from reagent_lite.files import alone_in, appearing_folder, write_whole
 
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 
@@ -98,6 +98,15 @@ def kill_before(step: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
     with suppress(AttributeError):  # the same in code that has no exchange
         files._exchange = counted(files._exchange)  # type: ignore[assignment]
+
+
+def test_what_killed_writers_left_of_a_file_goes_after_a_day(tmp_path: Path) -> None:
+    older, newer = (tmp_path / f".log[1].parquet.{number}-0.tmp" for number in range(2))
+    for one in (older, newer):
+        one.touch()
+    os.utime(older, (0, 0))
+    write_whole(tmp_path / "log[1].parquet", b"")
+    assert {one.name for one in tmp_path.iterdir()} == {newer.name, "log[1].parquet"}
 
 
 @can_exchange
