@@ -188,8 +188,7 @@ class Attempt:
                     failure = self._watch()
                 finally:
                     self._end()
-                stopped = failure is not None and failure.exit_code == Preempted.exit_code
-                if failure is None or stopped or not self._reports.model_saved:
+                if failure is None or failure.exit_code == Preempted.exit_code or not self._reports.model_saved:
                     return failure
         except OSError as error:
             problem = Problem(f"node {self._membership.node}", "a machine that can start its workers", str(error))
@@ -289,8 +288,7 @@ class Attempt:
         # a worker that has reported may hang on its way out, in a library of the GPU's
         if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
             if Preempted.exit_code in codes:  # its peers lost their connection to it
-                reason = f"a process was stopped by a signal; {_CONTINUE}"
-                return Failure(reason=reason, exit_code=Preempted.exit_code, restart=False)
+                return self._preempted(f"a process was stopped by a signal; {_CONTINUE}")
             return self._cause()
         return self._halted()
 

@@ -108,9 +108,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         if group.is_first:
             with suppress(Preempted), signal.deferred():  # a signal comes too late: nothing is left to continue
                 if failure := learned.checkpoints.finish():
-                    logger.warning(
-                        f"the run could not be marked as ended; the same command would publish it again: {failure}"
-                    )
+                    logger.warning(f"the run is not marked as ended, the same command publishes it again: {failure}")
         return outcome
 
 

@@ -253,8 +253,7 @@ class History:
 
             restore(state, self.folder, running, group, None if alike else dealt)
         since = None if state is None else state["name"]
-        if group.is_first:
-            self.folder.set_damaged_aside(since)
+        self.folder.set_damaged_aside(since)
         return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
 
 

@@ -32,6 +32,7 @@ from reagent_lite.distributed.worker import end_with_parent, is_worker, report_f
 from reagent_lite.errors import DataError, Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
 
+ONE = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
 PYTHONPATH = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
 SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 2.0, "join_timeout_seconds": 60.0}
 

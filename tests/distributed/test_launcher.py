@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from machines import Start, all_end, appears
+from machines import ONE, Start, all_end, appears
 from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 
@@ -20,11 +20,9 @@ from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.membership import Failure, Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, Preempted
 
 RANK_1 = "rank 1 of 2 (node 1, local rank 0): "
-ONE = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -182,20 +180,24 @@ def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> N
     assert both[0].output == "3 attempt 1 node 0 of 2 local 0\n"
 
 
-def test_nothing_begins_again_once_the_model_is_saved(start: Start, tmp_path: Path) -> None:
-    """Rank 1 is killed between rank 0's report that the model is saved and the end of rank 0."""
-    both = [start(index, work="late end", restarts=3) for index in (0, 1)]
-    all_end(both, 4)
-    assert "ended by signal 9 (SIGKILL)\nThe model had been saved before" in both[0].log
+@pytest.mark.parametrize(
+    ("work", "code", "words"),
+    [
+        ("late end", 4, RANK_1 + "expected a worker that trains to the end, got ended by signal 9 (SIGKILL)"),
+        ("late signal", 75, "stopped by a signal; run the same command again"),  # the run is not marked as ended yet
+    ],
+)
+def test_nothing_begins_again_once_the_model_is_saved(
+    start: Start, tmp_path: Path, work: str, code: int, words: str
+) -> None:
+    """Rank 1 is killed or stopped between rank 0's report that the model is saved and the end of rank 0."""
+    both = [start(index, work=work, restarts=3) for index in (0, 1)]
+    all_end(both, code)
+    assert ("\nThe model had been saved before" in both[0].log) == (code == 4)
     for machine in both:
-        assert RANK_1 + "expected a worker that trains to the end" in machine.log
+        assert words in machine.log
         assert "restart 1" not in machine.log
     assert (tmp_path / "out" / "sum_0").read_text().startswith("3 attempt 0 ")
-
-
-def test_a_signal_once_the_model_is_saved_is_no_failure(start: Start) -> None:
-    """The run is not marked as ended yet: the same command goes on, as code 75 says."""
-    all_end([start(index, work="late signal", restarts=3) for index in (0, 1)], 75)
 
 
 def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from machines import Start, all_end, appears
+from machines import ONE, Start, all_end, appears
 from oracles.doctors import RECORD
 from oracles.waiting import wait_until
 
@@ -44,8 +44,7 @@ def declared(folder: Path, node: int) -> None:
 
 
 def node_0(file: Path, **settings: Any) -> Rendezvous:
-    alone = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
-    return Rendezvous(Node(0, 2), f"file://{file}", RendezvousConfig(**{"interface": "lo", **settings}), alone)
+    return Rendezvous(Node(0, 2), f"file://{file}", RendezvousConfig(**{"interface": "lo", **settings}), ONE)
 
 
 @pytest.mark.parametrize("before", ["no record at all", OLD])
@@ -269,8 +268,7 @@ def test_an_address_that_only_this_machine_reaches_is_given_only_where_it_is_ask
 
 
 def test_the_store_ends_with_the_run() -> None:
-    alone = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
-    membership = Rendezvous(Node(), None, RendezvousConfig(), alone).join()
+    membership = Rendezvous(Node(), None, RendezvousConfig(), ONE).join()
     where = (membership.record.address, membership.record.port)
     socket.create_connection(where, timeout=1).close()
     membership.finish()

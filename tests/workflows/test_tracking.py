@@ -290,29 +290,25 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
 def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
     small: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Slow(Sink):
-        def __exit__(self, *error: object) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    caplog.set_level("INFO")
-    monkeypatch.setattr("reagent_lite.run.train.trackers", lambda config, run: [Slow()])
-    with pytest.raises(Preempted, match="run the same command again to continue"):
-        train(checked(small), ALONE)
-    monkeypatch.undo()
-    assert train(checked(small), ALONE).model is not None
-    assert "resuming from checkpoints/" in caplog.text
-
-
-def test_a_signal_while_a_run_is_marked_as_ended_comes_too_late(small: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With code 75 the same command would train anew."""
+    """A signal while the run is marked as ended comes too late: with code 75 the same command would train anew."""
 
     def finish(folder: CheckpointFolder, name: str) -> None:
         original(folder, name)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    class Slow(Sink):
+        def __exit__(self, *error: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patch:
+        patch.setattr("reagent_lite.run.train.trackers", lambda config, run: [Slow()])
+        with pytest.raises(Preempted, match="run the same command again to continue"):
+            train(checked(small), ALONE)
     original = CheckpointFolder.finish
     monkeypatch.setattr(CheckpointFolder, "finish", finish)
     assert train(checked(small), ALONE).model is not None
+    assert "resuming from checkpoints/" in caplog.text
 
 
 def test_names_that_mlflow_does_not_take_are_escaped() -> None:
