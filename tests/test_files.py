@@ -101,12 +101,11 @@ def kill_before(step: int) -> None:
 
 
 def test_what_killed_writers_left_of_a_file_goes_after_a_day(tmp_path: Path) -> None:
-    older, newer = (tmp_path / f".log[1].parquet.{number}-0.tmp" for number in range(2))
-    for one in (older, newer):
-        one.touch()
-    os.utime(older, (0, 0))
-    write_whole(tmp_path / "log[1].parquet", b"")
-    assert {one.name for one in tmp_path.iterdir()} == {newer.name, "log[1].parquet"}
+    for pid in (1, 2):
+        (tmp_path / f".log[1].{pid}-a.tmp").touch()
+    os.utime(tmp_path / ".log[1].1-a.tmp", (0, 0))
+    write_whole(tmp_path / "log[1]", b"")
+    assert sorted(os.listdir(tmp_path)) == [".log[1].2-a.tmp", "log[1]"]
 
 
 @can_exchange

@@ -121,13 +121,8 @@ class SpooledLog:
         self.folder = folder
         self.parametric = actions is None
         choices, record = (dict(zip(one, one, strict=True)) for one in (range(len(actions or ())), _RECORD))
-        self.keys: dict[str, dict[Any, int]] = {
-            "state": {},
-            "action": {},
-            "metric": {},
-            "choice": choices,
-            "record": record,
-        }
+        found = {name: dict[Any, int]() for name in ("state", "action", "metric")}
+        self.keys: dict[str, dict[Any, int]] = {**found, "choice": choices, "record": record}
         self.spools: dict[str, Spool[Any]] = {
             **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in VECTORS.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},

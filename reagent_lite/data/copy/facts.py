@@ -128,13 +128,14 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool =
         problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
     raise_any(problems)
     shards = facts[:1] if replicas else facts
+    contents = [one.content for one in shards]
     notes = [(f"node {one.node}: " if len(facts) > 1 else "") + note for one in shards for note in one.notes]
     return Agreement(
         rows=tuple(one.rows for one in shards),
         state_ids=_union(facts, "state_ids"),
         action_ids=_union(facts, "action_ids"),
         metric_names=_union(facts, "metric_names"),
-        content=_joined([one.content for one in shards]),
+        content=contents[0] if len(shards) == 1 else hashlib.sha256("\n".join(contents).encode()).hexdigest(),
         counts=dict(sum((Counter(one.counts) for one in shards), Counter[str]())),
         notes=(*notes, *_absences(shards)),
     )
@@ -182,10 +183,6 @@ def _absences(shards: Sequence[Facts]) -> Iterator[str]:
             if absent and one.rows:
                 having = f"none of its {counted(one.rows, 'row')} has {what} {listed(absent)}"
                 yield f"node {one.node}: {having}, which other nodes have; it counts as {counts_as} there"
-
-
-def _joined(hashes: list[str]) -> str:
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def _sha256(tree: object) -> str:

@@ -10,7 +10,6 @@ same copy at once build one folder.
 
 from __future__ import annotations
 
-import errno
 import glob
 import hashlib
 import json
@@ -115,10 +114,8 @@ class Place:
         folder = self.parent / f"{self.stem}-{manifest.digest[:16]}"
         try:
             temporary.rename(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            if CopyManifest.whole(folder, KIND, self.settings) is None:  # a damaged one
+        except OSError:  # as where a folder has this name
+            if CopyManifest.whole(folder, KIND, self.settings) is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 temporary.rename(folder)
         sync(self.parent)

@@ -110,8 +110,6 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
 
 def _of_cells(column: Column, faults: Faults) -> Column:
     """Returns the numbers of a further column of CSV, which is read as text; other texts are faults."""
-    if not is_string(column.array.type):
-        return column
     digits = column.array
     for word, true in WORDS.items():
         digits = pc.if_else(pc.equal(digits, word), str(int(true)), digits)

@@ -119,6 +119,7 @@ def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path) -> None:
     ("name", "data", "words"),
     [
         ("x.arrow", b"FEA1" + bytes(40), "got Feather version 1. Write it again as version 2"),
+        ("x.parquet", b"PAR1" + bytes(40), "expected a complete Parquet file, got one that ends early or is damaged"),
         ("x.feather", b"state_features,reward\n1,2\n", "got one that ends early or is damaged"),
         ("x.arrow.gz", b"", "expected an uncompressed Arrow IPC file, got one packed as .gz"),
         ("x.arrow", data_of(TABLE, pa.ipc.new_stream) * 2, "another stream, or other data, follows its end"),

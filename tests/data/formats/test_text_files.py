@@ -68,9 +68,8 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 100)
     (tmp_path / "a.json").write_bytes(b'{"a": "' + b"x" * 5000)
     (problem,) = problems_of(tmp_path / "a.json")
-    assert str(problem).startswith(
-        f"{tmp_path}/a.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600"
-    )
+    words = "expected rows of at most 1000 bytes, got no end of a row in 1600"
+    assert str(problem).startswith(f"{tmp_path}/a.json:1: {words}")
 
 
 def test_wide_rows_make_small_blocks_on_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

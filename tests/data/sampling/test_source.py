@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
@@ -139,14 +140,7 @@ def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
 
 def resident(file: Path) -> int:
     """Returns the resident bytes of this process's maps of a file."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, *rest = line.split()
-        if not name.endswith(":"):
-            inside = rest[-1] == str(file)
-        elif inside and name == "Rss:":
-            found += int(rest[0]) * 1024
-    return found
+    return sum(int(one.rss) for one in psutil.Process().memory_maps() if one.path == str(file))
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system has no /proc/self/smaps")
