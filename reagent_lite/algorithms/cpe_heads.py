@@ -21,7 +21,7 @@ FEWEST_STEPS = 1000
 CHECKED_SHARE, CHECKED_ROWS = 0.05, 8192
 """Share of the fitting episodes, and most rows, whose loss decides when early stopping ends a fit."""
 _CHECK_EVERY, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
-_FIRST = 0.1  # of random outputs that a fit begins with; with 0 its first gradients cancel, and Adam steps by rounding
+_FIRST = 0.1  # scale of a fit's first outputs, which are random; at 0 gradients cancel, and Adam follows rounding
 
 Policy = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""

@@ -348,6 +348,6 @@ def _differences(samples: Tensor, others: Tensor) -> Tensor:
 def _spread(values: Tensor) -> float:
     """Mean absolute deviation of what is averaged: a size that does not vanish where the mean does.
 
-    A standard deviation would grow with a single outlier as fast as intervals do, so that none were wide.
+    A standard deviation grows with a single outlier as fast as intervals do: none would be called wide.
     """
     return float((values - values.mean()).abs().mean())

@@ -220,7 +220,7 @@ _LEARN = (
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _SCORE_OTHERS = (
     "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
-    "eval_data_path, or evaluate it on another log."
+    "eval_data_path, or evaluate it on a log of other episodes."
 )
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
