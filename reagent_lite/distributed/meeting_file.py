@@ -54,7 +54,6 @@ class Record(BaseModel):
     host: str
     pid: int
     started: str
-    versions: dict[str, str] = {}
 
     def __str__(self) -> str:
         return f"run {self.run} of host {self.host}, pid {self.pid}, at {self.address}:{self.port} since {self.started}"

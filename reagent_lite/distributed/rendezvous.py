@@ -175,7 +175,6 @@ class Rendezvous:
             host=socket.gethostname(),
             pid=os.getpid(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=self.declaration.versions,
         )
         return serve(server, own.address, token), record
 
