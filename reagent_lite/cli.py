@@ -109,7 +109,7 @@ def main_alone(
             print(json.dumps(resolved(config), indent=2))
             return 0
         with contextlib.redirect_stdout(sys.stderr), StopSignal(last=True) as stop:
-            stop.standing = "nothing half-made was left behind; run the same command again"
+            stop.standing = "no incomplete output was left behind; run the same command again"
             outcome = work(config)
         print(json.dumps(printed(outcome)), flush=True)
         return 0

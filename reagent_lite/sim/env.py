@@ -199,16 +199,10 @@ class VectorEnv:
         if count == 0:
             return
         self._fault.zero_()
-        first = ~complement & 0xFFFFFFFF
-        kind = "allowed actions" if self.spec.has_mask else f"actions from 0 to {self.spec.num_actions - 1}"
-        raise SimulationError(
-            Problem(
-                f"actions of {self.spec.name}",
-                kind,
-                f"{count} that are not, the first environment with one is {first}",
-                "Check the policy, the mask it is given, and that every state allows an action",
-            )
-        )
+        expected = "allowed actions" if self.spec.has_mask else f"actions from 0 to {self.spec.num_actions - 1}"
+        got = f"{count} that are not, the first environment with one is {~complement & 0xFFFFFFFF}"
+        todo = "Check the policy, the mask it is given, and that every state allows an action"
+        raise SimulationError(Problem(f"actions of {self.spec.name}", expected, got, todo))
 
     def _require_finite(self) -> None:
         present = True if self.in_game is None else self.in_game
@@ -234,14 +228,9 @@ class VectorEnv:
         """
         identity = self._identity()
         if not torch.equal(tensors["identity"], identity):
-            raise SimulationError(
-                Problem(
-                    f"state of {self.spec.name}",
-                    f"num_envs, first_env, seed, stream {identity.tolist()}",
-                    str(tensors["identity"].tolist()),
-                    "Resume with the settings that the state was saved with",
-                )
-            )
+            expected, got = f"num_envs, first_env, seed, stream {identity.tolist()}", str(tensors["identity"].tolist())
+            todo = "Resume with the settings that the state was saved with"
+            raise SimulationError(Problem(f"state of {self.spec.name}", expected, got, todo))
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
 
@@ -267,13 +256,9 @@ class VectorEnv:
 
     def _require_place(self, name: str, tensor: Tensor, shape: torch.Size) -> None:
         if tensor.shape != shape or tensor.device != self.device:
-            raise SimulationError(
-                Problem(
-                    f"{name} of {self.spec.name}",
-                    f"a tensor of {list(shape)} on {self.device}",
-                    f"{list(tensor.shape)} on {tensor.device}",
-                )
-            )
+            expected = f"a tensor of {list(shape)} on {self.device}"
+            got = f"{list(tensor.shape)} on {tensor.device}"
+            raise SimulationError(Problem(f"{name} of {self.spec.name}", expected, got))
 
     def _require_sizes(self) -> None:
         # a candidate's place in the counter is step * num_actions + k in 28 bits; they are drawn at the last step too
@@ -289,17 +274,12 @@ class VectorEnv:
         ):
             if not is_right:
                 raise SimulationError(Problem(where, expected, str(got)))
-        need = self.num_envs * self.bytes_per_env
+        need = num * self.bytes_per_env
         free = free_bytes(self.device)
         if need > free:
-            raise SimulationError(
-                Problem(
-                    "simulation.num_envs",
-                    f"environments that fit into the {free / 2**30:.1f} GiB free on {self.device}",
-                    f"{self.num_envs}, which need {need / 2**30:.1f} GiB",
-                    f"At most {free // self.bytes_per_env} fit",
-                )
-            )
+            expected = f"environments that fit into the {free / 2**30:.1f} GiB free on {self.device}"
+            got, todo = f"{num}, which need {need / 2**30:.1f} GiB", f"At most {free // self.bytes_per_env} fit"
+            raise SimulationError(Problem("simulation.num_envs", expected, got, todo))
 
     @property
     def bytes_per_env(self) -> int:

@@ -293,14 +293,9 @@ class _Held:
     def _require_memory(self, need: int) -> None:
         free = free_bytes(torch.device("cpu"))
         if need > free:
-            raise SimulationError(
-                Problem(
-                    "num_envs",
-                    f"episodes that fit into the {free / 2**30:.1f} GiB free while they are played",
-                    f"{self._num_envs} environments, which need {need / 2**30:.1f} GiB",
-                    "Lower num_envs, or time_limit",
-                )
-            )
+            expected = f"episodes that fit into the {free / 2**30:.1f} GiB free while they are played"
+            got = f"{self._num_envs} environments, which need {need / 2**30:.1f} GiB"
+            raise SimulationError(Problem("num_envs", expected, got, "Lower num_envs, or time_limit"))
 
 
 class _EpisodeList:

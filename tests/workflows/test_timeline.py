@@ -470,7 +470,7 @@ def test_a_signal_leaves_nothing(
     config.write_text(json.dumps({"timeline": section}))
     assert main_alone(COMMAND, timeline, ["--config", str(config)]) == 75
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
-    assert f"{number}: nothing half-made was left behind; run the same command again" in capsys.readouterr().err
+    assert f"{number}: no incomplete output was left behind; run the same command again" in capsys.readouterr().err
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
