@@ -33,7 +33,7 @@ _TENSORS: Final = {
     "action_mask": ("bool", "true where a choice exists and is allowed"),
     "q": ("float32", "value of each choice, allowed or not"),
     "greedy": ("int64", "index of the largest q among `choices`, -1 where there is none"),
-    "propensities": ("float32", "probability that the policy takes each choice with"),
+    "propensities": ("float32", "probability with which the policy takes each choice"),
     "choices": ("bool", "true where the policy may take a choice"),
 }
 _LIMITS: Final = (
