@@ -135,7 +135,7 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
 
 def _described(pointer: Pointer) -> str:
     rows = ", ".join(f"{one.rows:,}" for one in pointer.shards[:8]) + (", ..." if len(pointer.shards) > 8 else "")
-    return f"{len(pointer.shards)} {pointer.settings['layout']} of {rows} rows"
+    return f"{counted(len(pointer.shards), pointer.settings['layout'].removesuffix('s'))} of {rows} rows"
 
 
 def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...] | None:
