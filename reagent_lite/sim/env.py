@@ -278,8 +278,8 @@ class VectorEnv:
         free = free_bytes(self.device)
         if need > free:
             expected = f"environments that fit into the {free / 2**30:.1f} GiB free on {self.device}"
-            got, todo = f"{num}, which need {need / 2**30:.1f} GiB", f"At most {free // self.bytes_per_env} fit"
-            raise SimulationError(Problem("simulation.num_envs", expected, got, todo))
+            asked, todo = f"{num}, which need {need / 2**30:.1f} GiB", f"At most {free // self.bytes_per_env} fit"
+            raise SimulationError(Problem("simulation.num_envs", expected, asked, todo))
 
     @property
     def bytes_per_env(self) -> int:
