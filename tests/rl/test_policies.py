@@ -18,13 +18,9 @@ def test_softmax_at_a_low_temperature_does_not_overflow() -> None:
 
 
 def test_epsilon_greedy() -> None:
-    p = EpsilonGreedy(0.2).propensities(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), MASK)
-    torch.testing.assert_close(p, torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
-
-
-def test_the_only_allowed_choice_is_certain() -> None:
-    p = EpsilonGreedy(0.3).propensities(torch.tensor([[2.0, 1.0]]), torch.tensor([[False, True]]))
-    assert p.tolist() == [[0, 1]]
+    mask = torch.cat((MASK, torch.tensor([[True, False, False]])))  # the only allowed choice is certain
+    p = EpsilonGreedy(0.2).propensities(torch.tensor([[1.0, 2.0, 3.0]]).repeat(3, 1), mask)
+    torch.testing.assert_close(p, torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
 
 
 def test_greedy_takes_the_first_of_equals() -> None:

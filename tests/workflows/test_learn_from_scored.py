@@ -39,9 +39,8 @@ def noise(tmp_path: Path) -> dict[str, Any]:
 
 def decision(tree: dict[str, Any], learn: bool) -> dict[str, str]:
     trained({**tree, "evaluation": {**tree["evaluation"], "learn_from_scored": learn}})
-    found: dict[str, str] = json.loads((Path(tree["model_output_path"]) / "model" / "evaluation.json").read_text())[
-        "decision"
-    ]
+    file = Path(tree["model_output_path"]) / "model" / "evaluation.json"
+    found: dict[str, str] = json.loads(file.read_text())["decision"]
     return found
 
 
@@ -80,19 +79,13 @@ def test_no_row_of_a_scored_episode_is_learned_from(noise: dict[str, Any], given
     assert (known.learned.count, known.seen) == (ROWS, True)
     assert known.scored.hashes.tolist() == apart.scored.hashes.tolist()
     assert not apart.seen
+    simulated = {**tree, "simulation": {"env": "cartpole_v0", "share": 1.0}}  # the log is evaluated only
+    assert not prepare(check(DqnConfig, simulated), ALONE).seen
     assert apart.learned.usable is not None
     learned = apart.learned.usable.numpy()
     assert apart.counts == (len(learned),)
     assert sorted([*learned, *apart.scored.numbers]) == list(range(ROWS))
     assert 0.15 * ROWS < len(apart.scored.numbers) < 0.25 * ROWS
-
-
-@pytest.mark.parametrize(("share", "seen"), [(0.5, True), (1.0, False)])
-def test_a_policy_that_learns_in_simulation_alone_has_seen_no_episode(
-    noise: dict[str, Any], share: float, seen: bool
-) -> None:
-    tree = {**noise, "simulation": {"env": "cartpole_v0", "share": share}}
-    assert prepare(check(DqnConfig, tree), ALONE).seen is seen
 
 
 def test_nothing_is_left_to_learn_from(noise: dict[str, Any]) -> None:

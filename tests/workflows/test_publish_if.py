@@ -23,7 +23,7 @@ from reagent_lite.rl.estimators import ESTIMATORS
 def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Verdict.WIDE) -> CPEResult:
     """A result with one estimate: 2 against 1.5, with lower bounds as given."""
     figure, paired = Interval(value=2.0, low=low, high=3.0), Interval(value=0.5, low=difference, high=0.9)
-    family = Family(logged=around(1.5, 0.5), continued=None, disagreement=UNDEFINED,
+    family = Family(logged=around(1.5, 0.5), continued=around(1.75, 0.5), disagreement=UNDEFINED,
                     estimates=(estimate("MAGIC", figure, paired, 1.3, verdict, "because"),))  # fmt: skip
     one_step = Family(logged=around(0.1, 0.1), continued=None, disagreement=UNDEFINED, estimates=())
     return replace(RESULT, outcomes=(OutcomeResult(name="clicks", one_step=one_step, sequential=family),))
@@ -49,7 +49,7 @@ def test_what_passes(found: CPEResult, above: Any, passed: bool, said: str) -> N
     assert gate.document["reason"] == gate.reason
     assert gate.document["bound"] == (None if not found.outcomes else 0.0 if above == "logged" else 1.0)
     if found.outcomes:
-        assert gate.document["logged"]["value"] == 1.5
+        assert [gate.document[name]["value"] for name in ("logged", "continued")] == [1.5, 1.75]
 
 
 def test_names_are_those_of_the_registry() -> None:
