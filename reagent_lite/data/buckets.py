@@ -39,7 +39,7 @@ class Group:
     Attributes:
         rows: how many there are.
         held: those in memory.
-        paths: files of the others, as far as they are there.
+        paths: files that may hold others.
     """
 
     rows: int
@@ -67,7 +67,7 @@ class Buckets:
 
     Args of the constructor:
         folder: empty; gets a file for each bucket, as soon as memory does not suffice.
-        files: where the rows are from, whose size says how many buckets there are.
+        files: those that the rows are from; their size decides how many buckets there are.
         memory_bytes: how many bytes rows take in memory, at most.
     """
 

@@ -4,7 +4,7 @@
              part-00000.parquet   data
 
 A folder appears by rename and its data never change. A stage whose folder stands, made by the same settings from
-unchanged inputs, has nothing to do; a training copy is such a folder too. Whoever reads one holds every file to its
+unchanged inputs, has nothing to do; a training copy is such a folder too. Readers check every file against its
 manifest: names and sizes before, sha256 while reading.
 """
 

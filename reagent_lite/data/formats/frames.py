@@ -66,7 +66,7 @@ def path_of(log: Log, name: str = "data") -> str:
     try:
         table = pa.table(log)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        got = f"a {type(log).__name__}: {'; '.join(map(str, error.args))}"
+        got = f"{type(log).__name__}: {'; '.join(map(str, error.args))}"
         raise DataError(Problem(name, expected, got)) from error
     cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,8 @@
 
 Files of a timeline never share an episode. Those that fit no share (fewer files than machines, very unequal ones) are
 dealt row by row like all other input, which is read once. The hash orders the episodes, so the seed decides where each
-goes; the rows of an episode keep the order of the input. Memory is that of two groups of buckets,
-of a chunk on its way to them and of the readers' blocks.
+goes; the rows of an episode keep the order of the input. Memory is that of two groups of buckets, a chunk on its way
+to them, and the readers' blocks.
 """
 
 from __future__ import annotations

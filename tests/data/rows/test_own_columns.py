@@ -177,7 +177,7 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
     assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
     mixed = FRAME.assign(age=["old", 1, 2])
     for other, got in ((3, "Expected"), (FRAME["age"], "Cannot import"), (mixed, ".*; Conversion failed for column a")):
-        words = f"data: expected a path, or a frame of pandas, polars or .*, got a {type(other).__name__}: {got}"
+        words = f"data: expected a path, or a frame of pandas, polars or .*, got {type(other).__name__}: {got}"
         with pytest.raises(DataError, match=words):
             copy_of(other, tmp_path, COLUMNS)
     with pytest.raises(DataError, match=r"got a LazyFrame of polars\. Give what its method collect\(\) returns"):
