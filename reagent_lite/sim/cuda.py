@@ -104,11 +104,7 @@ class CudaBackend:
     """
 
     def __init__(
-        self,
-        path: Path,
-        parameters: dict[str, float],
-        math: Literal["exact", "fast"],
-        device: torch.device,
+        self, path: Path, parameters: dict[str, float], math: Literal["exact", "fast"], device: torch.device
     ) -> None:
         """Compiles the environment, or finds it compiled, and loads it.
 

@@ -129,10 +129,9 @@ def test_random_episodes(name: str) -> None:
 def test_same_bits_from_every_optimization_division_and_number_of_threads(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    several = backend(name).spec.agents > 1
-    num, first = (100, 41) if several else (1100, 501)  # two blocks, the last one cut short
+    num = 100 if backend(name).spec.agents > 1 else 1100  # two blocks, the last one cut short
     expected = digest(backend(name), steps, num)
-    assert digest(backend(name), steps, first, num - first) == expected
+    assert digest(backend(name), steps, 1, 63, num - 64) == expected
     assert digest(backend(name, "-O0"), steps, num) == expected
     monkeypatch.setattr(cpu, "_WORDS_PER_SLICE", 8)
     for threads in (2, 16):
@@ -143,17 +142,6 @@ def test_same_bits_from_every_optimization_division_and_number_of_threads(
 @pytest.mark.parametrize("name", ["cartpole_v1", "gridworld", "recommend"])
 def test_same_bits_from_another_compiler(name: str, optimization: str) -> None:
     assert digest(backend(name, optimization, zig=True), 60, 1100) == digest(backend(name), 60, 1100)
-
-
-@pytest.mark.parametrize("num_envs", [1, 63, 64, 1025])
-def test_an_environment_does_not_depend_on_its_neighbours(num_envs: int) -> None:
-    many, few = environments("cartpole_v1", 2000, seed=4), environments("cartpole_v1", num_envs, seed=4)
-    for env in (many, few):
-        for _ in range(80):
-            env.act(None, epsilon=torch.ones(1))
-            env.step()
-    for mine, theirs in zip(outputs(few), outputs(many), strict=True):
-        assert torch.equal(mine, theirs[:num_envs])
 
 
 def test_seed_and_stream_change_everything() -> None:

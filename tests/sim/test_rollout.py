@@ -99,13 +99,11 @@ def test_finished_episodes_are_counted_once() -> None:
 
 
 def test_an_infinite_reward_of_an_earlier_episode_is_named(counter: Callable[..., VectorEnv]) -> None:
-    env = counter(num_envs=2, parameters={"goal": 1, "worth": 3e38})  # a step ends the episode; only action 0 pays 3e38
-    best = torch.tensor([[0.0, 1, 0]]).expand(2, 3)
-    player = Player(policy=lambda *seen: best, epsilon=torch.zeros(1))
+    env = counter(num_envs=2, parameters={"goal": 1, "worth": 3e38})  # every step ends an episode, and pays 3e38
+    player = Player(policy=lambda *seen: torch.tensor([[1.0, 0, 0]] * 2), epsilon=torch.zeros(1))
     rollout = Rollout(env, {ONLY: player}, device=CPU)
-    rollout.run(1)
-    best = torch.tensor([[1.0, 0, 0]]).expand(2, 3)
-    rollout.run(1)
+    env.field("count")[0] = 2  # its first step pays 9e38
+    rollout.run(2)
     rollout.check()  # the present returns are finite
     with pytest.raises(SimulationError, match="rewards of counter: expected finite numbers"):
         rollout.finished()
