@@ -13,7 +13,8 @@ class DataConfig(Section):
     """The log's own names for columns of the contract, {"mdp_id": "session", "reward": "clicked", ...}; of features
     also the columns of the single ones, {"state_features": ["age", "income"]}, which are named after them."""
     training_copy_dir: LocalPath | None = None
-    """Folder for the memory-mapped copy; absent: beside the data, or the user's cache where that is not writable."""
+    """Folder on this machine's disk for the memory-mapped copy; absent: beside the data, or the user's cache where that
+    is not writable."""
     global_minibatch_size: Count | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
     layout: Literal["shards", "replicas"] = "shards"
