@@ -51,7 +51,7 @@ class Collected:
 
     Attributes:
         dataset: the shared folder.
-        files, episodes, rows: what this process wrote; each agent's part of an episode counts as an episode.
+        files, episodes, rows: numbers of what this process wrote; each agent's part of an episode counts as one.
         mean_return: mean over its episodes, None without one.
         policy: version of the last policy, 0 where there was none.
         seconds: total wall-clock time.
@@ -91,7 +91,7 @@ class Collector:
     Args:
         config: the config of the learner, with simulation.mode collect.
         group: the group of this process alone.
-        signal: asks it to end.
+        signal: asks the collector to end.
     """
 
     def __init__(self, config: WorkflowConfig, group: Group, signal: StopSignal) -> None:

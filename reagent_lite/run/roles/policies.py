@@ -43,7 +43,7 @@ class Progress:
         step: optimizer steps done.
         frames: environment steps taken from the dataset, over all ranks and collectors.
         through: largest number of the files that were read.
-        ahead: most environment steps in later files; collectors wait once there are more.
+        ahead: largest number of environment steps in later files; with more, collectors wait.
         finished: whether the run has ended.
     """
 
