@@ -78,6 +78,11 @@ class ExportedModel:
         """Workflow, steps and hashes of data and config, from its manifest."""
         return {key: self.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
 
+    def learned_from(self, content: str) -> bool:
+        """Whether it has learned from logged rows, given facts.content_of; in simulation alone it has from none."""
+        alone = (self.config.get("simulation") or {}).get("share") == 1
+        return self.bundle.manifest["data_hash"] == content and not alone
+
     @property
     def gamma(self) -> float | None:
         """Discount it was trained with, None where its config does not say."""

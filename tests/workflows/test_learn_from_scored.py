@@ -1,6 +1,7 @@
 """Episodes that a policy is scored on and learns from; rewards are pure noise, so that no policy is better."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from oracles.runs import ALONE, trained
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import DataError
+from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.run.logged import prepare
 from workflows.evaluate import evaluate
 
@@ -67,6 +69,10 @@ def assert_evaluations_agree(log: Path, model: Path) -> None:
         found = evaluate(check(EvaluateConfig, {**tree, "evaluation": {"bootstrap_resamples": 200}}))
         assert found.decision["choice"] == "not enough to say"
         assert f"but the {whose} has learned from scored episodes" in found.decision["reason"]
+    exported = ExportedModel.load("model", str(model))
+    content = exported.bundle.manifest["data_hash"]
+    assert exported.learned_from(content)
+    assert not replace(exported, config={**exported.config, "simulation": {"share": 1.0}}).learned_from(content)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["a share", "the same file as eval data"])
