@@ -26,10 +26,6 @@ some_features = features.filter(lambda one: any(value is not None for value in o
 candidate_lists = st.lists(features, min_size=1, max_size=3)
 
 
-def chance(draw: st.DrawFn) -> bool:
-    return draw(st.booleans())
-
-
 @st.composite
 def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
     """Rows without faults; `mixed` allows several JSON types in one column."""
@@ -49,7 +45,7 @@ def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
 
     def choose(row: Row, now: str, possible: str) -> None:
         allowed = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-        if list_style != "none" and chance(draw):
+        if list_style != "none" and draw(st.booleans()):
             row[possible] = one_list(allowed)
         else:
             allowed = [0, 1, 2]
@@ -58,7 +54,7 @@ def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
     def end(row: Row) -> None:
         row["possible_next_actions"] = None
         row["next_action"] = draw(st.sampled_from([None, 3, ""])) if mixed else None
-        if list_style != "none" and chance(draw):
+        if list_style != "none" and draw(st.booleans()):
             row["possible_next_actions"] = [0, 0, 0] if list_style == "mask" else []
 
     log = draw_log(draw, choose, end, ACTIONS)
@@ -70,7 +66,7 @@ def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
 
 @st.composite
 def parametric_logs(draw: st.DrawFn) -> list[Row]:
-    with_lists = chance(draw)
+    with_lists = draw(st.booleans())
 
     def choose(row: Row, now: str, possible: str) -> None:
         candidates = draw(candidate_lists)
@@ -78,18 +74,18 @@ def parametric_logs(draw: st.DrawFn) -> list[Row]:
             candidates = [*candidates, draw(some_features)]
         chosen = draw(st.sampled_from([one for one in candidates if now == "action" or features_of(one)]))
         row[now] = chosen
-        if with_lists and chance(draw):
+        if with_lists and draw(st.booleans()):
             row[possible] = candidates
 
     def end(row: Row) -> None:
         row["next_action"] = draw(st.sampled_from([None, {}]))
-        row["possible_next_actions"] = [] if with_lists and chance(draw) else None
+        row["possible_next_actions"] = [] if with_lists and draw(st.booleans()) else None
 
     return draw_log(draw, choose, end, None)
 
 
 def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | None) -> list[Row]:
-    with_id, with_sequence = chance(draw), chance(draw)
+    with_id, with_sequence = draw(st.booleans()), draw(st.booleans())
     rows: list[Row] = []
     for episode in range(draw(st.integers(1, 3))):
         sequence = 0
@@ -101,16 +97,16 @@ def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | 
                 row["sequence_number"] = sequence
                 sequence += draw(st.integers(1, 3))
             choose(row, "action", "possible_actions")
-            if step > 0 and chance(draw):
+            if step > 0 and draw(st.booleans()):
                 rows[-1]["next_state_features"] = dict(row["state_features"])
             if draw(st.integers(0, 3)) == 0:
                 end(row)
             else:
                 choose(row, "next_action", "possible_next_actions")
                 row["next_state_features"] = draw(some_features)
-            if chance(draw):
+            if draw(st.booleans()):
                 row["propensity"] = draw(st.floats(0.125, 1, width=32))
-            if chance(draw):
+            if draw(st.booleans()):
                 row["metrics"] = {"clicks": draw(values)}
             rows.append(row)
     for row in rows:
