@@ -202,11 +202,7 @@ def test_what_is_missing_is_said_in_a_sentence(
     [
         ("SIZE 2", "SIZE 1", "expected all 1 floats of OBSERVATION_SIZE written, and no more, got the first 2"),
         ("SIZE 2", "SIZE 3", "expected all 3 floats of OBSERVATION_SIZE written, and no more, got the first 2"),
-        (
-            "DECLARE",
-            '#define ACTION_NAMES {"a", "b", "a"}\nDECLARE',
-            "a name for each, no two alike, got 'a', 'b', 'a'",
-        ),
+        ("DECLARE", '#define ACTION_NAMES {"a", "b", "a"}\nDECLARE', "no two alike, got 'a', 'b', 'a'"),
         ("DECLARE", '#define ACTION_NAMES {"a", "b", ""}\nDECLARE', "a name for each, no two alike, got 'a', 'b', ''"),
     ],
 )
