@@ -202,16 +202,17 @@ def decide(evidence: Evidence) -> Decision:
         choice, used = Choice.SHIP, better[:1]
     else:
         choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else undecided[:1]
-    steps = [one.next_step for one in used] or ["set evaluation.calc_cpe_in_training, or run workflows.evaluate."]
+    steps = [one.next_step for one in used] or [_GIVE_EPISODES]
     return Decision(
         choice=choice,
-        reason="; but ".join(one.reason for one in used) or "nothing was evaluated",
+        reason="; but ".join(one.reason for one in used) or "no episodes could be scored",
         next_step=steps[0] if len(steps) == 1 else _TRY_BOTH,
         findings=findings,
     )
 
 
 _TRY = "give it a small share of the decisions, with their propensities logged."
+_GIVE_EPISODES = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
     "keep the policy in use; learn longer (epochs) or from more data, or raise rl.cql_alpha, which keeps a policy "

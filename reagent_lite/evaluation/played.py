@@ -132,8 +132,9 @@ class Played:
         ]
         for key, one in self.policies.items():
             text.append(
-                f"  {names.get(key, 'uniformly random actions')}: return {one.total}, discounted return at "
-                f"{gamma:g} a step {one.discounted}; {number(one.length)} steps, {one.cut_share:.1%} end by the limit"
+                f"  {names.get(key, 'uniformly random actions')}: return {one.total}, "
+                f"discounted return at {gamma:g} a step {one.discounted}; mean length {number(one.length)}, "
+                f"{one.cut_share:.1%} end by the limit"
             )
         for key, difference in self.differences.items():
             text.append(

@@ -67,7 +67,7 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
 @pytest.mark.parametrize(
     ("evidence", "choice", "part"),
     [
-        (Evidence(), UNCLEAR, "nothing was evaluated"),
+        (Evidence(), UNCLEAR, "no episodes could be scored"),
         # better than random actions says nothing of the logged policy
         (Evidence(comparisons=(EQUAL,), played=BEATS_RANDOM), UNCLEAR, "which may be 0"),
         (Evidence(comparisons=(EQUAL,), played=BEATS_OTHER), SHIP, "of the other model, a paired difference"),
@@ -80,7 +80,7 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
         (Evidence(comparisons=(WORSE,), gate=PASSED), UNCLEAR, "; but publish_if is fulfilled: why"),
         (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if holds the model back: why"),
         (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
-        (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "nothing was evaluated"),
+        (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "no episodes could be scored"),
         # what flatters a policy speaks against it, not for it
         (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
         (Evidence(comparisons=(EQUAL,), gate=PASSED, seen=True), UNCLEAR, "is fulfilled: why; but the policy"),
@@ -108,6 +108,7 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
 def test_the_next_step_is_what_the_log_lacks(result: CPEResult, step: str) -> None:
     found = decide(Evidence(comparisons=(comparison(undefined("IPS")),), result=result))
     assert found.next_step.startswith(step)
+    assert decide(Evidence(result=result)).next_step.startswith("give more episodes")
 
 
 def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
