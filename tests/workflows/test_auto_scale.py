@@ -201,11 +201,14 @@ def test_a_search_has_an_end(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = {"simulation": {"num_envs": 12, "updates_per_rollout": 3}, "training": {"minibatch_size": 5}}
-    monkeypatch.setattr(auto_scale, "find_unfinished", lambda *args, **kwargs: {"config": saved})
-    config: WorkflowConfig = auto_scaled(checked(tree(tmp_path)), ALONE, tmp_path)
+    saved: Tree = {"simulation": {"num_envs": 12, "updates_per_rollout": 3}, "training": {"minibatch_size": 5}}
+    monkeypatch.setattr(auto_scale, "find_unfinished", lambda *args: {"config": saved})
+    given = checked(tree(tmp_path))
+    config: WorkflowConfig = auto_scaled(given, ALONE, tmp_path)
     assert (config.environments.num_envs, config.environments.updates_per_rollout) == (12, 3)
     assert config.training.minibatch_size == 5
+    saved["simulation"] = None  # a run on a log alone, which this one must not continue
+    assert auto_scaled(given, ALONE, tmp_path) is given
 
 
 @pytest.mark.slow

@@ -133,6 +133,8 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     state = find_unfinished(config.checkpoint, CheckpointFolder(folder), group)
     if state is not None:
         saved, rows = state["config"]["simulation"], state["config"]["training"]["minibatch_size"]
+        if saved is None:
+            return config  # the unfinished run has no environments: History.find refuses to continue it
         kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
         return kept.applied(config, world=1)
     backend = compiled(config.environments, group)
