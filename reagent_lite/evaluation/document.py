@@ -112,6 +112,11 @@ LEARNED_FROM = (
     "flatter it: set evaluation.learn_from_scored to false, or eval_data_path to episodes it does not learn from."
 )
 
+WARM_START = (
+    "The policy began with the weights of an earlier run (training.warm_start_model_path). Estimates may flatter it if "
+    "that run learned from scored episodes."
+)
+
 
 def cut_note(overlap: Overlap | None) -> str:
     """Returns a sentence on what estimates of cut episodes are compared with; empty where none is cut."""

@@ -31,7 +31,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
-from reagent_lite.evaluation.document import LEARNED_FROM, Evaluation, as_json, lines, reward_model_scalars
+from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.figures import figures
@@ -253,7 +253,8 @@ class LogEvaluator(Evaluator):
         if not final:  # of an epoch's evaluation the scalars alone are used
             return Evaluation(scalars=scalars)
         seen = self._data.seen and result.overlap is not None
-        warnings = [LEARNED_FROM] if seen else []
+        warm = self._config.training.warm_start_model_path is not None
+        warnings = [LEARNED_FROM] if seen else [WARM_START] if warm else []
         return Evaluation(
             scalars=scalars,
             document={"cpe": as_json(result) | choices, "warnings": warnings},

@@ -57,6 +57,9 @@ def test_noise_is_no_reason_to_ship(noise: dict[str, Any], caplog: pytest.LogCap
     honest = decision({**noise, "model_output_path": f"{noise['model_output_path']}2"}, False)
     assert honest["choice"] == "not enough to say"
     assert "flatter" not in honest["reason"] + caplog.text
+    warm = {**noise["training"], "warm_start_model_path": noise["model_output_path"]}
+    decision({**noise, "training": warm, "epochs": 1, "model_output_path": f"{noise['model_output_path']}3"}, False)
+    assert caplog.text.count("may flatter it if that run learned from scored episodes") == 1
 
 
 def assert_evaluations_agree(log: Path, model: Path) -> None:
