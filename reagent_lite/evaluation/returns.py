@@ -13,7 +13,7 @@ from torch import Tensor
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
-from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.env import VectorEnv, require_finite_returns
 from reagent_lite.sim.rollout import Player, act
 
 _CHECK_EVERY = 16  # asking the device whether all episodes are over waits for it
@@ -58,7 +58,7 @@ def play(
         on_step: called now and then with the episodes that have ended.
 
     Raises:
-        SimulationError: when the environment was given an action it does not have.
+        SimulationError: when the environment was given an action it does not have, or returns are not finite.
     """
     env.reset()
     count, device = env.num_envs, env.device
@@ -84,6 +84,7 @@ def play(
             if 2 * left < (count if asked is None else len(asked)):  # few long episodes are left
                 asked = running.nonzero()[:, 0]  # the policies take the time
     env.check()
+    require_finite_returns(total, env.spec.name)
     on_step(count)
 
     def mean(earned: Tensor, player: Player) -> Tensor:

@@ -343,6 +343,17 @@ class VectorEnv:
         self._bare_call = _without(self._play_call, "observation", "mask", "features", "in_game")
 
 
+def require_finite_returns(returns: Tensor, environment: str) -> None:
+    """Refuses returns that are not finite; `VectorEnv.check` does not see those of episodes that others have followed.
+
+    Raises:
+        SimulationError: there are some.
+    """
+    if not returns.isfinite().all():
+        where, todo = f"rewards of {environment}", "The environment computes them: look at its step"
+        raise SimulationError(Problem(where, "finite numbers", "some that are not", todo))
+
+
 def _without(call: Call, *outputs: str) -> Call:
     """Returns a copy of a call that does not write some outputs."""
     other = Call.from_buffer_copy(call)

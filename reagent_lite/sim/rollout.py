@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.errors import Problem, SimulationError
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import Policy, VectorEnv, require_finite_returns
 from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.types import EnvStep, TransitionBatch
 
@@ -203,9 +203,7 @@ class Rollout:
         """
         self.check()
         totals = self._finished.clone()
-        if not totals.isfinite().all():  # in episodes that `check` no longer sees, as others have followed
-            where, todo = f"rewards of {self.env.spec.name}", "The environment computes them: look at its step"
-            raise SimulationError(Problem(where, "finite numbers", "some that are not", todo))
+        require_finite_returns(totals, self.env.spec.name)
         self._finished.zero_()
         return totals
 

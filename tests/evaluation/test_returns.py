@@ -7,6 +7,7 @@ import torch
 from oracles import gridworld
 from torch import Tensor
 
+from reagent_lite.errors import SimulationError
 from reagent_lite.evaluation.returns import Returns, estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
@@ -31,9 +32,9 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 """
 
 
-def coins(folder: Path, num_envs: int, *, time_limit: int = 100) -> VectorEnv:
+def coins(folder: Path, num_envs: int, *, time_limit: int = 100, source: str = COIN) -> VectorEnv:
     file = folder / "coin.cuh"
-    file.write_text(COIN)
+    file.write_text(source)
     backend = open_backend(str(file), backend="cpu", device=CPU, parameters={}, math="exact")
     return VectorEnv(backend, num_envs=num_envs, seed=5, time_limit=time_limit)
 
@@ -58,6 +59,13 @@ def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> 
     assert torch.equal(result.discounted, torch.where(first == 2, 1.5, 2 - 2.0**-7).double())
     assert result.terminated.all()
     assert result.total.mean() == pytest.approx(5, abs=4 * 3 / 4000**0.5)  # not 3.2, as by episodes ended per step
+
+
+def test_infinite_returns_are_refused_where_other_episodes_have_followed(tmp_path: Path) -> None:
+    env = coins(tmp_path, 3, source=COIN.replace("return 1.0f", "return 1.0f + float(action) * 3e38f * 10.0f"))
+    ends = iter([-1.0, 1.0])  # the second step ends all episodes
+    with pytest.raises(SimulationError, match="rewards of coin: expected finite numbers"):
+        played(env, lambda *seen: torch.tensor([0.0, next(ends, -1.0)]).expand(3, 2))
 
 
 def test_a_time_limit_truncates(tmp_path: Path) -> None:
