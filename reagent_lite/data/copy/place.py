@@ -112,12 +112,16 @@ class Place:
         manifest = manifest.write(temporary)
         sync(temporary)
         folder = self.parent / f"{self.stem}-{manifest.digest[:16]}"
-        try:
-            temporary.rename(folder)
-        except OSError:  # as where a folder has this name
-            if CopyManifest.whole(folder, KIND, self.settings) is None:
-                shutil.rmtree(folder, ignore_errors=True)
+        for attempts_left in (2, 1, 0):
+            try:
                 temporary.rename(folder)
+                break
+            except OSError:  # as where a folder has this name
+                if CopyManifest.whole(folder, KIND, self.settings) is not None:
+                    break
+                if not attempts_left:
+                    raise
+                shutil.rmtree(folder, ignore_errors=True)
         sync(self.parent)
         for other in self.copies():
             if other != folder:

@@ -169,12 +169,8 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
         fields[name.removesuffix(".npy")] = np.asarray(array)
     for name in ("action_names", "state_ids", "action_ids", "metric_names", "notes"):
         fields[name] = getattr(manifest, name)
-    return TrainingCopy(
-        folder=folder,
-        files=manifest.paths,
-        counts={"rows": manifest.rows, **manifest.counts},
-        **fields,
-    )
+    counts = {"rows": manifest.rows, **manifest.counts}
+    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, **fields)
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:

@@ -135,14 +135,6 @@ def test_the_terminal_rule(
         assert copy.next_action[0] == -1
 
 
-def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
-    copy = copied(tmp_path, row(), row(state_features={"0": 2.0}), row())
-    assert copy.episode.tolist() == copy.sequence.tolist() == [0, 1, 2]
-    assert len(set(copy.episode_hash.tolist())) == 3
-    assert not copy.follows.any()
-    assert copy.origin_line.tolist() == [1, 2, 3]
-
-
 def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
     # slots 0 and 1 are of the first block's ids, 2 and 3 of the second's; "a" is in both, one row has none
     ids = [pa.array(["7", "214"]), pa.array(["214", "c"])]
@@ -172,6 +164,7 @@ def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, 
     else:
         assert order.rows.tolist() == sorted(range(len(rows)), key=lambda row: (episode[row], int(sequence[row])))
     assert order.episode.tolist() == [episode[row] for row in order.rows]
+    assert len(set(order.episode_hashes().tolist())) == order.num_episodes  # rows without mdp_id are episodes too
     assert order.sequence.tolist() == sequence[order.rows].tolist()
 
 

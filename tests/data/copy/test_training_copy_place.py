@@ -45,7 +45,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-@pytest.mark.parametrize(("where", "name"), [(build_module, "build"), (Path, "rename")])
+@pytest.mark.parametrize(("where", "name"), [(build_module, "build"), (Path, "rename"), (shutil, "rmtree")])
 def test_of_two_equal_builds_at_once_the_first_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str
 ) -> None:
@@ -53,12 +53,16 @@ def test_of_two_equal_builds_at_once_the_first_stays(
     path = written(tmp_path, row(), row())
     opened: list[TrainingCopy] = []
     original = getattr(where, name)
+    if name == "rmtree":  # of a damaged copy in their place
+        (prepare_training_copy(path, actions=ACTIONS).folder / "reward.npy").unlink()
 
-    def overtaken(first: Any, *others: Any) -> Any:
-        if name == "build" or first.is_dir():
+    def overtaken(first: Any, *others: Any, **options: Any) -> Any:
+        if name == "rmtree":
+            original(first, **options)
+        if name != "rename" or first.is_dir():
             monkeypatch.undo()
             opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
-        return original(first, *others)
+        return None if name == "rmtree" else original(first, *others)
 
     monkeypatch.setattr(where, name, overtaken)
     second = prepare_training_copy(path, actions=ACTIONS)
