@@ -8,12 +8,10 @@ from reagent_lite.evaluation.fitting import PolicyModels
 from reagent_lite.models.q_networks import NetworkSettings
 from reagent_lite.types import SourceSpec
 
-LINEAR = NetworkSettings(hidden=(), activations=())
-
 
 def test_a_checkpoint_without_the_mean_outcome_has_zero() -> None:
-    heads = build_cpe_heads(SourceSpec(num_state_features=2, action_names=("a", "b")), LINEAR, gamma=0.9,
-                            target_update_rate=0.1)  # fmt: skip
+    spec, linear = SourceSpec(num_state_features=2, action_names=("a", "b")), NetworkSettings(hidden=(), activations=())
+    heads = build_cpe_heads(spec, linear, gamma=0.9, target_update_rate=0.1)
     models = PolicyModels(heads, EvaluationConfig(), ALONE)
     saved = models.state_dict()
     heads.mean.fill_(3.0)

@@ -28,18 +28,13 @@ from oracles.reports import (
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.decision import Choice, Evidence
 from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.report import sections
 from reagent_lite.report.content import Report, Section, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
 from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.page import breakable, render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
-from reagent_lite.report.sections import (
-    actions_section,
-    candidates_section,
-    evaluation_sections,
-    simulated_section,
-    weights_section,
-)
+from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
 from reagent_lite.rl.estimators import ESTIMATORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,8 +180,8 @@ def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_o
     assert text.startswith("30 scored episodes, worth 12.5 of the policy's own")
     assert cut.startswith("12.5% of the episodes are cut before their end: estimates that add a model's value of what")
     assert 'class="dot good"' in estimates(row).charts[0].svg
-    seen, *_ = evaluation_sections(Evidence(comparisons=(row,), seen=True), decided(Choice.SHIP), EvaluationConfig(),
-                                   names={}, note="", where="")  # fmt: skip
+    seen, *_ = sections.evaluation_sections(Evidence(comparisons=(row,), seen=True), decided(Choice.SHIP),
+                                            EvaluationConfig(), names={}, note="", where="")  # fmt: skip
     for section in (estimates(row, plain=True), estimates(replace(row, decides=False)), seen):
         assert 'class="dot plain"' in section.charts[0].svg
         assert "good" not in section.charts[0].svg

@@ -18,14 +18,10 @@ def test_softmax_at_a_low_temperature_does_not_overflow() -> None:
 
 
 def test_epsilon_greedy() -> None:
-    mask = torch.cat((MASK, torch.tensor([[True, False, False]])))  # the only allowed choice is certain
-    p = EpsilonGreedy(0.2).propensities(torch.tensor([[1.0, 2.0, 3.0]]).repeat(3, 1), mask)
-    torch.testing.assert_close(p, torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
-
-
-def test_greedy_takes_the_first_of_equals() -> None:
-    p = EpsilonGreedy().propensities(torch.tensor([[1.0, 2.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
-    assert p.tolist() == [[0, 1, 0]]
+    # the only allowed choice is certain, and the first of equals is taken
+    q, mask = torch.tensor([[1.0, 2.0, 2.0]]).repeat(4, 1), torch.tensor([[True, False, False], [True, True, True]])
+    p = EpsilonGreedy(0.3).propensities(q, torch.cat((MASK, mask)))
+    torch.testing.assert_close(p, torch.tensor([[0.15, 0.85, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.1, 0.8, 0.1]]))
 
 
 def test_a_policy_as_json_and_in_words() -> None:
