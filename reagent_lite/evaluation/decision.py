@@ -205,13 +205,14 @@ def decide(evidence: Evidence) -> Decision:
     steps = [one.next_step for one in used] or [_GIVE_EPISODES]
     return Decision(
         choice=choice,
-        reason="; but ".join(one.reason for one in used) or "no episodes could be scored",
+        reason="; but ".join(one.reason for one in used) or _NONE_SCORED,
         next_step=steps[0] if len(steps) == 1 else _TRY_BOTH,
         findings=findings,
     )
 
 
 _TRY = "give it a small share of the decisions, with their propensities logged."
+_NONE_SCORED = "no episodes could be scored"
 _GIVE_EPISODES = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
@@ -265,6 +266,8 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
                 values = f"{one.simulated}, against {one.reference} of the logged policy in the log"
                 side = int(one.simulated.low > one.reference.high) - int(one.simulated.high < one.reference.low)
                 yield _finding(Source.BESIDE, side, f"in simulation its discounted return is {values}")
+    if evidence.result is not None and not evidence.comparisons:
+        yield Finding(source=Source.LOG, side=0, reason=_NONE_SCORED, next_step=_GIVE_EPISODES)
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
 

@@ -67,7 +67,7 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
 @pytest.mark.parametrize(
     ("evidence", "choice", "part"),
     [
-        (Evidence(), UNCLEAR, "no episodes could be scored"),
+        (Evidence(result=RESULT, played=BEATS_RANDOM), UNCLEAR, "no episodes could be scored"),
         # better than random actions says nothing of the logged policy
         (Evidence(comparisons=(EQUAL,), played=BEATS_RANDOM), UNCLEAR, "which may be 0"),
         (Evidence(comparisons=(EQUAL,), played=BEATS_OTHER), SHIP, "of the other model, a paired difference"),
