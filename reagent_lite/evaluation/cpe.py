@@ -114,10 +114,9 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Memory beside the page: 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode for T outcomes, of which 32 are in
-    memory at a time; a few numbers a row for a moment; and a constant below 70 MB, whatever the lengths of episodes.
-    With ten choices that is less than a page of 75 MB. The result holds the estimates of all resamples, 0.2 MB an
-    outcome.
+    Memory beside the page: 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode for T outcomes, at most 32 at a time; a
+    few numbers a row for a moment; and a constant below 70 MB, whatever the lengths of episodes. With ten choices that
+    is less than a page of 75 MB. The result holds the estimates of all resamples, 0.2 MB an outcome.
 
     Args:
         page: rows of episodes that the models of the policy were not fitted to.

@@ -202,18 +202,16 @@ def decide(evidence: Evidence) -> Decision:
         choice, used = Choice.SHIP, better[:1]
     else:
         choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else undecided[:1]
-    steps = [one.next_step for one in used] or [_GIVE_EPISODES]
+    steps = [one.next_step for one in used]
     return Decision(
         choice=choice,
-        reason="; but ".join(one.reason for one in used) or _NONE_SCORED,
+        reason="; but ".join(one.reason for one in used),
         next_step=steps[0] if len(steps) == 1 else _TRY_BOTH,
         findings=findings,
     )
 
 
 _TRY = "give it a small share of the decisions, with their propensities logged."
-_NONE_SCORED = "no episodes could be scored"
-_GIVE_EPISODES = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
     "keep the policy in use; learn longer (epochs) or from more data, or raise rl.cql_alpha, which keeps a policy "
@@ -266,8 +264,9 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
                 values = f"{one.simulated}, against {one.reference} of the logged policy in the log"
                 side = int(one.simulated.low > one.reference.high) - int(one.simulated.high < one.reference.low)
                 yield _finding(Source.BESIDE, side, f"in simulation its discounted return is {values}")
-    if evidence.result is not None and not evidence.comparisons:
-        yield Finding(source=Source.LOG, side=0, reason=_NONE_SCORED, next_step=_GIVE_EPISODES)
+    if not any(one.decides for one in evidence.comparisons) and (evidence.result or not evidence.played):
+        step = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
+        yield Finding(source=Source.LOG, side=0, reason="no episodes could be scored", next_step=step)
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
 

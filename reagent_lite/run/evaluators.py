@@ -253,8 +253,7 @@ class LogEvaluator(Evaluator):
         if not final:  # of an epoch's evaluation the scalars alone are used
             return Evaluation(scalars=scalars)
         seen = self._data.seen and result.overlap is not None
-        warm = self._config.training.warm_start_model_path is not None
-        warnings = [LEARNED_FROM] if seen else [WARM_START] if warm else []
+        warnings = [LEARNED_FROM] if seen else [WARM_START] if self._config.training.warm_start_model_path else []
         return Evaluation(
             scalars=scalars,
             document={"cpe": as_json(result) | choices, "warnings": warnings},

@@ -1,6 +1,5 @@
 """Pictures: what they show is read back from pixels and lines, against positions worked out by hand."""
 
-import ast
 import math
 import sys
 from dataclasses import replace
@@ -12,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from reagent_lite.errors import ConfigError
-from reagent_lite.report import pictures
 from reagent_lite.report.charts import Curves, Line
 from reagent_lite.report.curves import Series
 from reagent_lite.report.pictures import (
@@ -77,13 +75,6 @@ def test_missing_packages_are_named_with_the_way_to_get_them(module: str, monkey
         require_pictures()
     assert error.value.problems[0].where == "simulation.pictures"
     assert module.split(".")[0] in error.value.problems[0].got
-
-
-def test_importing_needs_no_library_of_pictures() -> None:
-    tree = ast.parse(Path(pictures.__file__).read_text())
-    names = {one.module or "" for one in tree.body if isinstance(one, ast.ImportFrom)}
-    names |= {alias.name for one in tree.body if isinstance(one, ast.Import) for alias in one.names}
-    assert not {name.split(".")[0] for name in names} & {"matplotlib", "PIL"}
 
 
 # ---- the learning curve
