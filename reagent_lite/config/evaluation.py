@@ -24,8 +24,11 @@ class EvaluationConfig(Section):
     training.warm_start_model_path too, if that learned from the same log."""
     confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
+    reward_range: tuple[float, float] | None = None
+    """Lowest and highest reward of a row that are possible. Intervals of weighted estimates allow for rewards and
+    returns that the evaluated policy has not met; absent: for those that the scored rows have."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
-    """Resamples of episodes behind every interval."""
+    """Resamples of episodes behind the intervals of estimates by a fitted model and of returns in simulation."""
     max_episodes: Annotated[int, Field(ge=2)] = 10_000
     """Episodes scored, of all machines together: when there are more, a draw by seed and mdp_id."""
     max_horizon: Count = 1000

@@ -3,8 +3,9 @@
 page ─► limit: rows ─► contributions of each episode (rl.sums.Log) ─► estimates of all resamples ─► CPEResult
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -13,12 +14,29 @@ from torch import Tensor
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.evaluation.overlap import Overlap, measure_overlap
+from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
-from reagent_lite.evaluation.verdict import UNCHECKED, Reasoned, Verdict, model_verdict, weighted_verdict
+from reagent_lite.evaluation.verdict import (
+    Reasoned,
+    Verdict,
+    estimate_verdict,
+    model_verdict,
+    reliance_on_model,
+    weights_verdict,
+)
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
-from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
-from reagent_lite.rl.sums import Estimator, Log
+from reagent_lite.rl.estimators import (
+    CHEAP_ESTIMATORS,
+    ESTIMATORS,
+    LOGGED,
+    continuation,
+    logged_returns,
+    logged_rewards,
+    mean_return,
+    mean_reward,
+)
+from reagent_lite.rl.likelihood import Contributions, intervals
+from reagent_lite.rl.sums import Estimator, Evidence, Log
 
 WEIGHTED: Final = tuple(name for name, one in ESTIMATORS.items() if one.weighted)
 MODELLED: Final = tuple(name for name, one in ESTIMATORS.items() if one.model)
@@ -29,6 +47,19 @@ _OUTCOMES_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What the interval of an estimate is made of.
+
+    Attributes:
+        samples: [1 + R] the estimate, and that of every resample.
+        contributions: what each episode adds; None for an estimate that a bootstrap is all there is for.
+    """
+
+    samples: Tensor
+    contributions: Contributions | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """One estimator's figures for one outcome.
 
@@ -36,10 +67,10 @@ class Estimate:
         name: a key of rl.estimators.ESTIMATORS.
         figure: estimate and interval.
         normalized: estimate / logged value; NaN unless the logged value's interval excludes 0.
-        difference: estimate - logged value, resampled in pairs. In both, an estimate that continues where records are
+        difference: estimate - logged value, of the same episodes. In both, an estimate that continues where records are
             cut is compared with the logged value continued by the same value model, Family.continued.
-        verdict, reason: whether it may be used.
-        samples: [1 + R] the estimate, and that of every resample.
+        verdict, reason: whether the interval may be believed.
+        basis: what its intervals are made of.
     """
 
     name: str
@@ -48,7 +79,7 @@ class Estimate:
     difference: Interval
     verdict: Verdict
     reason: str
-    samples: Tensor = field(repr=False, compare=False)
+    basis: Basis = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +89,14 @@ class Family:
     Attributes:
         logged: the logged policy's own value.
         continued: that and what the value model expects after the cuts of records; None where none is cut.
+        events: how many outcomes other than the usual one the evaluated policy met; None if none is usual.
         estimates: in the order of the registry; the first rests on a model alone.
-        disagreement: the model's estimate minus the self-normalized weighted one.
     """
 
     logged: Interval
     continued: Interval | None
+    events: Events | None
     estimates: tuple[Estimate, ...]
-    disagreement: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +132,11 @@ class CPEResult:
     num_episodes_left_out: int
     num_rows_beyond_horizon: int
 
+    @property
+    def one_step(self) -> bool:
+        """Whether every scored episode is one row: its reward is its return."""
+        return self.overlap is not None and self.overlap.horizon == 1
+
 
 def evaluate_page(
     page: EvaluationPage,
@@ -108,22 +144,19 @@ def evaluate_page(
     gamma: float,
     config: EvaluationConfig,
     generator: torch.Generator,
-    estimators: Mapping[str, Estimator] = ESTIMATORS,
     missing: Mapping[str, str] | None = None,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Memory beside the page: 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode for T outcomes, at most 32 at a time; a
-    few numbers a row for a moment; and a constant below 70 MB, whatever the lengths of episodes. With ten choices that
-    is less than a page of 75 MB. The result holds the estimates of all resamples, 0.2 MB an outcome.
+    Memory beside the page: 8 (1 + 2 T) bytes a row and 8 (3 + 14 T) an episode for T outcomes, at most 32 at a time; a
+    few numbers a row for a moment; and a constant below 150 MB, whatever the lengths of episodes.
 
     Args:
         page: rows of episodes that the models of the policy were not fitted to.
         gamma: discount per step.
-        config: limits, level and number of resamples.
+        config: limits, level, range of rewards and number of resamples.
         generator: draws the resamples, and the episodes where there are too many; on the CPU.
-        estimators: by name, those of ESTIMATORS or of CHEAP_ESTIMATORS.
         missing: what missing_estimates returns: these are undefined and not to be used.
         show: called with the number of outcomes done and of all outcomes.
     """
@@ -138,15 +171,21 @@ def evaluate_page(
         drawn = resamples(num_episodes, count, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
-            log = log_of_rows(part, rows, gamma, estimators)
-            found = log.estimates(drawn.blocks())
-            overlap = overlap or measure_overlap(page, rows, log, found[0]["mean_weight"], config)
-            for place, name in enumerate(part.names):
-                returns = log.per_episode("discounted_reward", place)
-                one_step, sequential = (
-                    _family(kind, found[place], missing, overlap, _spread(averaged), config)
-                    for kind, averaged in ((_ONE_STEP, part.outcomes[rows, place]), (_SEQUENTIAL, returns))
+            log = log_of_rows(part, rows, gamma, ESTIMATORS)
+            samples = log.estimates(drawn.blocks())
+            overlap = overlap or measure_overlap(page, rows, log, samples[0]["mean_weight"], config)
+            for number, name in enumerate(part.names):
+                bounds = config.reward_range if first + number == 0 else None
+                evaluated = _Outcome(
+                    log,
+                    number,
+                    samples[number],
+                    missing=missing,
+                    overlap=overlap,
+                    bounds=bounds,
+                    config=config,
                 )
+                one_step, sequential = evaluated.family(_ONE_STEP), evaluated.family(_SEQUENTIAL)
                 outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
                 show(len(outcomes), len(page.names))
     return CPEResult(
@@ -157,6 +196,35 @@ def evaluate_page(
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,
     )
+
+
+def estimates_of_page(
+    page: EvaluationPage,
+    *,
+    gamma: float,
+    config: EvaluationConfig,
+    generator: torch.Generator,
+    missing: Mapping[str, str],
+) -> dict[str, float]:
+    """Returns every estimate but MAGIC, without intervals, by tag: {`CPE/{outcome}/{estimator}`: value}.
+
+    It is what is followed during training, where nothing is decided. The arguments are those of evaluate_page.
+    """
+    rows, _, _ = limit(page, config, generator)
+    tags: dict[str, float] = {}
+    if not len(rows):
+        return tags
+    whole = torch.ones(1, len(torch.unique_consecutive(page.episode[rows])), dtype=torch.uint8)
+    for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
+        part = page.only(first, first + _OUTCOMES_AT_ONCE)
+        for name, estimates in zip(
+            part.names, log_of_rows(part, rows, gamma, CHEAP_ESTIMATORS).estimates([whole]), strict=True
+        ):
+            values = {key: float(value) for key, value in estimates.items() if key not in missing}
+            tags |= {f"CPE/{name}/{key}": values[key] for key in CHEAP_ESTIMATORS if key in values}
+            tags[f"CPE/{name}/Logged_Reward"] = values["mean_reward"]
+            tags[f"CPE/{name}/Logged_Return"] = values["mean_return"]
+    return {tag: value for tag, value in tags.items() if math.isfinite(value)}
 
 
 def missing_estimates(*, rows: int, without_propensity: int, fitted: bool) -> dict[str, str]:
@@ -177,8 +245,8 @@ def missing_estimates(*, rows: int, without_propensity: int, fitted: bool) -> di
 def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, ...]]:
     """Returns {outcome: estimates of the first policy's value minus the second's}; {} where no rows were scored.
 
-    Each resample draws the same episodes for both: what they share cancels, and the interval is narrower than those of
-    the two values suggest. A verdict is the worse of both estimates' own; where both may be used, the reason says which
+    Both are estimated from the same episodes: what they share cancels, and the interval is narrower than those of the
+    two values suggest. A verdict is the worse of both estimates' own; where both may be believed, the reason says which
     policy is better.
 
     Args:
@@ -186,21 +254,24 @@ def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, .
         other: the result of the second, on the same rows and with a generator of the same seed.
     """
     return {
-        first.name: tuple(
-            _difference(first_estimate, second_estimate, one.level)
-            for first_estimate, second_estimate in zip(first.estimates, second.estimates, strict=True)
-        )
+        first.name: _differences(first.estimates, second.estimates, one.level)
         for first, second in zip(one.outcomes, other.outcomes, strict=True)
     }
 
 
-def _difference(one: Estimate, other: Estimate, level: float) -> Estimate:
-    samples = _differences(one.samples, other.samples)
-    figure = interval_of(samples, level)
+def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level: float) -> tuple[Estimate, ...]:
+    pairs = [(estimate.basis, other.basis) for estimate, other in zip(ours, theirs, strict=True)]
+    return tuple(
+        _difference(estimate, other, figure)
+        for estimate, other, figure in zip(ours, theirs, figures_of(pairs, level), strict=True)
+    )
+
+
+def _difference(one: Estimate, other: Estimate, figure: Interval) -> Estimate:
     verdict, reason = Verdict.TRUSTWORTHY, "the interval contains 0: no difference is shown"
-    if figure.excludes(0.0):
-        reason = "model is better" if figure.value > 0 else "against is better"
-    for worse in (Verdict.WIDE, Verdict.DO_NOT_USE):
+    if figure.side:
+        reason = "model is better" if figure.side > 0 else "against is better"
+    for worse in (Verdict.SUPPORT, Verdict.DO_NOT_USE):
         for whose, estimate in (("against", other), ("model", one)):
             if estimate.verdict is worse:
                 verdict, reason = worse, f"{whose}: {estimate.reason}"
@@ -211,7 +282,7 @@ def _difference(one: Estimate, other: Estimate, level: float) -> Estimate:
         difference=figure,
         verdict=verdict,
         reason=reason,
-        samples=samples,
+        basis=one.basis,
     )
 
 
@@ -243,110 +314,178 @@ def log_of_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """A family: the log's own figure, the estimate by a model alone, and the weighted one that checks it."""
+    """A family of estimates, by names of estimators.
+
+    Attributes:
+        sequential: whether returns of episodes are estimated, not rewards of rows.
+        logged: the logged policy's own value.
+        model: the estimate by a model alone.
+        check: the weighted estimate that it is compared with.
+    """
 
     sequential: bool
-    logged: str
+    logged: Estimator
     model: str
     check: str
 
 
 _ONE_STEP = _Kind(
-    sequential=False, logged="mean_reward", model="Direct_Method_Reward", check="Self_Normalized_IPS_Reward"
+    sequential=False, logged=mean_reward, model="Direct_Method_Reward", check="Self_Normalized_IPS_Reward"
 )
 _SEQUENTIAL = _Kind(
     sequential=True,
-    logged="mean_return",
+    logged=mean_return,
     model="Fitted_Q_Evaluation",
     check="Weighted_Per_Decision_Importance_Sampling",
 )
 
 
-def _family(
-    kind: _Kind,
-    found: Mapping[str, Tensor],
-    missing: Mapping[str, str],
-    overlap: Overlap,
-    spread: float,
-    config: EvaluationConfig,
-) -> Family:
-    level, base = config.confidence_level, found[kind.logged]
-    logged = interval_of(base, level)
-    samples = {
-        name: found[name] * torch.nan if name in missing else found[name]
-        for name, one in ESTIMATORS.items()
-        if one.sequential == kind.sequential and name in found
-    }
-    figures = {name: interval_of(values, level) for name, values in samples.items()}
-    continued = base + found["continuation"]
-    bases = {name: continued if ESTIMATORS[name].continues else base for name in samples}
-    verdicts = _verdicts(kind, figures, missing, overlap, max(abs(logged.value), spread), config)
-    estimates = tuple(
-        Estimate(
-            name=name,
-            figure=figures[name],
-            normalized=float(values[0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
-            difference=interval_of(_differences(values, bases[name]), level),
-            verdict=verdicts[name][0],
-            reason=verdicts[name][1],
-            samples=values,
+class _Outcome:
+    """The estimates of one outcome of a log.
+
+    Args:
+        log: what each episode adds.
+        number: the number of the outcome.
+        samples: by estimator, [1 + R].
+        missing: estimators that the log cannot feed, with the reason.
+        overlap: diagnostics of weights.
+        bounds: the range of rewards that are possible, if the config says it.
+        config: level, and how many effective episodes are enough.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        number: int,
+        samples: Mapping[str, Tensor],
+        *,
+        missing: Mapping[str, str],
+        overlap: Overlap,
+        bounds: tuple[float, float] | None,
+        config: EvaluationConfig,
+    ) -> None:
+        self._log = log
+        self._number = number
+        self._samples = samples
+        self._missing = missing
+        self._overlap = overlap
+        self._bounds = bounds
+        self._config = config
+        self._contributions: dict[Evidence, Contributions] = {}
+
+    def family(self, kind: _Kind) -> Family:
+        """Returns the estimates of one quantity, with intervals and verdicts."""
+        level = self._config.confidence_level
+        names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == kind.sequential]
+        logged = self._basis(kind.logged)
+        continued = logged
+        if kind.sequential:
+            samples = logged.samples + self._samples[continuation.name]
+            continued = Basis(samples=samples, contributions=self._basis(continuation).contributions)
+        bases = {name: continued if ESTIMATORS[name].continues else logged for name in names}
+        own = {name: self._basis(ESTIMATORS[name]) for name in names}
+        questions: list[tuple[Basis, Basis | None]] = [(basis, None) for basis in (logged, continued, *own.values())]
+        questions += [(own[name], bases[name]) for name in names]
+        logged_figure, continued_figure, *figures = figures_of(questions, level)
+        by_name = dict(zip(names, figures[: len(names)], strict=True))
+        differences = dict(zip(names, figures[len(names) :], strict=True))
+        events = self._events(kind)
+        verdicts = self._verdicts(kind, by_name, events)
+        estimates = tuple(
+            Estimate(
+                name=name,
+                figure=by_name[name],
+                normalized=by_name[name].value / float(bases[name].samples[0]) if logged_figure.side else float("nan"),
+                difference=differences[name],
+                verdict=verdicts[name][0],
+                reason=verdicts[name][1],
+                basis=own[name],
+            )
+            for name in names
         )
-        for name, values in samples.items()
-    )
-    cut = kind.sequential and overlap.cut_share > 0 and kind.model not in missing
-    return Family(
-        logged=logged,
-        continued=interval_of(continued, level) if cut else None,
-        estimates=estimates,
-        disagreement=interval_of(samples[kind.model] - samples[kind.check], level),
-    )
-
-
-def _verdicts(
-    kind: _Kind,
-    figures: Mapping[str, Interval],
-    missing: Mapping[str, str],
-    overlap: Overlap,
-    size: float,
-    config: EvaluationConfig,
-) -> dict[str, Reasoned]:
-    verdicts = {
-        name: weighted_verdict(
-            figure,
-            overlap,
-            sequential=kind.sequential,
-            scale=max(abs(figure.value), size),
-            min_effective=config.min_effective_episodes,
+        cut = kind.sequential and self._overlap.cut_share > 0 and kind.model not in self._missing
+        return Family(
+            logged=logged_figure, continued=continued_figure if cut else None, events=events, estimates=estimates
         )
-        for name, figure in figures.items()
-    }
-    own = model_verdict(
-        figures[kind.model],
-        overlap,
-        sequential=kind.sequential,
-        check=figures[kind.check],
-        check_verdict=verdicts[kind.check][0],
-    )
-    if kind.check in missing and figures[kind.model].defined:
-        own = Verdict.WIDE, f"{UNCHECKED}: there are no weighted estimates"
-    verdicts[kind.model] = own
-    return verdicts | {name: (Verdict.DO_NOT_USE, missing[name]) for name in figures if name in missing}
+
+    def _basis(self, estimator: Estimator) -> Basis:
+        samples = self._samples[estimator.name]
+        if estimator.name in self._missing:
+            return Basis(samples=samples * torch.nan, contributions=None)
+        return Basis(samples=samples, contributions=self._evidence(estimator.evidence))
+
+    def _evidence(self, evidence: Evidence | None) -> Contributions | None:
+        """Returns what each episode adds; the same object for estimators of the same evidence."""
+        if evidence is None:
+            return None
+        if evidence not in self._contributions:
+            found = evidence(self._log, self._number)
+            if self._bounds is not None:
+                low, high = self._bounds
+                plain = logged_rewards if found.size.max() > 1 else logged_returns
+                shift = float((plain(self._log, self._number).outcome - found.outcome).mean())
+                found = replace(found, bounds=(low - shift, high - shift))
+            self._contributions[evidence] = found
+        return self._contributions[evidence]
+
+    def _events(self, kind: _Kind) -> Events | None:
+        if kind.check in self._missing:
+            return None
+        weights = self._log.episode_weights if kind.sequential else self._log.per_episode("weight", self._number)
+        return matched_events(weights, self._logged(kind).total)
+
+    def _logged(self, kind: _Kind) -> Contributions:
+        return (logged_returns if kind.sequential else logged_rewards)(self._log, self._number)
+
+    def _verdicts(self, kind: _Kind, figures: Mapping[str, Interval], events: Events | None) -> dict[str, Reasoned]:
+        overlap = self._overlap
+        weights = weights_verdict(overlap, sequential=kind.sequential, events=events)
+        check = figures[kind.check]
+        low, high = self._logged(kind).outcomes
+        verdicts = {}
+        for name, figure in figures.items():
+            if name in self._missing:
+                verdicts[name] = Verdict.DO_NOT_USE, self._missing[name]
+            elif name == kind.model:
+                checked = Verdict.DO_NOT_USE if kind.check in self._missing else weights[0]
+                verdicts[name] = model_verdict(
+                    figure, overlap, sequential=kind.sequential, check=check, checked=checked
+                )
+            else:
+                verdicts[name] = estimate_verdict(
+                    figure,
+                    weights=weights,
+                    reliance=reliance_on_model(name, overlap),
+                    constant=low == high and self._bounds is None,
+                )
+        return verdicts
 
 
-def interval_of(samples: Tensor, level: float) -> Interval:
-    """Returns the estimate of row 0 with the percentile interval of the others, [1 + R]."""
-    low, high = percentile_interval(samples[1:], level)
-    return Interval(value=float(samples[0]), low=low, high=high)
+def figures_of(questions: Sequence[tuple[Basis, Basis | None]], level: float) -> list[Interval]:
+    """Returns each estimate, or its difference from another, with its interval; the interval contains it.
+
+    Args:
+        questions: an estimate, and what is subtracted from it or None.
+        level: confidence level.
+    """
+    asked: dict[tuple[int, int], tuple[Contributions, Contributions | None]] = {}
+    keys = []
+    for first, minus in questions:
+        one, other = first.contributions, None if minus is None else minus.contributions
+        key = (id(one), id(other)) if one is not None and (minus is None or other is not None) else None
+        keys.append(key)
+        if key is not None and one is not None:
+            asked[key] = (one, other)
+    ends = dict(zip(asked, intervals(list(asked.values()), level), strict=True))
+    figures = []
+    for (first, minus), key in zip(questions, keys, strict=True):
+        samples = first.samples if minus is None else _differences_of(first.samples, minus.samples)
+        value = float(samples[0])
+        low, high = percentile_interval(samples[1:], level) if key is None else ends[key]
+        figures.append(Interval(value=value, low=min(low, value), high=max(high, value)))
+    return figures
 
 
-def _differences(samples: Tensor, others: Tensor) -> Tensor:
+def _differences_of(samples: Tensor, others: Tensor) -> Tensor:
     """Returns samples - others, [1 + R]; 0 where sums in another order explain the difference."""
     return (samples - others).masked_fill(torch.isclose(samples, others, rtol=1e-9, atol=0.0), 0.0)
-
-
-def _spread(values: Tensor) -> float:
-    """Mean absolute deviation of what is averaged: a size that does not vanish where the mean does.
-
-    A standard deviation grows with a single outlier as fast as intervals do: none would be called wide.
-    """
-    return float((values - values.mean()).abs().mean())

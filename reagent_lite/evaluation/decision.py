@@ -5,21 +5,24 @@ returns in simulation ────┼─► findings: better, worse or undecided
 verdict of publish_if ────┘
 """
 
-from collections import Counter
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
-from reagent_lite.evaluation.interval import Interval
-from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.overlap import Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED, OTHER_MODEL = "logged policy", "other model"
 _CONTINUED = "continued by the value model"
+_MOSTLY = 0.5
+_MOST_EPISODES = 1e12
 _UNITS = (("discounted return per episode", "reward per row"), ("discounted sum per episode", "mean per row"))
 """What is averaged: of the reward, and of a metric; over episodes, and over rows."""
 
@@ -52,7 +55,8 @@ class Comparison:
         reference_name: what the estimates are compared with.
         reference: its value; None where the estimates are differences themselves.
         continued: what estimates that continue where records are cut are compared with; None where none is cut.
-        rows: the estimates; a difference is estimate - reference, resampled in pairs.
+        events: how many outcomes other than the usual one the policy met; None if none is usual.
+        rows: the estimates; a difference is estimate - reference, of the same episodes.
         simulated: what the estimates aim at, from simulation; None where it was not played or is another quantity.
     """
 
@@ -63,54 +67,73 @@ class Comparison:
     reference: Interval | None
     rows: tuple[Estimate, ...]
     continued: Interval | None = None
+    events: Events | None = None
     simulated: Interval | None = None
 
     @property
     def references(self) -> dict[str, Interval]:
         """What estimates are compared with, by name: `reference`, and where there is one `continued`."""
-        found = {self.reference_name: self.reference, f"{self.reference_name} {_CONTINUED}": self.continued}
-        return {name: one for name, one in found.items() if one is not None}
+        references = {self.reference_name: self.reference, f"{self.reference_name} {_CONTINUED}": self.continued}
+        return {name: figure for name, figure in references.items() if figure is not None}
 
     @property
     def title(self) -> str:
         """The quantity."""
         return f"{self.outcome}: {self.unit}{'' if self.reference else ', model minus against'}"
 
+    @property
+    def trusted(self) -> tuple[Estimate, ...]:
+        """The estimates whose differences may be believed."""
+        return tuple(row for row in self.rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined)
+
 
 def compared(result: CPEResult, *, simulated: Interval | None = None, decides: bool = True) -> Iterator[Comparison]:
     """Yields estimates beside the logged policy's value; those of the reward's return decide.
+
+    Where every episode is one row, its reward is its return: it is estimated once, as a reward.
 
     Args:
         result: the result of the evaluated policy.
         simulated: what the estimates of the reward's return aim at.
         decides: false where the policy is compared with another model instead.
     """
+    one_step = result.one_step
     for place, outcome in enumerate(result.outcomes):
-        families = (outcome.sequential, outcome.one_step)
-        for number, (family, unit) in enumerate(zip(families, _UNITS[place > 0], strict=True)):
-            first = not place and not number
+        families = zip((outcome.sequential, outcome.one_step), _UNITS[place > 0], strict=True)
+        for by_row, (family, unit) in enumerate(families):
+            if one_step and not by_row:
+                continue
+            first = not place and by_row == one_step
             yield Comparison(
                 outcome=_title(place, outcome.name),
                 unit=unit,
                 decides=decides and first,
                 reference=family.logged,
                 continued=family.continued,
+                events=family.events,
                 rows=family.estimates,
                 simulated=simulated if first else None,
             )
 
 
-def compared_models(found: Mapping[str, Sequence[Estimate]]) -> Iterator[Comparison]:
-    """Yields what `cpe.differences` returns; those of the reward's return decide."""
-    for place, (name, estimates) in enumerate(found.items()):
+def compared_models(differences: Mapping[str, Sequence[Estimate]], *, one_step: bool) -> Iterator[Comparison]:
+    """Yields what `cpe.differences` returns; those of the reward's return decide.
+
+    Args:
+        differences: of two models, by outcome.
+        one_step: whether every episode is one row.
+    """
+    for place, (name, estimates) in enumerate(differences.items()):
         for sequential, unit in zip((True, False), _UNITS[place > 0], strict=True):
+            if one_step and sequential:
+                continue
             yield Comparison(
                 outcome=_title(place, name),
                 unit=unit,
-                decides=not place and sequential,
+                decides=not place and sequential != one_step,
                 reference_name=OTHER_MODEL,
                 reference=None,
-                rows=tuple(one for one in estimates if ESTIMATORS[one.name].sequential == sequential),
+                rows=tuple(row for row in estimates if ESTIMATORS[row.name].sequential == sequential),
             )
 
 
@@ -144,20 +167,32 @@ class Evidence:
         return self.result.overlap if self.result is not None and self.result.weighted else None
 
 
+class Standing(StrEnum):
+    """What a finding says of a policy."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"
+    CONTRADICTED = "contradicted"
+    UNTRUSTED = "untrusted"
+    UNSCORED = "unscored"
+    FLATTERED = "flattered"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One reason for or against a policy.
 
     Attributes:
         source: what it rests on.
-        side: 1 where the policy is shown to be better, -1 worse, 0 neither.
+        standing: what it says.
         reason: which estimate against which reference, in words.
         next_step: what to do about it.
         weak: whether the policy was compared with random actions only.
     """
 
     source: Source
-    side: int
+    standing: Standing
     reason: str
     next_step: str
     weak: bool = False
@@ -187,26 +222,42 @@ class Decision:
         return {"choice": self.choice.value, "reason": self.reason, "next": self.next_step}
 
 
-def decide(evidence: Evidence) -> Decision:
-    """Returns what the findings add up to.
+_ANY = None
+_TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standing, ...]], ...] = (
+    # publish_if failed, better, worse: choice, the findings that are its reason
+    (True, _ANY, _ANY, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
+    (False, False, True, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
+    (False, True, False, Choice.SHIP, (Standing.BETTER,)),
+    (False, True, True, Choice.NOT_ENOUGH, (Standing.WORSE, Standing.BETTER)),
+    (False, False, False, Choice.NOT_ENOUGH, (Standing.UNDECIDED,)),
+)
+"""The decision: the first row that fits. Every standing but better and worse counts as undecided."""
 
-    publish_if that is not fulfilled decides alone. Otherwise findings for and against a policy contradict each other,
-    and one side alone decides. Being better than random actions is not enough where the comparison with another policy
-    is undecided. Estimates on episodes that a policy has learned from flatter it: they do not speak for it.
+
+def decide(evidence: Evidence) -> Decision:
+    """Returns what the findings add up to, by the table above.
+
+    Being better than random actions does not count where the comparison with another policy is undecided. Estimates on
+    episodes that a policy has learned from flatter it: they do not speak for it.
     """
-    findings = tuple(_unflattered(one, evidence) for one in _findings(evidence))
-    better, worse, undecided = ([one for one in findings if one.side == side] for side in (1, -1, 0))
-    if worse and (worse[0].source is Source.GATE or not better):
-        choice, used = Choice.DO_NOT_SHIP, worse[:1]
-    elif better and not worse and not (better[0].weak and undecided):
-        choice, used = Choice.SHIP, better[:1]
-    else:
-        choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else undecided[:1]
-    steps = [one.next_step for one in used]
+    findings = tuple(_unflattered(finding, evidence) for finding in _findings(evidence))
+    kinds: dict[Standing, list[Finding]] = {Standing.BETTER: [], Standing.WORSE: [], Standing.UNDECIDED: []}
+    for finding in findings:
+        kinds.get(finding.standing, kinds[Standing.UNDECIDED]).append(finding)
+    if kinds[Standing.UNDECIDED]:
+        kinds[Standing.BETTER] = [finding for finding in kinds[Standing.BETTER] if not finding.weak]
+    worse = kinds[Standing.WORSE]
+    facts = (bool(worse) and worse[0].source is Source.GATE, bool(kinds[Standing.BETTER]), bool(worse))
+    choice, standings = next(
+        (choice, standings)
+        for *conditions, choice, standings in _TABLE
+        if all(condition in (_ANY, fact) for condition, fact in zip(conditions, facts, strict=True))
+    )
+    used = [kinds[standing][0] for standing in standings]
     return Decision(
         choice=choice,
-        reason="; but ".join(one.reason for one in used),
-        next_step=steps[0] if len(steps) == 1 else _TRY_BOTH,
+        reason="; but ".join(finding.reason for finding in used),
+        next_step=used[0].next_step if len(used) == 1 else _TRY_BOTH,
         findings=findings,
     )
 
@@ -222,31 +273,45 @@ _SCORE_OTHERS = (
     "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
     "eval_data_path, or evaluate it on a log of other episodes."
 )
+_SCORE_SOME = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
-    (Source.GATE, 1): _TRY,
-    (Source.LOG, 1): _TRY,
-    (Source.LOG, 0): "gather more episodes, which narrows the intervals, or run an A/B test.",
-    (Source.BESIDE, 1): _TRY,
-    (Source.SIMULATION, 1): _COMPARE,
-    (Source.SIMULATION, 0): _LEARN_IN_SIMULATION,
-    (Source.SIMULATION, -1): _LEARN_IN_SIMULATION,
+    (Source.GATE, Standing.BETTER): _TRY,
+    (Source.GATE, Standing.WORSE): _LEARN,
+    (Source.LOG, Standing.BETTER): _TRY,
+    (Source.LOG, Standing.WORSE): _LEARN,
+    (Source.LOG, Standing.CONTRADICTED): _TRY_BOTH,
+    (Source.LOG, Standing.UNSCORED): _SCORE_SOME,
+    (Source.BESIDE, Standing.BETTER): _TRY,
+    (Source.BESIDE, Standing.WORSE): _LEARN,
+    (Source.BESIDE, Standing.UNDECIDED): _LEARN,
+    (Source.SIMULATION, Standing.BETTER): _COMPARE,
+    (Source.SIMULATION, Standing.WORSE): _LEARN_IN_SIMULATION,
+    (Source.SIMULATION, Standing.UNDECIDED): _LEARN_IN_SIMULATION,
 }
-"""The next step after a finding, by its source and side; after others it is to learn on."""
+"""The next step after a finding; that after an undecided or untrusted one from a log follows from its numbers."""
 
 
-def _finding(source: Source, side: int, reason: str, *, weak: bool = False) -> Finding:
-    return Finding(source=source, side=side, reason=reason, next_step=_NEXT.get((source, side), _LEARN), weak=weak)
+def _standing(side: int) -> Standing:
+    return {1: Standing.BETTER, -1: Standing.WORSE, 0: Standing.UNDECIDED}[side]
+
+
+def _finding(source: Source, standing: Standing, reason: str, next_step: str = "", *, weak: bool = False) -> Finding:
+    next_step = next_step or _NEXT[source, standing]
+    return Finding(source=source, standing=standing, reason=reason, next_step=next_step, weak=weak)
 
 
 def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
     """Returns a finding; an undecided one where it favours a policy that has learned from the scored episodes."""
-    whose = {1: evidence.seen and "policy", -1: evidence.other_seen and OTHER_MODEL}.get(finding.side)
+    whose = {
+        Standing.BETTER: "policy" if evidence.seen else "",
+        Standing.WORSE: OTHER_MODEL if evidence.other_seen else "",
+    }.get(finding.standing, "")
     if not whose or finding.source not in (Source.GATE, Source.LOG):
         return finding
     return replace(
         finding,
-        side=0,
+        standing=Standing.FLATTERED,
         reason=f"{finding.reason}; but the {whose} has learned from scored episodes, which flatters it",
         next_step=_SCORE_OTHERS,
     )
@@ -255,41 +320,43 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     """Yields what speaks for and against a policy, the strongest kind first."""
     if (gate := evidence.gate) is not None:
-        verb = "is fulfilled" if gate.passed else "holds the model back"
-        yield _finding(Source.GATE, 1 if gate.passed else -1, f"publish_if {verb}: {gate.reason}")
-    for one in evidence.comparisons:
-        if one.decides:
-            yield _from_log(one, evidence.result)
-            if one.simulated is not None and one.reference is not None:
-                values = f"{one.simulated}, against {one.reference} of the logged policy in the log"
-                side = int(one.simulated.low > one.reference.high) - int(one.simulated.high < one.reference.low)
-                yield _finding(Source.BESIDE, side, f"in simulation its discounted return is {values}")
-    if not any(one.decides for one in evidence.comparisons) and (evidence.result or not evidence.played):
-        step = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
-        yield Finding(source=Source.LOG, side=0, reason="no episodes could be scored", next_step=step)
+        verb = "is fulfilled" if gate.passed else "blocks the export"
+        standing = Standing.BETTER if gate.passed else Standing.WORSE
+        yield _finding(Source.GATE, standing, f"publish_if {verb}: {gate.reason}")
+    deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
+    for comparison in deciding:
+        yield _from_log(comparison, evidence.result)
+        if comparison.simulated is not None and comparison.reference is not None:
+            simulated, reference = comparison.simulated, comparison.reference
+            side = int(simulated.low > reference.high) - int(simulated.high < reference.low)
+            reason = (
+                f"in simulation its discounted return is {simulated}, against {reference} of the logged policy in the "
+                "log"
+            )
+            yield _finding(Source.BESIDE, _standing(side), reason)
+    if not deciding and (evidence.result or not evidence.played):
+        yield _finding(Source.LOG, Standing.UNSCORED, "no episodes could be scored")
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
 
 
 def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     """Uses the trustworthy estimates: they decide if all of their differences lie on the same side of 0."""
-    name, rows = comparison.reference_name, comparison.rows
-    trusted = [row for row in rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined]
-    sides = {row.difference.side for row in trusted}
+    trusted = comparison.trusted
+    name = comparison.reference_name
     if not trusted:
-        why = "".join(
-            f"; the most frequent reason is: {reason}"
-            for reason, _ in Counter(row.reason for row in rows).most_common(1)
-        )
         beside = f"{name}'s {comparison.reference}" if comparison.reference else name
-        reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {beside}{why}"
-        return Finding(source=Source.LOG, side=0, reason=reason, next_step=_mended_by(result))
+        reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {beside}"
+        # the first rests on a model alone
+        reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
+        return _finding(Source.LOG, Standing.UNTRUSTED, reason, mended_by(comparison, result))
+    sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
-        return Finding(source=Source.LOG, side=0, reason=reason, next_step=_TRY_BOTH)
+        return _finding(Source.LOG, Standing.CONTRADICTED, reason)
     side = sides.pop() if len(sides) == 1 else 0
     # the estimate with the weakest evidence
-    row = min(trusted, key=lambda one: (one.difference.side != 0, _nearest(one.difference)))
+    row = min(trusted, key=lambda estimate: (estimate.difference.side != 0, _nearest(estimate.difference)))
     what = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
         reason = f"{what} difference of {row.difference} from the {name} in the {comparison.unit}"
@@ -300,22 +367,62 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
             f"{what} {comparison.unit} of {row.figure} against {reference} of the {name}, "
             f"a difference of {row.difference}{'' if side else ', which may be 0'}"
         )
-    return _finding(Source.LOG, side, reason)
+    if comparison.events is not None:
+        reason += f" ({comparison.events})"
+    step = "" if side else more_data(row, comparison.reference, result)
+    return _finding(Source.LOG, _standing(side), reason, step)
 
 
-def _mended_by(result: CPEResult | None) -> str:
+def more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
+    """Returns how many scored episodes would show a difference as large as this one, or of 10 % of the logged value.
+
+    The width of an interval falls with the root of their number.
+    """
+    if result is None or result.overlap is None:
+        return _TRY_BOTH
+    count = result.overlap.num_episodes
+    difference = row.difference
+    toward = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
+    sizes = [(toward, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
+    if reference is not None:
+        tenth = abs(reference.value) / 10
+        sizes.append(
+            ((difference.high - difference.low) / 2, tenth, f"one of {number(tenth)}, 10% of the logged value")
+        )
+    needed = [
+        f"about {number(float(f'{count * (half / size) ** 2:.2g}'))} to show {what}"
+        for half, size, what in sizes
+        if half > size > 0 and count * (half / size) ** 2 < _MOST_EPISODES
+    ]
+    if not needed:
+        return f"log more episodes than the {count:,} that were scored, or run an A/B test."
+    scored = counted(count, "episode was", "episodes were")
+    return f"log more: {scored} scored, it takes {', '.join(needed)}; or run an A/B test."
+
+
+def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
     """Returns the step that could make estimates of the policy trustworthy."""
     if result is None or result.overlap is None:
         return "evaluate on a log with whole episodes of the policy in use."
-    if not result.weighted or result.overlap.unsupported_share > 0.5:
+    overlap = result.overlap
+    if not result.weighted or overlap.unsupported_share > _MOSTLY:
         return (
             "log the probability of every action that is taken (action_probability), of a policy that tries all of "
             "them now and then, and evaluate again."
         )
+    effective = min(overlap.effective_episodes, overlap.effective_rows)
+    if effective < overlap.enough:
+        needed = overlap.num_episodes * overlap.enough / effective if effective > 0 else math.inf
+        many = f"log about {number(float(f'{needed:.2g}'))} episodes to score in place of {overlap.num_episodes:,}, or "
+        return (
+            f"{many if needed < _MOST_EPISODES else ''}log a policy that takes this policy's actions more often, or "
+            "keep it nearer to the log by a larger rl.cql_alpha or rl.temperature; or run an A/B test."
+        )
+    if overlap.mean_weight.value > 1 or overlap.mean_episode_weight.value > 1:
+        return "check that action_probability is the probability with which each action was taken, and evaluate again."
     return (
-        "gather more exploratory data, that is, episodes in which every action has a probability well above 0, and "
-        "check that action_probability is right; or run a simulation or an A/B test. A larger rl.cql_alpha or "
-        "rl.temperature keeps the policy nearer to the log."
+        "log more episodes, or a policy that takes this policy's actions more often, or keep it nearer to the log by a "
+        "larger rl.cql_alpha or rl.temperature; or run an A/B test."
     )
 
 
@@ -326,7 +433,7 @@ def _from_simulation(played: Played) -> Finding:
         f"its return in simulation is {played.policies[MODEL].total}, against {played.policies[other].total} of "
         f"{'random actions' if other == RANDOM else 'the other model'}, a paired difference of {difference}"
     )
-    return _finding(Source.SIMULATION, difference.side, reason, weak=other == RANDOM)
+    return _finding(Source.SIMULATION, _standing(difference.side), reason, weak=other == RANDOM)
 
 
 def _nearest(difference: Interval) -> float:

@@ -20,7 +20,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL, EstimatedReturn, Played
 
-_NOT_WRITTEN = ("samples", "weighted")
+_NOT_WRITTEN = ("basis", "weighted")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """What of the overlap does not rest on weights."""
 
@@ -216,7 +216,7 @@ class Findings:
             return Evidence(played=self.played)
         result = self.estimates.results[0]
         simulated = self.played.policies[MODEL].discounted if self.played is not None and self.comparable else None
-        against = tuple(compared_models(self.estimates.compared))
+        against = tuple(compared_models(self.estimates.compared, one_step=result.one_step))
         own = compared(result, simulated=simulated, decides=not against)
         rows, (seen, *other) = (*own, *against), self.estimates.log.seen
         return Evidence(result=result, seen=seen, other_seen=any(other), comparisons=rows, played=self.played)
@@ -273,7 +273,7 @@ class Findings:
             if self.played is not None:
                 aim = AIM if self.comparable else "not comparable, see below"
                 yield f"  discounted return in simulation: {self.played.policies[model.key].discounted}; {aim}"
-        yield from _comparison_lines(compared_models(estimates.compared))
+        yield from _comparison_lines(compared_models(estimates.compared, one_step=estimates.results[0].one_step))
 
     def scores(self) -> dict[str, float | None]:
         """Returns the model's figures by tag, null where undefined."""

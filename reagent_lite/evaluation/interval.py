@@ -54,6 +54,8 @@ class Interval:
             return number(end)
         decimals = max(1 - math.floor(math.log10(width)), 0)
         text = f"{end:,.{decimals}f}"
+        if not text.strip("-0."):
+            text = text.lstrip("-")
         vanished = abs(end) > 1e-6 * width and not text.strip("-0.")  # an end near 0 keeps its sign
         return number(end) if vanished or decimals > 6 else text
 

@@ -5,14 +5,45 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
+from reagent_lite.rl.estimators import SHRINKAGE, SWITCH_TAU
 from reagent_lite.rl.sums import Log
 
-# Share of discounted time beyond the step at which weights of whole episodes are evaluated.
-_TAIL = 0.05
 _CERTAIN = 1e-9
+_USUAL_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """Outcomes other than the usual one, where most are equal: clicks, purchases, failures.
+
+    Attributes:
+        logged: how many the scored rows or episodes have.
+        expected: how many of them the evaluated policy would meet if they had nothing to do with what is chosen.
+        seen: how many it met: effective number of weighted ones.
+    """
+
+    logged: int
+    expected: float
+    seen: float
+
+    def __str__(self) -> str:
+        return f"{number(self.seen)} events met of {number(self.expected)} expected"
+
+
+def matched_events(weights: torch.Tensor, outcomes: torch.Tensor) -> Events | None:
+    """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together."""
+    values, counts = torch.unique(outcomes, return_counts=True)
+    event = outcomes != values[counts.argmax()]
+    if not event.any() or float(event.double().mean()) >= _USUAL_SHARE:
+        return None
+    return Events(
+        logged=int(event.sum()),
+        expected=float(effective_sample_size(weights) * event.double().mean()),
+        seen=float(effective_sample_size(weights[event])),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +55,12 @@ class Overlap:
         effective_rows: (sum w)^2 / sum w^2 over rows.
         mean_weight: mean w over rows: 1 where the propensities are right and the log covers the policy.
         largest_row_share: share of the largest w in the sum of all.
+        matched_rows: rows whose action the policy may choose, w > 0.
+        rows_above_tau: rows whose w exceeds SWITCH_TAU.
+        shrunk_share: share of the sum of w that Shrunk_Doubly_Robust_Reward leaves to its model.
         unsupported_share: rows logged with probability 1 where the policy may choose otherwise; 1.0 in every row
             is also what a log without propensities looks like.
+        enough: effective episodes that are asked for, evaluation.min_effective_episodes.
         horizon: rows of the longest episode.
         horizon_reached: leading steps at which at least the asked number of effective episodes remains.
         judged_step: the step by which 95 % of discounted time has passed; the four figures below are of rho there.
@@ -43,7 +78,11 @@ class Overlap:
     effective_rows: float
     mean_weight: Interval
     largest_row_share: float
+    matched_rows: int
+    rows_above_tau: int
+    shrunk_share: float
     unsupported_share: float
+    enough: float
     horizon: int
     horizon_reached: int
     judged_step: int
@@ -64,7 +103,9 @@ def measure_overlap(
     by_step = log.effective_episodes()
     # of weights that are at most e^600, so that means stay finite
     mean_by_step = log.log_largest.clamp(max=600).exp() * log.weights / log.num_episodes
-    step = _weighed_step(log)
+    step = log.judged_step
+    total = float(weight.sum())
+    shrunk = float((SHRINKAGE * weight / (weight.square() + SHRINKAGE)).sum())
     relative = log.relative_weights(step)
     low, high = percentile_interval(mean_weight[1:], level)
     unsupported = (propensity >= 1 - _CERTAIN) & (taken < 1 - _CERTAIN)
@@ -77,7 +118,11 @@ def measure_overlap(
         effective_rows=float(effective_sample_size(weight)),
         mean_weight=Interval(value=float(mean_weight[0]), low=low, high=high),
         largest_row_share=_largest_share(weight),
+        matched_rows=int((weight > 0).sum()),
+        rows_above_tau=int((weight > SWITCH_TAU).sum()),
+        shrunk_share=1 - shrunk / total if total > 0 else 1.0,
         unsupported_share=float(unsupported.double().mean()),
+        enough=config.min_effective_episodes,
         horizon=len(by_step),
         horizon_reached=int(enough.long().cumprod(0).sum()),
         judged_step=step,
@@ -97,15 +142,6 @@ def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
     share = float(relative.mean())
     error = mean * float(relative.std()) / (share * len(relative) ** 0.5) if share > 0 else 0.0
     return Interval.normal(mean, error, level)
-
-
-def _weighed_step(log: Log) -> int:
-    # far steps of a discounted return hardly count, and weights there say little about the estimate
-    discount = torch.zeros_like(log.weights)
-    for group in log.groups:
-        discount[: len(group.discount)] += group.discount
-    passed = discount.cumsum(0)
-    return int((passed < (1 - _TAIL) * passed[-1]).sum())
 
 
 def _largest_share(weight: torch.Tensor) -> float:

@@ -1,14 +1,16 @@
-"""Whether an estimate may be used, with the reason in words."""
+"""Whether the interval of an estimate may be believed, with the reason in words.
+
+How wide an interval is decides nothing here: a wide one says so itself.
+"""
 
 from collections.abc import Iterator
 from enum import StrEnum
 
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
-from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.overlap import Events, Overlap
+from reagent_lite.rl.estimators import SWITCH_TAU
 
-# An interval wider than this share of the figure's own size cannot separate policies.
-_WIDE_SHARE = 0.5
 # The mean of correct weights is 1; a tenth off, and significantly so, is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1
 # Of whole episodes too little is the usual fault: those that the policy makes likely are missing from the log, while
@@ -19,14 +21,21 @@ _MAX_UNSUPPORTED_SHARE = 0.01
 _FITTED_ERROR = 1e-3  # of a fitted value, which never meets an estimate without spread exactly
 _MAX_LARGEST_SHARE = 0.25
 
-UNCHECKED = "the model cannot be checked against the log"
+_UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
+_FEWEST = 2  # episodes
+_ONE_EPISODE = "one episode has no interval"
+_UNDEFINED = "the estimate or its interval is undefined on this log"
+_CONSTANT = (
+    "all scored outcomes are equal, so that nothing shows what others are worth: log more rows, or say in "
+    "evaluation.reward_range which rewards are possible"
+)
 
 
 class Verdict(StrEnum):
-    """What an estimate is good for."""
+    """What an estimate is good for: its interval may be believed, it supports others, or neither."""
 
     TRUSTWORTHY = "trustworthy"
-    WIDE = "wide"
+    SUPPORT = "support only"
     DO_NOT_USE = "do not use"
 
 
@@ -34,69 +43,101 @@ Reasoned = tuple[Verdict, str]
 """A verdict and its reason in words."""
 
 
-def weighted_verdict(
-    figure: Interval, overlap: Overlap, *, sequential: bool, scale: float, min_effective: float
-) -> Reasoned:
-    """Returns the verdict on an estimate that weights logged outcomes.
+def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None) -> Reasoned:
+    """Returns whether the log supports weighted estimates of the policy.
 
     Args:
-        figure: the estimate.
         overlap: the overlap of the weights.
         sequential: whether whole episodes are weighted, not rows.
-        scale: size of figures of this kind.
-        min_effective: evaluation.min_effective_episodes.
+        events: the rare outcomes that the policy met.
     """
     unit = "episode" if sequential else "row"
     count = overlap.effective_episodes if sequential else overlap.effective_rows
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
-    faults = [*_faults_of_rows(overlap), *(_faults_of_episodes(overlap) if sequential else ())]
-    if count < min_effective:
-        reason = f"weights leave {effective(count, unit)}, fewer than {min_effective:g}"
-        faults.append((Verdict.DO_NOT_USE, reason))
-    faults += _undefined(figure, overlap)
-    if overlap.num_episodes < min_effective:
-        reason = f"{counted(overlap.num_episodes, 'episode')}: an interval from so few is too narrow"
-        faults.append((Verdict.WIDE, reason))
+    faults = [*_faults_of_support(overlap)]
+    if overlap.num_episodes < _FEWEST:
+        faults.append((Verdict.DO_NOT_USE, _ONE_EPISODE))
+    if count < overlap.enough:
+        faults.append((Verdict.DO_NOT_USE, f"weights leave {effective(count, unit)}, fewer than {overlap.enough:g}"))
+    faults += _faults_of_rows(overlap)
+    faults += _faults_of_episodes(overlap) if sequential else ()
+    if overlap.num_episodes < overlap.enough:
+        few = counted(overlap.num_episodes, "episode")
+        faults.append((Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"))
     if largest > _MAX_LARGEST_SHARE:
-        faults.append((Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"))
-    width = figure.high - figure.low
-    if width > _WIDE_SHARE * scale:
-        reason = f"the interval is {number(width)} wide, for values of size {number(scale)}"
-        faults.append((Verdict.WIDE, reason))
-    unusable = (one for one in faults if one[0] is Verdict.DO_NOT_USE)
+        faults.append((Verdict.SUPPORT, f"one {unit} carries {largest:.0%} of the weight"))
     mean = overlap.mean_weight
-    reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}"
+    reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}{f', {events}' if events else ''}"
+    unusable = (fault for fault in faults if fault[0] is Verdict.DO_NOT_USE)
     return next(unusable, faults[0] if faults else (Verdict.TRUSTWORTHY, reason))
 
 
+def estimate_verdict(figure: Interval, *, weights: Reasoned, reliance: str, constant: bool) -> Reasoned:
+    """Returns the verdict on an estimate that weights logged outcomes.
+
+    Args:
+        figure: the estimate.
+        weights: what weights_verdict returns.
+        reliance: how it rests on a model instead of weights; empty if it does not.
+        constant: whether all outcomes are equal, and no others are known to be possible.
+    """
+    if weights[0] is Verdict.DO_NOT_USE:
+        return weights
+    if constant:
+        return Verdict.DO_NOT_USE, _CONSTANT
+    if not figure.defined:
+        return Verdict.DO_NOT_USE, _UNDEFINED
+    if weights[0] is Verdict.TRUSTWORTHY and reliance:
+        return Verdict.SUPPORT, reliance
+    return weights
+
+
+def reliance_on_model(name: str, overlap: Overlap) -> str:
+    """Returns how a weighted estimator lets a fitted model stand in for logged outcomes; empty if it does not."""
+    if name == "Switch_Doubly_Robust_Reward":
+        return (
+            f"a model stands in where weights exceed {SWITCH_TAU:g}: "
+            f"{overlap.rows_above_tau:,} of {overlap.matched_rows:,} matched rows"
+        )
+    if name == "Shrunk_Doubly_Robust_Reward":
+        return f"a model stands in for {percent(overlap.shrunk_share)} of the weights"
+    return "blends in a model, whose error its interval leaves out" if name == "MAGIC" else ""
+
+
 def model_verdict(
-    figure: Interval, overlap: Overlap, *, sequential: bool, check: Interval, check_verdict: Verdict
+    figure: Interval, overlap: Overlap, *, sequential: bool, check: Interval, checked: Verdict
 ) -> Reasoned:
     """Returns the verdict on an estimate by a fitted model alone, from a weighted estimate of the same quantity.
 
     Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
+
+    Args:
+        figure: the estimate.
+        overlap: the overlap of the weights.
+        sequential: whether returns of episodes are estimated.
+        check: the weighted estimate.
+        checked: the verdict on that.
     """
-    for unusable in _undefined(figure, overlap):
-        return unusable
-    if check_verdict is Verdict.DO_NOT_USE:
-        return Verdict.WIDE, f"{UNCHECKED}: weighted estimates are unusable"
+    if overlap.num_episodes < _FEWEST:
+        return Verdict.DO_NOT_USE, _ONE_EPISODE
+    if not figure.defined:
+        return Verdict.DO_NOT_USE, _UNDEFINED
+    if checked is Verdict.DO_NOT_USE or not check.defined:
+        return Verdict.SUPPORT, _UNCHECKED
     slack = _FITTED_ERROR * abs(figure.value)
+    interval = f"{check.written(check.low)} to {check.written(check.high)}"
     if figure.value + slack < check.low or figure.value - slack > check.high:
         beyond = f"; {percent(overlap.cut_share)} of episodes are cut, only the model counts what follows"
         return Verdict.DO_NOT_USE, (
-            f"the model says {figure.written(figure.value)}, outside the weighted estimate's interval "
-            f"{check.written(check.low)} to {check.written(check.high)}"
+            f"the model says {figure.written(figure.value)}, outside the weighted estimate's interval {interval}"
             f"{beyond if sequential and overlap.cut_share else ''}"
         )
-    if check_verdict is Verdict.WIDE:
-        return Verdict.WIDE, "agrees with the weighted estimate, which is wide itself"
-    return Verdict.WIDE, (
-        f"agrees with the weighted estimate, {check.written(check.low)} to {check.written(check.high)}; "
-        "its own interval leaves out the model's error"
+    return Verdict.SUPPORT, (
+        f"agrees with the weighted estimate, {interval}; its own interval leaves out the model's error"
     )
 
 
-def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
+def _faults_of_support(overlap: Overlap) -> Iterator[Reasoned]:
     if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
         yield (
             Verdict.DO_NOT_USE,
@@ -105,14 +146,15 @@ def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
                 "otherwise, or the log has no propensities"
             ),
         )
-    if _off_one(overlap.mean_weight):
-        yield (
-            Verdict.DO_NOT_USE,
-            (
-                "logged propensities are wrong, or the policy chooses what was not logged (the mean weight of a row is "
-                f"{overlap.mean_weight.written(overlap.mean_weight.value)} instead of 1)"
-            ),
-        )
+
+
+def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
+    mean = overlap.mean_weight
+    if not _off_one(mean):
+        return
+    cause = "the policy chooses what the log has too seldom" if mean.value < 1 else "logged propensities are too small"
+    evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
+    yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
 
 
 def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
@@ -131,15 +173,8 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
         )
     else:
         unusable, cause = mean.value > _EPISODES_TOO_HEAVY, "logged propensities are too small"
-    yield Verdict.DO_NOT_USE if unusable else Verdict.WIDE, f"{cause} {evidence}"
+    yield Verdict.DO_NOT_USE if unusable else Verdict.SUPPORT, f"{cause} {evidence}"
 
 
 def _off_one(mean: Interval) -> bool:
     return abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)
-
-
-def _undefined(figure: Interval, overlap: Overlap) -> Iterator[Reasoned]:
-    if overlap.num_episodes < 2:
-        yield Verdict.DO_NOT_USE, "one episode has no interval"
-    elif not figure.defined:
-        yield Verdict.DO_NOT_USE, "the estimate or its interval is undefined on this log"

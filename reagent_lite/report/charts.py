@@ -27,7 +27,7 @@ _MOST_LINES = 8
 _TABLE_ROWS = 20  # of a curve's table
 _LOGARITHMIC_FROM = 200.0  # largest over smallest, from where a linear axis hides the small half of a curve
 _LETTER = 9.6  # width of a letter on a phone: digits of DejaVu Sans, a wide font
-STATES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.WIDE: "unclear", Verdict.DO_NOT_USE: "bad"}
+STATES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.SUPPORT: "unclear", Verdict.DO_NOT_USE: "bad"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
 _MOST_FEATURES = 100  # of candidates, those that differ most
 _MOST_POINTS = 500  # of a curve by step
-_SIGN = {"trustworthy": "●", "wide": "◇", "do not use": "✕"}
+_SIGN = {"trustworthy": "●", "support only": "◇", "do not use": "✕"}
 
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
 """{action: (share in the log, share in the policy's best choices, mean propensity)}; None: unknown."""
@@ -77,7 +77,8 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
     note = (
         f"A dot is an estimate, the line through it the {level:.0%} interval, a dashed line and band what it is "
-        f"compared with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An interval without an end mark continues."
+        f"compared with{dotted}. ● trustworthy, ◇ support only, ✕ do not use: whether the interval may be believed, "
+        "however wide it is. An interval without an end mark continues."
     )
     rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
     return Section(

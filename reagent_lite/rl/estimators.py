@@ -13,8 +13,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from reagent_lite.rl.likelihood import Contributions
 from reagent_lite.rl.magic import blended, step_returns
-from reagent_lite.rl.sums import Episodes, Estimator, Finish, Values
+from reagent_lite.rl.sums import Episodes, Estimator, Evidence, Finish, Log, Values
+
+SWITCH_TAU: Final = 10.0
+"""Weights above it leave a row to the model in Switch_Doubly_Robust_Reward."""
+SHRINKAGE: Final = 100.0
+"""lambda of Shrunk_Doubly_Robust_Reward."""
 
 
 def switched(tau: float) -> Values:
@@ -48,21 +54,112 @@ SUMS: Final[dict[str, Values]] = {
     "reward_expected": lambda e: e.reward_expected,
     "weighted_reward": lambda e: e.weight * e.reward,
     "residual": lambda e: e.weight * (e.reward - e.reward_taken),
-    "switched_residual": switched(10.0),
-    "shrunk_residual": shrunk(100.0),
+    "switched_residual": switched(SWITCH_TAU),
+    "shrunk_residual": shrunk(SHRINKAGE),
     "discounted_reward": lambda e: e.discount * e.reward,
     "first_value": lambda e: e.value_expected[:, :1],
     "tail": lambda e: e.tail,
     "decisions": lambda e: e.discount * e.rho * e.reward,
     "doubly_robust_steps": doubly_robust_steps,
+    "unweighted_residual": lambda e: e.reward - e.reward_taken,
+    "unweighted_corrections": lambda e: corrections(e),
 }
 MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
 
 
+def rewards_of_rows(log: Log, outcome: int) -> Contributions:
+    """Returns w r of each row, and its weight as control, summed by episode."""
+    rows = log.per_episode("rows", outcome)
+    return Contributions(
+        total=log.per_episode("weighted_reward", outcome),
+        size=rows,
+        weight=log.per_episode("weight", outcome) / rows,
+        outcome=log.per_episode("reward", outcome) / rows,
+    )
+
+
+def residuals_of_rows(log: Log, outcome: int) -> Contributions:
+    """Returns sum_a pi r_hat + w (r - r_hat) of each row, and its weight as control, summed by episode."""
+    rows, expected = log.per_episode("rows", outcome), log.per_episode("reward_expected", outcome)
+    return Contributions(
+        total=expected + log.per_episode("residual", outcome),
+        size=rows,
+        weight=log.per_episode("weight", outcome) / rows,
+        outcome=log.per_episode("unweighted_residual", outcome) / rows,
+        earned=log.per_episode("reward", outcome) / rows,
+        offset=float(expected.sum() / rows.sum()),
+    )
+
+
+def returns_of_episodes(log: Log, outcome: int) -> Contributions:
+    """Returns sum_t D_t rho_t r_t of each episode, and its rho as control."""
+    returns = log.per_episode("discounted_reward", outcome)
+    return _of_episodes(log, log.per_episode("decisions", outcome), returns, returns)
+
+
+def corrected_returns_of_episodes(log: Log, outcome: int) -> Contributions:
+    """Returns sum_t D_t [rho_t (r_t - q_t) + rho_{t-1} v_t] of each episode, and its rho as control."""
+    return _of_episodes(
+        log,
+        log.per_episode("doubly_robust_steps", outcome),
+        log.per_episode("unweighted_corrections", outcome),
+        log.per_episode("discounted_reward", outcome),
+        float(log.per_episode("first_value", outcome).mean()),
+    )
+
+
+def _of_episodes(log: Log, total: Tensor, outcome: Tensor, returns: Tensor, offset: float = 0.0) -> Contributions:
+    return Contributions(
+        total=total,
+        size=torch.ones_like(total),
+        weight=log.episode_weights,
+        outcome=outcome,
+        earned=returns,
+        offset=offset,
+    )
+
+
+def logged_rewards(log: Log, outcome: int) -> Contributions:
+    """Returns r of each row, summed by episode."""
+    reward, rows = log.per_episode("reward", outcome), log.per_episode("rows", outcome)
+    return Contributions(total=reward, size=rows, weight=torch.ones_like(rows), outcome=reward / rows)
+
+
+def logged_returns(log: Log, outcome: int) -> Contributions:
+    """Returns sum_t D_t r_t of each episode."""
+    returns = log.per_episode("discounted_reward", outcome)
+    ones = torch.ones_like(returns)
+    return Contributions(total=returns, size=ones, weight=ones, outcome=returns)
+
+
+def continued_returns(log: Log, outcome: int) -> Contributions:
+    """Returns sum_t D_t r_t of each episode, and what the value model expects after its cut."""
+    returns = logged_returns(log, outcome).total + log.per_episode("tail", outcome)
+    ones = torch.ones_like(returns)
+    return Contributions(total=returns, size=ones, weight=ones, outcome=returns)
+
+
 def estimator(
-    name: str, *, sequential: bool = False, model: bool = False, weighted: bool = False, finish: Finish | None = None
+    name: str,
+    *,
+    sequential: bool = False,
+    model: bool = False,
+    weighted: bool = False,
+    finish: Finish | None = None,
+    evidence: Evidence | None = None,
+    also: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Tensor]], Estimator]:
-    """Returns a decorator that makes an Estimator of the function that combines sums and means."""
+    """Returns a decorator that makes an Estimator of the function that combines sums and means.
+
+    Args:
+        name: under which it is reported.
+        sequential: as in Estimator, like the four that follow.
+        model: whether it rests on fitted models.
+        weighted: whether it rests on importance weights.
+        finish: the estimate from what the function gives for all samples.
+        evidence: what each episode adds.
+        also: sums that the evidence reads and the function does not.
+    """
 
     def decorate(combine: Callable[..., Tensor]) -> Estimator:
         takes = signature(combine).parameters
@@ -70,29 +167,31 @@ def estimator(
             name=name,
             sums={key: SUMS[key] for key in takes if key in SUMS},
             means={key: MEANS[key] for key in takes if key in MEANS},
+            also={key: SUMS[key] for key in also},
             combine=combine,
             finish=finish,
             sequential=sequential,
             model=model,
             weighted=weighted,
+            evidence=evidence,
         )
 
     return decorate
 
 
-@estimator("mean_reward")
+@estimator("mean_reward", evidence=logged_rewards)
 def mean_reward(reward: Tensor, rows: Tensor) -> Tensor:
     """Returns the logged policy's mean reward of a row."""
     return reward / rows
 
 
-@estimator("mean_return", sequential=True)
+@estimator("mean_return", sequential=True, evidence=logged_returns)
 def mean_return(discounted_reward: Tensor, episodes: Tensor) -> Tensor:
     """Returns the logged policy's mean discounted return of an episode."""
     return discounted_reward / episodes
 
 
-@estimator("continuation", sequential=True, model=True)
+@estimator("continuation", sequential=True, model=True, evidence=continued_returns)
 def continuation(tail: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(D_{t+1} v_{t+1} at the last row of a cut episode): what the value model expects after the record."""
     return tail / episodes
@@ -110,25 +209,37 @@ def direct_method(reward_expected: Tensor, rows: Tensor) -> Tensor:
     return reward_expected / rows
 
 
-@estimator("IPS_Reward", weighted=True)
+@estimator("IPS_Reward", weighted=True, evidence=rewards_of_rows, also=("weight", "reward"))
 def inverse_propensity(weighted_reward: Tensor, rows: Tensor) -> Tensor:
     """Returns mean(w r); Horvitz & Thompson (1952), as in Dudik, Langford & Li (2011), section 2.1."""
     return weighted_reward / rows
 
 
-@estimator("Self_Normalized_IPS_Reward", weighted=True)
+@estimator("Self_Normalized_IPS_Reward", weighted=True, evidence=rewards_of_rows, also=("rows", "reward"))
 def self_normalized_inverse_propensity(weighted_reward: Tensor, weight: Tensor) -> Tensor:
     """Returns sum(w r) / sum(w); Swaminathan & Joachims (2015)."""
     return weighted_reward / weight
 
 
-@estimator("Doubly_Robust_Reward", model=True, weighted=True)
+@estimator(
+    "Doubly_Robust_Reward",
+    model=True,
+    weighted=True,
+    evidence=residuals_of_rows,
+    also=("weight", "unweighted_residual", "reward"),
+)
 def doubly_robust(reward_expected: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
     """Returns DM + mean(w (r - r_hat)); Dudik, Langford & Li (2011), section 3."""
     return (reward_expected + residual) / rows
 
 
-@estimator("Self_Normalized_Doubly_Robust_Reward", model=True, weighted=True)
+@estimator(
+    "Self_Normalized_Doubly_Robust_Reward",
+    model=True,
+    weighted=True,
+    evidence=residuals_of_rows,
+    also=("unweighted_residual", "reward"),
+)
 def self_normalized_doubly_robust(reward_expected: Tensor, rows: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     """Returns DM + sum(w (r - r_hat)) / sum(w): the correction is normalized as in SNIPS."""
     return reward_expected / rows + residual / weight
@@ -152,25 +263,51 @@ def fitted_value(first_value: Tensor, episodes: Tensor) -> Tensor:
     return first_value / episodes
 
 
-@estimator("Per_Decision_Importance_Sampling", sequential=True, weighted=True)
+@estimator(
+    "Per_Decision_Importance_Sampling",
+    sequential=True,
+    weighted=True,
+    evidence=returns_of_episodes,
+    also=("discounted_reward",),
+)
 def per_decision(decisions: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(sum_t D_t rho_t r_t): PDIS; Precup, Sutton & Singh (2000)."""
     return decisions / episodes
 
 
-@estimator("Weighted_Per_Decision_Importance_Sampling", sequential=True, weighted=True)
+@estimator(
+    "Weighted_Per_Decision_Importance_Sampling",
+    sequential=True,
+    weighted=True,
+    evidence=returns_of_episodes,
+    also=("decisions", "discounted_reward"),
+)
 def weighted_per_decision(discounted_rewards: Tensor) -> Tensor:
     """Returns sum_t sum_i omega_t D_t r_t: CWPDIS; Thomas & Brunskill (2016), after Thomas (2015)."""
     return discounted_rewards.sum(1)
 
 
-@estimator("Sequential_Doubly_Robust", sequential=True, model=True, weighted=True)
+@estimator(
+    "Sequential_Doubly_Robust",
+    sequential=True,
+    model=True,
+    weighted=True,
+    evidence=corrected_returns_of_episodes,
+    also=("first_value", "unweighted_corrections", "discounted_reward"),
+)
 def sequential_doubly_robust(doubly_robust_steps: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(sum_t D_t [rho_t (r_t - q_t) + rho_{t-1} v_t]), rho_{-1} = 1; Jiang & Li (2016)."""
     return doubly_robust_steps / episodes
 
 
-@estimator("Weighted_Sequential_Doubly_Robust", sequential=True, model=True, weighted=True)
+@estimator(
+    "Weighted_Sequential_Doubly_Robust",
+    sequential=True,
+    model=True,
+    weighted=True,
+    evidence=corrected_returns_of_episodes,
+    also=("doubly_robust_steps", "unweighted_corrections", "discounted_reward"),
+)
 def weighted_doubly_robust(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
     """Returns sequential DR with omega_t for rho_t / n, and 1 / n at t = -1: WDR; Thomas & Brunskill (2016)."""
     return first_value / episodes + corrections.sum(1)

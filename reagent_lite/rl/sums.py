@@ -19,6 +19,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from reagent_lite.rl.likelihood import Contributions
+
+_TAIL = 0.05  # share of discounted time beyond the step at which weights of whole episodes are evaluated
 _NUMBERS_AT_ONCE = 2**19  # sums by step of the samples that are worked on together: 4 MB, held a few times
 
 
@@ -63,6 +66,8 @@ Values = Callable[[Episodes], Tensor]
 """What the rows of episodes add to a sum, [n, L] or [n, 1]."""
 Finish = Callable[[Tensor, "Log", int], Tensor]
 """From what `combine` gives for all samples, [R, m], the log and the number of the outcome to estimates [R]."""
+Evidence = Callable[["Log", int], Contributions]
+"""From the log and the number of the outcome to what each episode adds to an estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +78,25 @@ class Estimator:
         name: under which it is reported.
         sums: over the rows of all episodes of a sample; `combine` takes each by its name, [R].
         means: by step, sum_i omega_t^i of the values; `combine` takes each by its name, [R, H].
+        also: sums that only `evidence` reads.
         combine: the estimate in each sample, [R]; with `finish`, what that takes, [R, m].
         finish: the estimate from `combine` of all samples; it is None for most.
         sequential: whether it estimates the mean discounted return of an episode, not the mean reward of a row.
         model, weighted: whether it rests on fitted models, and on importance weights.
+        evidence: what each episode adds, if the interval is that of rl.likelihood; None if it is a bootstrap's, which
+            leaves out what the fitted models have wrong.
     """
 
     name: str
     sums: Mapping[str, Values]
     means: Mapping[str, Values]
+    also: Mapping[str, Values]
     combine: Callable[..., Tensor]
     finish: Finish | None
     sequential: bool
     model: bool
     weighted: bool
+    evidence: Evidence | None
 
     @property
     def continues(self) -> bool:
@@ -163,7 +173,7 @@ class Log:
 
         A group's tables differ in rewards and models only. Groups cost least where their episodes are about as long.
         """
-        sums = {name: values for one in estimators for name, values in one.sums.items()}
+        sums = {name: values for one in estimators for name, values in {**one.sums, **one.also}.items()}
         means = {name: values for one in estimators for name, values in one.means.items()}
         parts = tuple(Group.of(tables, tuple(sums.values()), tuple(means.values())) for tables in groups)
         steps = max(len(part.log_largest) for part in parts)
@@ -248,6 +258,21 @@ class Log:
     def by_step(self, name: str, outcome: int) -> list[Tensor]:
         """Returns the values of one of the means for each group, [n, L], times the group's weights."""
         return [group.steps[:, outcome, self.means.index(name)] for group in self.groups]
+
+    @cached_property
+    def judged_step(self) -> int:
+        """The step by which 95 % of discounted time has passed: far steps hardly count in a discounted return."""
+        discount = torch.zeros_like(self.weights)
+        for group in self.groups:
+            discount[: len(group.discount)] += group.discount
+        passed = discount.cumsum(0)
+        return int((passed < (1 - _TAIL) * passed[-1]).sum())
+
+    @property
+    def episode_weights(self) -> Tensor:
+        """Weight rho of every episode at the judged step, [n]; the largest at most e^600."""
+        step = self.judged_step
+        return self.relative_weights(step) * self.log_largest[step].clamp(max=600).exp()
 
     def relative_weights(self, step: int) -> Tensor:
         """Returns rho_t of every episode divided by the largest, [n]; the episodes' order is that of the groups."""

@@ -30,7 +30,7 @@ from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
+from reagent_lite.evaluation.cpe import estimates_of_page, evaluate_page, missing_estimates
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.episodes import spread
@@ -39,7 +39,6 @@ from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
-from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
 from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
@@ -49,7 +48,6 @@ from reagent_lite.training.checkpoint import Tree
 from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
-_EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s per epoch for 10 000 episodes; nothing is decided by an epoch's intervals
 
 
 class Evaluator(Protocol):
@@ -218,13 +216,9 @@ class LogEvaluator(Evaluator):
         """Fits the models of the policy further and returns its estimates; empty except on rank 0.
 
         Args:
-            final: fits and resamples as often as the config says for the end of a run, and computes all estimators;
-                otherwise as often as it says for an epoch, and only the cheap estimators.
+            final: fits as often as the config says for the end of a run, and computes all estimators with intervals and
+                verdicts; otherwise fits as often as it says for an epoch, and computes the cheap estimates alone.
         """
-        settings = self._config.evaluation
-        if not final:
-            resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
-            settings = settings.model_copy(update={"bootstrap_resamples": resamples})
         divided = self._divided
         self._learner.eval()  # no dropout, fixed batch statistics
         losses = self._fit(final=final)
@@ -236,22 +230,23 @@ class LogEvaluator(Evaluator):
         if page is None:
             return Evaluation()
         generator = torch.Generator().manual_seed(self._config.seed)
-        with progress("estimating", "outcomes", brief=True) as show:
-            result = evaluate_page(
-                page,
-                gamma=self._config.rl.gamma,
-                config=settings,
-                generator=generator,
-                estimators=ESTIMATORS if final else CHEAP_ESTIMATORS,
-                missing=divided.missing,
-                show=show,
-            )
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
             scalars |= reward_model_scalars(page, self._data.spec.action_names)
+        gamma, settings = self._config.rl.gamma, self._config.evaluation
+        if not final:
+            values = estimates_of_page(page, gamma=gamma, config=settings, generator=generator, missing=divided.missing)
+            return Evaluation(scalars=scalars | values)
+        with progress("estimating", "outcomes", brief=True) as show:
+            result = evaluate_page(
+                page,
+                gamma=gamma,
+                config=settings,
+                generator=generator,
+                missing=divided.missing,
+                show=show,
+            )
         scalars |= cpe_scalars(result)
-        if not final:  # of an epoch's evaluation the scalars alone are used
-            return Evaluation(scalars=scalars)
         seen = self._data.seen and result.overlap is not None
         warnings = [LEARNED_FROM] if seen else [WARM_START] if self._config.training.warm_start_model_path else []
         return Evaluation(

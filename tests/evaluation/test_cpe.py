@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import gridworld
-from oracles.pages import bandit_page, estimate_of, evaluated, gridworld_page, noisy_q
+from oracles.pages import bandit_page, estimate_of, evaluated, gridworld_page, noisy_q, weighing
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe
@@ -51,33 +51,38 @@ def test_negative_returns_are_normalised_by_their_ratio_and_nothing_by_what_may_
 
 
 def test_rounding_is_no_difference() -> None:
-    # float32 has 0.3 as 0.30000001192; constant rewards are summed in other orders with and without weights
+    # float32 has 0.3 as 0.30000001192
     rounded = {"propensity": float(np.float32(0.3)), "model_propensity": 0.3}
-    long = bandit_page([0.1] * 4000, episode=[i // 100 for i in range(4000)], **rounded)
-    drawn = dataclasses.replace(
-        bandit_page([1.0] * 100, episode=[i // 5 for i in range(100)]),
-        model_propensities=torch.rand(100, 2, generator=torch.Generator().manual_seed(0)).double(),
-    )
-    for page, name in ((long, "Per_Decision"), (drawn, "Weighted_Per_Decision")):
-        found = estimate_of(evaluated(page), f"{name}_Importance_Sampling").difference
-        assert (found.value, found.low, found.high, found.side) == (0, 0, 0, 0)
+    page = bandit_page([0.1 + 0.1 * (i % 3) for i in range(4000)], episode=[i // 100 for i in range(4000)], **rounded)
+    found = estimate_of(evaluated(page), "Per_Decision_Importance_Sampling").difference
+    assert (found.value, found.low, found.high, found.side) == (0, 0, 0, 0)
 
 
-def test_the_difference_to_the_log_is_resampled_in_pairs() -> None:
-    # the estimate is half of each logged value: the difference varies half as much as the logged mean does
-    result = evaluated(HALVED)
-    ips, logged = estimate_of(result, "IPS_Reward"), result.outcomes[0].one_step.logged
-    assert ips.difference.value == pytest.approx(-logged.value / 2)
-    assert ips.difference.high - ips.difference.low == pytest.approx((logged.high - logged.low) / 2, rel=1e-9)
+def normal_half(values: np.ndarray, quantile: float = 1.959964) -> float:
+    """Half of the interval of a mean by the central limit theorem, widened for so many informative values."""
+    beyond = values - values.mean()
+    informative = (beyond**2).sum() ** 2 / (beyond**4).sum()
+    return float(quantile * beyond.std() / len(values) ** 0.5 * (1 + 0.6 / (informative + 0.42) ** 0.5) ** 0.5)
+
+
+def test_the_difference_to_the_log_is_of_the_same_episodes() -> None:
+    # weights 1.5 and 0.5 in turn of rewards in [2, 4]: (w - 1) r less what w explains, which is (w - 1) (r - 3)
+    rewards = np.random.default_rng(0).uniform(2, 4, 2000)
+    weights = np.tile([1.5, 0.5], 1000)
+    ips = estimate_of(evaluated(weighing(bandit_page(rewards.tolist()), weights.tolist())), "IPS_Reward")
+    assert ips.difference.value == pytest.approx(((weights - 1) * rewards).mean())
+    half = normal_half((weights - 1) * (rewards - 3))
+    assert ips.difference.high - ips.difference.low == pytest.approx(2 * half, rel=0.02)
+    assert half < 0.5 * normal_half(weights * rewards)  # of values that were not paired
 
 
 @pytest.mark.parametrize(("level", "quantile"), [(0.95, 1.96), (0.5, 0.6745)])
-def test_episodes_are_resampled_and_not_rows(level: float, quantile: float) -> None:
+def test_an_interval_is_that_of_episodes_and_not_of_rows(level: float, quantile: float) -> None:
     # every episode repeats one number 25 times: the interval is that of 16 numbers, not of 400
     numbers = np.random.default_rng(1).standard_normal(16) + 3
     page = bandit_page(np.repeat(numbers, 25).tolist(), episode=np.repeat(np.arange(16), 25).tolist())
-    logged = evaluated(page, bootstrap_resamples=4000, confidence_level=level).outcomes[0].one_step.logged
-    assert logged.high - logged.low == pytest.approx(2 * quantile * numbers.std() / 4, rel=0.1)
+    logged = evaluated(page, confidence_level=level).outcomes[0].one_step.logged
+    assert logged.high - logged.low == pytest.approx(2 * normal_half(numbers, quantile), rel=0.05)
 
 
 def test_metrics_have_figures_of_their_own_however_many_are_worked_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,18 +163,18 @@ def test_a_policy_does_not_differ_from_itself() -> None:
         assert (difference.figure.value, difference.figure.low, difference.figure.high) == (0, 0, 0)
 
 
-def test_two_policies_are_resampled_in_pairs() -> None:
-    # weights 1.1 and .9 of the same rows: IPS differs by .2 of the mean, in every resample
-    one, other = (bandit_page(REWARDS, model_propensity=p) for p in (0.55, 0.45))
-    ips, logged = compared(one, other)["IPS_Reward"], evaluated(one).outcomes[0].one_step.logged
-    assert ips.figure.value == pytest.approx(0.2 * np.mean(REWARDS))
-    assert ips.figure.high - ips.figure.low == pytest.approx(0.2 * (logged.high - logged.low))
+def test_two_policies_are_compared_on_the_same_episodes() -> None:
+    # weights 1.5 and 0.5 in turn, and the other way round, of rewards 4 and 2: IPS differs by 1
+    page = bandit_page([4.0, 2.0] * 100)
+    one, other = weighing(page, [1.5, 0.5] * 100), weighing(page, [0.5, 1.5] * 100)
+    ips = compared(one, other)["IPS_Reward"]
+    assert ips.figure.value == pytest.approx(1.0)
     assert (ips.verdict, ips.reason) == (Verdict.TRUSTWORTHY, "model is better")
     assert compared(other, one)["IPS_Reward"].reason == "against is better"
     # the worse verdict of both counts: a quarter of the probability is too little
     worse = compared(one, HALVED)["IPS_Reward"]
     assert worse.verdict is Verdict.DO_NOT_USE
-    assert worse.reason.startswith("against: logged propensities are wrong")
+    assert worse.reason.startswith("against: the policy chooses what the log has too seldom")
 
 
 # ---- JSON, tags and lines
@@ -189,7 +194,7 @@ def test_lines_name_each_estimate_with_its_own_numbers() -> None:
     result = evaluated(HALVED)
     text = list(lines(result))
     assert "200 scored episodes, 200 rows" in text[0]
-    for estimate in result.outcomes[0].estimates:
+    for estimate in result.outcomes[0].one_step.estimates:  # all that is shown of episodes of one row
         (line,) = (line for line in text if line.strip().startswith(f"{estimate.name}:"))
         assert f": {estimate.figure} = " in line
         assert str(estimate.verdict) in line

@@ -8,8 +8,10 @@ from oracles.reports import FIGURE, OVERLAP, RESULT, around, comparison, estimat
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family, OutcomeResult
 from reagent_lite.evaluation.decision import Choice, Evidence, compared, compared_models, decide
 from reagent_lite.evaluation.gate import Gate
+from reagent_lite.evaluation.overlap import Events
 from reagent_lite.evaluation.verdict import Verdict
 
+PDIS, DR = "Per_Decision_Importance_Sampling", "Sequential_Doubly_Robust"
 SHIP, NOT, UNCLEAR = Choice.SHIP, Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH
 BETTER, WORSE, EQUAL = (comparison(estimated("MAGIC", value, 1.0)) for value in (12.5, 8.0, 10.0))
 BEATS_RANDOM, BEATS_OTHER = (
@@ -21,20 +23,20 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
 @pytest.mark.parametrize(
     ("rows", "choice", "reason"),
     [
-        ([estimated("a", 12.5, 1), estimated("b_c", 13, 2.5)], SHIP,
-         "b c estimates a discounted return per episode of 13.0 (10.5 to 15.5) against 10 (9 to 11) of the logged "
-         "policy, a difference of 3.0 (0.5 to 5.5)"),
-        ([estimated("a", 8, 1), estimated("b", 20, 1, Verdict.DO_NOT_USE)], NOT,
-         "a estimates a discounted return per episode of 8 (7 to 9) against 10 (9 to 11) of the logged policy, a "
-         "difference of -2 (-3 to -1)"),
-        ([estimated("a", 12, 1), estimated("b", 10, 1)], UNCLEAR,
-         "b estimates a discounted return per episode of 10 (9 to 11) against 10 (9 to 11) of the logged policy, a "
-         "difference of 0 (-1 to 1), which may be 0"),
-        ([estimated("a", 12, 1), estimated("b", 8, 1)], UNCLEAR,
+        ([estimated(PDIS, 12.5, 1), estimated(DR, 13, 2.5)], SHIP,
+         "Sequential Doubly Robust estimates a discounted return per episode of 13.0 (10.5 to 15.5) against 10 (9 to 11) "
+         "of the logged policy, a difference of 3.0 (0.5 to 5.5)"),
+        ([estimated(PDIS, 8, 1), estimated(DR, 20, 1, Verdict.DO_NOT_USE)], NOT,
+         "Per Decision Importance Sampling estimates a discounted return per episode of 8 (7 to 9) against 10 (9 to 11) "
+         "of the logged policy, a difference of -2 (-3 to -1)"),
+        ([estimated(PDIS, 12, 1), estimated(DR, 10, 1)], UNCLEAR,
+         "Sequential Doubly Robust estimates a discounted return per episode of 10 (9 to 11) against 10 (9 to 11) of "
+         "the logged policy, a difference of 0 (-1 to 1), which may be 0"),
+        ([estimated(PDIS, 12, 1), estimated(DR, 8, 1)], UNCLEAR,
          "trustworthy estimates contradict each other about the logged policy"),
-        ([estimated("a", 12, 1, Verdict.WIDE), undefined("b"), undefined("c")], UNCLEAR,
+        ([estimated(PDIS, 12, 1, Verdict.SUPPORT), undefined(DR), undefined("MAGIC")], UNCLEAR,
          "no estimate of the discounted return per episode can be trusted in comparison with the logged policy's "
-         "10 (9 to 11); the most frequent reason is: no propensities"),
+         "10 (9 to 11): no propensities"),
     ],
 )  # fmt: skip
 def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice: Choice, reason: str) -> None:
@@ -50,7 +52,7 @@ def test_an_estimate_that_continues_stands_beside_the_logged_value_continued_ali
         "MAGIC estimates a discounted return per episode of 12 (11 to 13) against 10 (9 to 11) of the logged policy "
         "continued by the value model, a difference of 2 (1 to 3)"
     )
-    weighted = replace(page, rows=(estimated("Per_Decision_Importance_Sampling", 12, 1),))
+    weighted = replace(page, rows=(estimated(PDIS, 12, 1),))
     assert "against 4 (3 to 5) of the logged policy, a" in decide(Evidence(comparisons=(weighted,))).reason
 
 
@@ -78,7 +80,7 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
         (Evidence(comparisons=(BETTER,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
         (Evidence(comparisons=(EQUAL,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
         (Evidence(comparisons=(WORSE,), gate=PASSED), UNCLEAR, "; but publish_if is fulfilled: why"),
-        (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if holds the model back: why"),
+        (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if blocks the export: why"),
         (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
         (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "no episodes could be scored"),
         # what flatters a policy speaks against it, not for it
@@ -101,19 +103,40 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
     [
         (replace(RESULT, weighted=False), "log the probability of every action"),
         (replace(RESULT, overlap=replace(OVERLAP, unsupported_share=1.0)), "log the probability of every action"),
-        (RESULT, "gather more exploratory data"),
+        # 2.5 of 10 effective episodes among 30: four times as many
+        (replace(RESULT, overlap=replace(OVERLAP, effective_episodes=2.5)),
+         "log about 120 episodes to score in place of 30"),
+        (replace(RESULT, overlap=replace(OVERLAP, mean_weight=around(0.7, 0.1), mean_episode_weight=around(0.7, 0.1))),
+         "log more episodes, or a policy that takes this policy's actions more often"),
+        (RESULT, "check that action_probability is the probability with which"),
         (replace(RESULT, overlap=None), "evaluate on a log with whole episodes"),
     ],
-)
+)  # fmt: skip
 def test_the_next_step_is_what_the_log_lacks(result: CPEResult, step: str) -> None:
-    found = decide(Evidence(comparisons=(comparison(undefined("IPS")),), result=result))
+    found = decide(Evidence(comparisons=(comparison(undefined("IPS_Reward")),), result=result))
     assert found.next_step.startswith(step)
     assert decide(Evidence(result=result)).next_step.startswith("give more episodes")
 
 
+def test_the_next_step_of_an_undecided_difference_is_how_many_episodes_it_takes() -> None:
+    # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; of 10 % of 10: (2 / 1)^2 = 4
+    row = replace(estimated("MAGIC", 10.5, 2.0), difference=around(0.5, 2.0))
+    assert decide(Evidence(comparisons=(comparison(row),), result=RESULT)).next_step == (
+        "log more: 30 episodes were scored, it takes about 480 to show a difference of 0.5, about 120 to show one of "
+        "1, 10% of the logged value; or run an A/B test."
+    )
+
+
+def test_rare_events_stand_beside_the_difference() -> None:
+    beside = replace(EQUAL, events=Events(logged=40, expected=1.2, seen=0.0))
+    assert decide(Evidence(comparisons=(beside,), result=RESULT)).reason.endswith(
+        ", which may be 0 (0 events met of 1.2 expected)"
+    )
+
+
 def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     families = {
-        kind: Family(logged=FIGURE, continued=None, estimates=(estimated(name, 2.0, 1.0),), disagreement=FIGURE)
+        kind: Family(logged=FIGURE, continued=None, estimates=(estimated(name, 2.0, 1.0),), events=None)
         for kind, name in (("one_step", "IPS_Reward"), ("sequential", "MAGIC"))
     }
     outcomes = tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward"))
@@ -124,9 +147,14 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
         ("Metric reward: discounted sum per episode", False, None, "MAGIC"),
         ("Metric reward: mean per row", False, None, "IPS_Reward"),
     ]
+    # where every episode is one row its reward is its return
+    alone = replace(RESULT, outcomes=outcomes, overlap=replace(OVERLAP, horizon=1))
+    assert [(one.title, one.decides) for one in compared(alone)] == [
+        ("Reward: reward per row", True), ("Metric reward: mean per row", False),
+    ]  # fmt: skip
     # of two models the better one is wanted, whatever the logged policy was
     assert not any(one.decides for one in compared(replace(RESULT, outcomes=outcomes), decides=False))
-    differences = tuple(compared_models({one.name: one.estimates for one in outcomes}))
+    differences = tuple(compared_models({one.name: one.estimates for one in outcomes}, one_step=False))
     assert [(one.title, one.decides, one.rows[0].name) for one in differences] == [
         ("Reward: discounted return per episode, model minus against", True, "MAGIC"),
         ("Reward: reward per row, model minus against", False, "IPS_Reward"),

@@ -1,5 +1,6 @@
 """Evaluation pages for tests: of simulated gridworld logs, and by hand."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,12 @@ def bandit_page(
         q_values=torch.zeros(n, 2, len(outcomes), dtype=torch.float64),
         next_value=torch.zeros(n, len(outcomes), dtype=torch.float64),
     )
+
+
+def weighing(page: EvaluationPage, weights: list[float]) -> EvaluationPage:
+    """The page with these weights of rows, 0 to 2; the log chose with probability 1/2."""
+    taken = torch.tensor(weights, dtype=torch.float64) / 2
+    return dataclasses.replace(page, model_propensities=torch.stack((taken, 1 - taken), 1))
 
 
 def evaluated(page: EvaluationPage, *, gamma: float = 0.9, seed: int = 0, **keys: Any) -> CPEResult:

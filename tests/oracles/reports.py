@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from reagent_lite.evaluation.cpe import CPEResult, Estimate
-from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, Source
+from reagent_lite.evaluation.cpe import Basis, CPEResult, Estimate
+from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, Source, Standing
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
@@ -32,7 +32,9 @@ UNDEFINED = Interval(value=math.nan, low=math.nan, high=math.nan)
 FIGURE = Interval(value=2.0, low=1.0, high=3.0)
 OVERLAP = Overlap(
     num_rows=1200, num_episodes=30, effective_rows=400.0, mean_weight=FIGURE, largest_row_share=0.25,
-    unsupported_share=0.0, horizon=40, horizon_reached=7, judged_step=3, effective_episodes=12.5,
+    matched_rows=900, rows_above_tau=3,
+    shrunk_share=0.125, unsupported_share=0.0, enough=10.0, horizon=40, horizon_reached=7, judged_step=3,
+    effective_episodes=12.5,
     mean_episode_weight=FIGURE, largest_episode_share=0.5, effective_episodes_by_step=(30.0, 4.0),
     mean_weight_by_step=(1.0, 0.5), cut_share=0.125,
 )  # fmt: skip
@@ -88,7 +90,7 @@ def estimate(
     name: str, figure: Interval, difference: Interval, normalized: float, verdict: Verdict, reason: str
 ) -> Estimate:
     return Estimate(name=name, figure=figure, difference=difference, normalized=normalized, verdict=verdict,
-                    reason=reason, samples=torch.zeros(0))  # fmt: skip
+                    reason=reason, basis=Basis(samples=torch.zeros(0), contributions=None))  # fmt: skip
 
 
 def comparison(*rows: Estimate) -> Comparison:
@@ -123,7 +125,7 @@ def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = 
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
-    finding = Finding(source=Source.LOG, side=1, reason=f"{words} too", next_step=words)
+    finding = Finding(source=Source.LOG, standing=Standing.BETTER, reason=f"{words} too", next_step=words)
     return Decision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 

@@ -266,7 +266,7 @@ def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out() -> None:
     tags += [f"train/{i}" for i in range(40)] + [f"time/{i}" for i in range(20)]
     tags += [f"CPE/Reward/{name}" for name in ESTIMATORS]
     series = {tag: [(200.0 * i, value) for i, value in enumerate(rng.normal(size=1000).tolist())] for tag in tags}
-    rows = [replace(estimated(name, 0.123456, 0.1, Verdict.WIDE), reason=f"{name:w>80}") for name in ESTIMATORS]
+    rows = [replace(estimated(name, 0.123456, 0.1, Verdict.SUPPORT), reason=f"{name:w>80}") for name in ESTIMATORS]
     feature = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.123456, "stddev": 0.123456})
 
     def bytes_of(times: int, *sentences: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.reports import RESULT, UNDEFINED, around, estimate
+from oracles.reports import RESULT, around, estimate
 from oracles.runs import trained
 
 from reagent_lite.config import DqnConfig, check
@@ -20,12 +20,12 @@ from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
 
-def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Verdict.WIDE) -> CPEResult:
+def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Verdict.SUPPORT) -> CPEResult:
     """A result with one estimate: 2 against 1.5, with lower bounds as given."""
     figure, paired = Interval(value=2.0, low=low, high=3.0), Interval(value=0.5, low=difference, high=0.9)
-    family = Family(logged=around(1.5, 0.5), continued=around(1.75, 0.5), disagreement=UNDEFINED,
+    family = Family(logged=around(1.5, 0.5), continued=around(1.75, 0.5), events=None,
                     estimates=(estimate("MAGIC", figure, paired, 1.3, verdict, "because"),))  # fmt: skip
-    one_step = Family(logged=around(0.1, 0.1), continued=None, disagreement=UNDEFINED, estimates=())
+    one_step = Family(logged=around(0.1, 0.1), continued=None, events=None, estimates=())
     return replace(RESULT, outcomes=(OutcomeResult(name="clicks", one_step=one_step, sequential=family),))
 
 
@@ -93,7 +93,7 @@ def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: 
     assert not (out / "model").exists()
     reason = json.loads(done.line())["not_published"]
     assert f"not published: {reason}" in caplog.text
-    assert f"Do not ship: publish_if holds the model back: {reason}. Next: " in caplog.text
+    assert f"Do not ship: publish_if blocks the export: {reason}. Next: " in caplog.text
     told = json.loads((out / "not_published.json").read_text())
     assert (told["reason"], told["bound"], told["outcome"]) == (reason, 1e6, "Reward")
     assert told["lower"] == told["estimate"]["low"] < told["estimate"]["value"] < told["estimate"]["high"] < 1e6

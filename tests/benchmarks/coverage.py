@@ -1,0 +1,158 @@
+"""How often do intervals of trustworthy estimates hold the truth, and how often is a decision false?
+
+    python -m tests.benchmarks.coverage [--logs 500] [--seed 0] [--only one-step] [--processes 2]
+
+Logs of known value (tests/oracles/regimes.py), each evaluated as a run evaluates its held-out episodes. By regime:
+
+trusted   share of logs with at least one trustworthy estimate
+cover     the least coverage of any estimator's nominal 95 % interval of the value, and of the difference to the logged
+          policy, among logs in which it was called trustworthy
+low, high most misses of any estimator on a side: intervals above, and below the truth
+ship, not decisions in all logs: where what is done makes no difference (gain 1) both are false
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+import torch
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
+from reagent_lite.evaluation.verdict import Verdict
+from tests.benchmarks.turns import options_of
+from tests.oracles.regimes import Regime, draw
+
+CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)
+ROUNDING = 1e-9
+FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
+
+
+def regimes() -> Iterator[tuple[str, Regime]]:
+    """Yields kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
+    one = "one-step"
+    for episodes, actions, rate in (
+        (300, 34, 0.004), (300, 34, 0.02), (300, 2, 0.2), (2_000, 34, 0.004), (2_000, 34, 0.02), (2_000, 200, 0.2),
+        (2_000, 2, 0.001), (10_000, 34, 0.001), (10_000, 34, 0.004), (10_000, 200, 0.02), (100_000, 34, 0.001),
+        (100_000, 200, 0.004),
+    ):  # fmt: skip
+        yield one, Regime(episodes=episodes, actions=actions, rate=rate)
+    for logging in ("softmax", "greedy"):
+        for policy in ("equal", "near", "far"):
+            yield one, Regime(episodes=2_000, actions=34, logging=logging, policy=policy, rate=0.02)
+            yield one, Regime(episodes=10_000, actions=2, logging=logging, policy=policy, rate=0.004)
+    for policy in ("equal", "near", "far"):
+        yield one, Regime(episodes=2_000, actions=34, policy=policy, rate=0.02)
+    for outcome in ("cost", "normal", "heavy", "heavy cost", "purchase"):
+        for episodes, logging, policy in (
+            (300, "uniform", "near"),
+            (2_000, "uniform", "one"),
+            (2_000, "greedy", "far"),
+        ):
+            yield (
+                one,
+                Regime(
+                    episodes=episodes,
+                    actions=2 if episodes == 300 else 34,
+                    logging=logging,
+                    policy=policy,
+                    outcome=outcome,
+                ),
+            )
+    for horizon, near in ((5, 0.8), (5, 0.5), (50, 0.98), (50, 0.9)):
+        for outcome, rate in (("event", 0.02), ("event", 0.2), ("cost", 0.02), ("normal", 0.0), ("heavy", 0.0)):
+            yield (
+                "sequential",
+                Regime(
+                    episodes=2_000, actions=4, policy="near", near=near, outcome=outcome, rate=rate, horizon=horizon
+                ),
+            )
+    yield "sequential", Regime(episodes=300, actions=2, policy="near", outcome="normal", horizon=5)
+    yield "sequential", Regime(episodes=10_000, actions=4, logging="softmax", policy="near", near=0.5, horizon=5)
+    for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34)):
+        yield "gain", Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
+    yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
+
+
+def outcome_of(regime: Regime, seed: int) -> tuple[dict[str, tuple[float, float, float, float]], str]:
+    """Returns how far the interval of each trustworthy estimate misses on each side, and the decision.
+
+    Misses are of the value below and above, and of the difference below and above; 0 where the interval holds it.
+    """
+    log = draw(regime, np.random.default_rng(seed))
+    result = evaluate_page(log.page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
+    decision = decide(Evidence(result=result, comparisons=tuple(compared(result))))
+    misses = {}
+    for family, rows in ((result.outcomes[0].sequential, 1), (result.outcomes[0].one_step, regime.horizon)):
+        for estimate in family.estimates:
+            if estimate.verdict is Verdict.TRUSTWORTHY:
+                truths = log.value / rows, (log.value - log.logged) / rows
+                figures = estimate.figure, estimate.difference
+                misses[estimate.name] = tuple(
+                    side
+                    for figure, truth in zip(figures, truths, strict=True)
+                    for side in (figure.low > truth + ROUNDING, figure.high < truth - ROUNDING)
+                )
+    return misses, decision.choice
+
+
+def measure(regime: Regime, logs: int, seed: int) -> dict[str, float]:
+    """Returns the figures of a regime."""
+    trusted = 0
+    choices: Counter[str] = Counter()
+    misses: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
+    for number in range(logs):
+        found, choice = outcome_of(regime, seed + number)
+        trusted += bool(found)
+        choices[choice] += 1
+        for name, missed in found.items():
+            misses[name].append(missed)
+    shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs)]
+    worst = np.max(shares, axis=0) if shares else np.full(4, np.nan)
+    cover = [1 - max(share[first] + share[first + 1] for share in shares) if shares else np.nan for first in (0, 2)]
+    return {
+        "trusted": trusted / logs,
+        "cover": cover[0],
+        "low": worst[0],
+        "high": worst[1],
+        "cover difference": cover[1],
+        "difference low": worst[2],
+        "difference high": worst[3],
+        "ship": choices[Choice.SHIP] / logs,
+        "do not ship": choices[Choice.DO_NOT_SHIP] / logs,
+    }
+
+
+def described(regime: Regime) -> str:
+    """Returns a regime in words."""
+    rate = f" {regime.rate:.1%}" if regime.sparse else ""
+    steps = f", {regime.horizon} steps" if regime.horizon > 1 else ""
+    near = f" {regime.near:g}" if regime.policy == "near" else ""
+    gain = f", gain {regime.gain:g}" if regime.gain != 1 else ""
+    return (
+        f"{regime.outcome}{rate}, {regime.actions} actions, {regime.episodes:,} episodes{steps}, {regime.logging}, "
+        f"{regime.policy}{near}{gain}"
+    )
+
+
+def main() -> None:
+    """Prints the table."""
+    torch.set_num_threads(1)
+    options = options_of(__doc__, logs=500, seed=0, only="", processes=2)
+    chosen = [regime for kind, regime in regimes() if not options.only or kind == options.only]
+    header: list[str] = []
+    with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
+        for regime, figures in zip(
+            chosen, pool.map(partial(measure, logs=options.logs, seed=options.seed), chosen), strict=True
+        ):
+            if not header:
+                header = ["regime", *figures]
+                print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
+            print(f"| {described(regime)} | {' | '.join(f'{value:.3f}' for value in figures.values())} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

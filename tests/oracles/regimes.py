@@ -1,0 +1,178 @@
+"""Logs of a policy whose value is known exactly, over kinds of rewards, actions, logging and horizons.
+
+Each of 20 contexts has a probability for every action under the logging and under the evaluated policy and a mean
+outcome; contexts are drawn anew at every step. The tables are drawn anew for each log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reagent_lite.evaluation.page import EvaluationPage
+
+Array = NDArray[np.float64]
+
+CONTEXTS = 20
+HEAVY = 1.2  # deviation of the logarithm of a heavy-tailed reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """A kind of log.
+
+    Attributes:
+        episodes: scored.
+        actions: to choose from.
+        logging: "uniform", "softmax", or "greedy": one action in 90 % of the rows of a context.
+        policy: "equal" to the logging policy, "near" it (80 % of it, or what `near` says), "far" from it (nearly one
+            action a context), "one" (one action a context).
+        outcome: "event" (0 or 1), "cost" (0 or -1), "normal", "heavy" (lognormal), "heavy cost", "purchase" (an event
+            that earns a lognormal amount).
+        rate: of events.
+        horizon: rows of an episode; an event comes with its last row, other rewards with every row.
+        gain: factor of the mean outcome of actions that the policy likes; 1: what is done makes no difference.
+        near: share of the logging policy in a near one.
+    """
+
+    episodes: int
+    actions: int = 34
+    logging: str = "uniform"
+    policy: str = "one"
+    outcome: str = "event"
+    rate: float = 0.02
+    horizon: int = 1
+    gain: float = 1.0
+    near: float = 0.8
+
+    @property
+    def sparse(self) -> bool:
+        """Whether only the last row of an episode has an outcome."""
+        return self.outcome in ("event", "cost", "purchase")
+
+    @property
+    def sign(self) -> float:
+        """-1 for costs."""
+        return -1.0 if "cost" in self.outcome else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOfRegime:
+    """A log: its page, and the exact returns of the evaluated and of the logging policy."""
+
+    page: EvaluationPage
+    value: float
+    logged: float
+
+
+def draw(regime: Regime, rng: np.random.Generator) -> LogOfRegime:
+    """Draws tables and a log; models are off by a third of an event's rate, or by 0.3."""
+    likes, prefers = rng.normal(size=(2, CONTEXTS, regime.actions))
+    mu = _logging(regime, prefers)
+    pi = _evaluated(regime, mu, likes)
+    mean = _means(regime, pi, rng)
+    count, length = regime.episodes, regime.horizon
+    context = rng.integers(CONTEXTS, size=(count, length))
+    action = _drawn(mu, context, rng)
+    reward = _rewards(regime, mean[context, action], rng)
+    step = np.arange(length)
+    pays = step == length - 1 if regime.sparse else np.ones(length, bool)
+    reward = np.where(pays, reward, 0.0)
+    amount = np.exp(HEAVY**2 / 2) if regime.outcome == "purchase" else 1.0
+    shift = np.exp(HEAVY**2 / 2) if regime.outcome.startswith("heavy") else 0.0
+    exact = regime.sign * (amount * mean + shift)
+    error = rng.normal(size=mean.shape)
+    model = exact * (1 + error / 3) if regime.sparse else exact + 0.3 * error
+    later = np.where(pays, 0.0, 1.0) if regime.sparse else (length - 1 - step).astype(float)
+    rest = later * float((pi * model).sum(1).mean())
+    model_taken = np.where(pays, model[context, action], 0.0)
+    model_expected = np.where(pays, (pi * model).sum(1)[context], 0.0)
+    value = float((pi * exact).sum(1).mean())
+    logged = float((mu * exact).sum(1).mean())
+    rows = 1 if regime.sparse else length
+    return LogOfRegime(
+        page=_page(pi[context, action], mu[context, action], reward, model_taken, model_expected, rest),
+        value=rows * value,
+        logged=rows * logged,
+    )
+
+
+def _logging(regime: Regime, prefers: Array) -> Array:
+    if regime.logging == "uniform":
+        return np.full(prefers.shape, 1 / regime.actions)
+    if regime.logging == "softmax":
+        return _softmax(prefers)
+    return 0.9 * np.eye(regime.actions)[prefers.argmax(1)] + 0.1 / regime.actions
+
+
+def _evaluated(regime: Regime, mu: Array, likes: Array) -> Array:
+    kinds = {
+        "equal": mu,
+        "near": regime.near * mu + (1 - regime.near) * _softmax(3 * likes),
+        "far": _softmax(5 * likes),
+        "one": np.eye(regime.actions)[likes.argmax(1)],
+    }
+    return kinds[regime.policy]
+
+
+def _means(regime: Regime, pi: Array, rng: np.random.Generator) -> Array:
+    """Returns the mean outcome of every context and action, [contexts, actions]; a log's deviation for normal ones."""
+    if not regime.sparse:
+        return 0.5 * rng.normal(size=(CONTEXTS, 1)) + (regime.gain - 1) * pi
+    rates = regime.rate * np.exp(0.5 * rng.normal(size=(CONTEXTS, 1)) - 0.125)
+    return np.clip(rates * (1 + (regime.gain - 1) * pi), 0.0, 1.0)
+
+
+def _drawn(mu: Array, context: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    uniform, action = rng.random(context.shape), np.zeros(context.shape, np.int64)
+    for number, ends in enumerate(mu.cumsum(1)):
+        rows = context == number
+        action[rows] = np.searchsorted(ends, uniform[rows]).clip(max=mu.shape[1] - 1)
+    return action
+
+
+def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
+    if regime.outcome == "normal":
+        return mean + rng.normal(size=mean.shape)
+    lognormal = rng.lognormal(0.0, HEAVY, size=mean.shape)
+    if regime.outcome.startswith("heavy"):
+        return regime.sign * (mean + lognormal)
+    events = (rng.random(mean.shape) < mean).astype(float)
+    return events * lognormal if regime.outcome == "purchase" else regime.sign * events
+
+
+def _softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+def _page(taken: Array, propensity: Array, reward: Array, model: Array, expected: Array, rest: Array) -> EvaluationPage:
+    """Returns a page of two choices, the logged action and all others together; arguments [episodes, horizon]."""
+    episodes, horizon = reward.shape
+
+    def flat(values: Array) -> torch.Tensor:
+        return torch.from_numpy(np.broadcast_to(values, reward.shape).reshape(-1).copy())
+
+    def both(of_taken: Array, of_policy: Array) -> torch.Tensor:
+        others = np.where(taken < 1, (of_policy - taken * of_taken) / np.where(taken < 1, 1 - taken, 1.0), 0.0)
+        return torch.stack((flat(of_taken), flat(others)), 1).unsqueeze(2)
+
+    count = episodes * horizon
+    last = np.arange(horizon) == horizon - 1
+    return EvaluationPage(
+        names=("Reward",),
+        episode=torch.arange(episodes).repeat_interleave(horizon),
+        action=torch.zeros(count, dtype=torch.int64),
+        mask=torch.ones(count, 2, dtype=torch.bool),
+        steps=torch.ones(count, dtype=torch.float64),
+        bootstrap=flat(np.where(last, 0.0, 1.0)),
+        propensity=flat(propensity),
+        model_propensities=torch.stack((flat(taken), flat(1 - taken)), 1),
+        outcomes=flat(reward).unsqueeze(1),
+        reward_model=both(model, expected),
+        q_values=both(model + rest, expected + rest),
+        next_value=torch.zeros(count, 1, dtype=torch.float64),
+    )
