@@ -70,6 +70,7 @@ class Data:
         held_out: eval data, or None without eval_data_path.
         learned: the training rows that the policy learns from.
         counts: how many they are in each shard.
+        continues: whether any of them, on any machine, is followed by another state; false for logs of single steps.
         sides, scored: the data as they are evaluated, and the episodes that the policy is scored on.
         seen: whether the policy learns from some of these.
     """
@@ -81,6 +82,7 @@ class Data:
     held_out: Log | None
     learned: LoggedRows
     counts: tuple[int, ...]
+    continues: bool
     sides: Sides
     scored: Scored
     seen: bool
@@ -140,6 +142,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         held_out=None if held_out is None else scored_log,
         learned=learned,
         counts=counts,
+        continues=any(group.each(int(learned.continues))),
         sides=sides,
         scored=scored,
         seen=seen,

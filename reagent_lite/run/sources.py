@@ -37,6 +37,8 @@ from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
 
+_FEWEST_STEPS = 100  # with Adam, a weight moves by about a learning rate at each
+_SMALLEST_MINIBATCH = 16  # that a warning proposes
 _SHARING = ("epochs", "reads")
 """Entries of a read plan that do not affect which rows a step reads: the run's length, and who reads which rows."""
 
@@ -51,6 +53,7 @@ class Stream:
         order: order in which rows are read; a checkpoint's step number refers to it.
         group: the ranks.
         rollouts: `source` or its simulated part; None for logged rows alone.
+        warning: a warning if the steps are too few, or None.
     """
 
     source: BatchSource
@@ -58,6 +61,7 @@ class Stream:
     order: ReadOrder
     group: Group
     rollouts: RolloutSource | None = None
+    warning: str | None = None
 
     @property
     def rows(self) -> int:
@@ -192,9 +196,10 @@ class Logged(Source):
     def stream(self, learner: Learner) -> Stream:
         """Returns batches in the order of a read plan over all machines."""
         plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
-        _log_plan(self._config, plan, self._group)
+        _log_plan(self._config, plan, self._group, continues=self.data.continues)
         order = _order(plan, plan, simulated=0, alone=False)
-        return Stream(source=self._source(plan), plan=plan, order=order, group=self._group)
+        warning = _few_steps(self._config, plan, order.rows, self._group)
+        return Stream(source=self._source(plan), plan=plan, order=order, group=self._group, warning=warning)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)
@@ -306,7 +311,8 @@ class Mixed(Logged):
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
         rollouts, part = open_rollouts(self.reader, learner, plan, group), simulated / minibatch
         source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
-        return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts)
+        warning = _few_steps(config, plan, order.rows, group)
+        return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts, warning=warning)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""
@@ -338,7 +344,38 @@ def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> 
     return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
 
 
-def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0) -> None:
+def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) -> str | None:
+    """Returns a warning if a run on logged rows takes too few optimizer steps to learn from them, and logs it.
+
+    None with a warm start, which has learned before.
+
+    Args:
+        config: the run's config.
+        plan: the plan of the run.
+        rows: rows of an epoch.
+        group: the ranks.
+    """
+    if plan.num_steps >= _FEWEST_STEPS or config.training.warm_start_model_path is not None:
+        return None
+    key, parts = "data.global_minibatch_size", plan.minibatches_per_step
+    if config.data.global_minibatch_size is None:
+        key, parts = "training.minibatch_size", parts * group.world_size
+    longer = f"epochs to at least {-(-_FEWEST_STEPS // plan.steps_per_epoch):,}"
+    smaller = rows * config.epochs // (_FEWEST_STEPS * parts)
+    either = f", or {key} to at most {smaller:,}" if smaller >= _SMALLEST_MINIBATCH else ""
+    warning = (
+        f"{counted(plan.num_steps, 'optimizer step')}, {plan.steps_per_epoch:,} for each pass over {rows:,} rows, "
+        f"are few to learn from: below {_FEWEST_STEPS}. Set {longer}{either}"
+    )
+    if group.is_first:
+        logger.warning(warning)
+    return warning
+
+
+def _log_plan(
+    config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0, *, continues: bool = True
+) -> None:
+    """Logs how many rows each step reads, and warns if the target network hardly moves although rows continue."""
     world, mps = group.world_size, plan.minibatches_per_step
     minibatch = config.minibatch_over(world)
     accumulated = f", {mps} per step" if mps > 1 else ""
@@ -352,7 +389,7 @@ def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: i
     )
     rate, warm = config.rl.target_update_rate, config.training.warm_start_model_path is not None
     moved = 1 - (1 - rate) ** plan.num_steps
-    if moved < 0.5 and config.rl.gamma and not warm and group.is_first:
+    if moved < 0.5 and config.rl.gamma and continues and not warm and group.is_first:
         logger.warning(
             f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} "
             "of the way to what is learned, so that values hardly count what follows the next reward. Raise it, or "

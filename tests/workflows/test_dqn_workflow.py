@@ -256,6 +256,15 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
     assert (said in caplog.text) == ("move the target network" in caplog.text) == warned
 
 
+def test_a_target_network_that_gives_no_target_is_no_warning(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every row is terminal: 14 steps at the default rate 0.001 move nothing that a target is made of."""
+    rows = [{**row, "terminal": True, "next_state_features": {}, "next_action": ""} for row in random_rows(200)]
+    trained(small | {"training_data_path": str(write_lines(tmp_path / "single.jsonl", rows))})
+    assert "move the target network" not in caplog.text
+
+
 def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = trained(small | {"rainbow": {"bcq": True}})
     before = weights(first.model)
