@@ -107,12 +107,14 @@ class Source(Protocol):
     """Data or environments that a run learns from; every rank has one and calls its methods.
 
     Attributes:
+        config: the run's config; training.minibatch_size has a value if the config left it to the number of rows.
         spec: numbers of features and choices that the network is built for.
         normalization: normalization of states and candidates.
         identity: sha256 of data and environment, which a resumed run must share; see History.require_same.
         types: names of the types of agents that learn; ("",) if all agents are of one type.
     """
 
+    config: WorkflowConfig
     spec: SourceSpec
     normalization: Normalization
     identity: dict[str, str]
@@ -188,17 +190,18 @@ class Logged(Source):
     """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
-        self._config, self._group = config, group
+        self._group = group
         self.data = data = prepare(config, group)
+        self.config = config.with_minibatch_for(sum(data.train.found.rows), group.world_size)
         self.spec, self.normalization = data.spec, data.normalization
         self.identity = {"data": data.train.found.content, "env": ""}
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches in the order of a read plan over all machines."""
-        plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
-        _log_plan(self._config, plan, self._group, continues=self.data.continues)
+        plan = logged_plan(self.config, self.data, self.config.minibatch_over(self._group.world_size))
+        _log_plan(self.config, plan, self._group, continues=self.data.continues)
         order = _order(plan, plan, simulated=0, alone=False)
-        warning = _few_steps(self._config, plan, order.rows, self._group)
+        warning = _few_steps(self.config, plan, order.rows, self._group)
         return Stream(source=self._source(plan), plan=plan, order=order, group=self._group, warning=warning)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
@@ -209,15 +212,15 @@ class Logged(Source):
         return Evaluators({"logs": self._on_logs(learner)})
 
     def _on_logs(self, learner: Learner) -> LogEvaluator:
-        return LogEvaluator(self._config, self.data, learners_of(learner)[ONLY], self._group)
+        return LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)
 
     def payable(self) -> Payable | None:
         """Returns the range of values that the rewards of all machines allow."""
-        return payable_values(self._config, self.data.train.rows, self._group)
+        return payable_values(self.config, self.data.train.rows, self._group)
 
     def write_fitted(self) -> None:
         """Writes the normalization that was fitted to the training data."""
-        write_fitted(self._config, self.normalization)
+        write_fitted(self.config, self.normalization)
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns rows spread over the evaluated data."""
@@ -225,7 +228,7 @@ class Logged(Source):
 
     def facts(self) -> Facts:
         """Returns how often each feature is present, and the files."""
-        return logged_facts(self._config, self.data)
+        return logged_facts(self.config, self.data)
 
 
 class Simulated(Source):
@@ -236,7 +239,7 @@ class Simulated(Source):
     """
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
-        self._config, self._group = config, group
+        self.config, self._group = config, group
         self.normalization = given_or_unchanged(config, simulation)
         self.spec = self.normalization.spec(config.actions)
         self.reader = Reader(config, simulation, self.normalization, group.device)
@@ -245,7 +248,7 @@ class Simulated(Source):
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches drawn from replay."""
-        config, group = self._config, self._group
+        config, group = self.config, self._group
         plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
         steps = plan.steps_per_epoch
@@ -286,12 +289,12 @@ class Mixed(Logged):
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         super().__init__(config, group)
-        self.reader = Reader(config, simulation, self.normalization, group.device)
+        self.reader = Reader(self.config, simulation, self.normalization, group.device)
         self.identity = self.identity | {"env": simulation.identity()}
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches of both; if all rows are simulated, as many steps as the logged rows would take."""
-        config, group, share = self._config, self._group, self._config.simulated_share
+        config, group, share = self.config, self._group, self.config.simulated_share
         minibatch = config.minibatch_over(group.world_size)
         simulated = round(minibatch * share)
         if 0 < share < 1:

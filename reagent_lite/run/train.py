@@ -84,7 +84,9 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         simulation = None if config.simulation is None else open_simulation(config, group)
         config = config if simulation is None else with_actions(config, simulation)
         history = History.find(config, group, folder / "checkpoints")
-        source = open_source(config, group, simulation, signal)
+        source = open_source(history.config, group, simulation, signal)
+        config = source.config
+        history = replace(history, config=config)
         require_outcome(config, source, group)
         history.require_same(source.identity)
         setup = set_up(source, history)

@@ -1,6 +1,7 @@
 """The main job, end to end: from logged rows to a checked model."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from oracles import cartpole, gridworld
 from oracles.disks import small_disk
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
-from oracles.runs import ALONE, Runner, merged, trained
+from oracles.runs import ALONE, Runner, checked, merged, trained
 from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check
@@ -19,6 +20,7 @@ from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
+from reagent_lite.run.train import Callback, train
 from reagent_lite.types import SourceSpec
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
@@ -94,6 +96,38 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
     agree(done.outcome["model"], 1000)
     # the same again: the training copy and the model folder are used and replaced
     assert trained(small).scores == done.outcome["scores"]
+
+
+class Stopping(Callback):
+    """Ends a run after its first epoch."""
+
+    def on_epoch(self, figures: Mapping[str, float]) -> None:
+        raise RuntimeError("stopped")
+
+
+@pytest.mark.parametrize("first", [None, 32], ids=["by the rows", "given"])
+def test_a_run_keeps_the_minibatch_that_followed_its_rows(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int | None
+) -> None:
+    """200 rows are read 64 at a time, in 4 steps an epoch; a run that began with another number goes on with that."""
+    chosen = 64 if first is None else first
+    small = merged(small, {"training": {"minibatch_size": None}, "checkpoint": {"every_steps": 1}})
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(checked(merged(small, {"training": {"minibatch_size": first}})), ALONE, Stopping())
+    assert f"global minibatch {chosen} rows = 1 process x {chosen}" in caplog.text
+    with pytest.raises(ConfigError, match=rf"training.minibatch_size: expected {chosen} as in the unfinished run"):
+        trained(merged(small, {"training": {"minibatch_size": 100}}))
+    caplog.clear()
+    assert trained(small).steps == 2 * -(-200 // chosen)
+    assert f"resuming from checkpoints/step_00000{-(-200 // chosen) - 1}" in caplog.text
+    for file in ("config.json", "model/config.json"):
+        assert json.loads((tmp_path / "out" / file).read_text())["training"]["minibatch_size"] == chosen
+
+
+def test_the_minibatch_of_two_processes(run: Runner, small: dict[str, Any]) -> None:
+    done = run("dqn", merged(small, {"training": {"minibatch_size": None}}), "--set", "num_processes_per_node=2")
+    assert done.code == 0, done.err
+    assert "global minibatch 128 rows = 2 processes x 64" in done.err
 
 
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
