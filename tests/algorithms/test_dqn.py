@@ -138,6 +138,14 @@ def test_priorities_are_absolute_errors(kind: str, reward: float, loss: float, e
     assert not made.row_errors.requires_grad
 
 
+def test_values_of_a_cross_entropy_are_probabilities() -> None:
+    made = DQN(Table(), ScalarHead("bce_with_logits"), SETTINGS)
+    found = made.evaluate(make_batch([[math.log(3), 0.0]], [[0.0, 0.0]], [0], [1.0], bootstrap=torch.zeros(1)))
+    torch.testing.assert_close(found.q, torch.tensor([[0.75, 0.5]]))
+    assert found.td_loss.item() == pytest.approx(-math.log(0.75))
+    assert found.target.tolist() == [1]
+
+
 @pytest.mark.parametrize("head", ["c51", "quantile"])
 def test_priorities_of_distributions_are_losses(head: str) -> None:
     made = build(head, SPEC)

@@ -12,7 +12,7 @@ import torch
 from oracles import cartpole, gridworld
 from oracles.disks import small_disk
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
-from oracles.runs import ALONE, Runner, checked, merged, trained
+from oracles.runs import ALONE, Runner, checked, merged, quick, trained
 from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check
@@ -96,6 +96,35 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
     agree(done.outcome["model"], 1000)
     # the same again: the training copy and the model folder are used and replaced
     assert trained(small).scores == done.outcome["scores"]
+
+
+def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
+    """Of four a three are clicked, of four b one; the policy is the softmax of these shares, not of their logits."""
+    rows = [
+        {"mdp_id": str(i), "sequence_number": 0, "state_features": {"0": 1.0 + i % 3}, "action": "ab"[i // 4 % 2],
+         "reward": float(i % 4 > 0 if i // 4 % 2 == 0 else i % 4 == 0), "action_probability": 0.5,
+         "possible_actions": ["a", "b"], "terminal": True}
+        for i in range(600)
+    ]  # fmt: skip
+    tree = quick(
+        write_lines(tmp_path / "clicks.jsonl", rows),
+        tmp_path / "out",
+        epochs=40,
+        rl={"gamma": 0.0, "q_network_loss": "bce_with_logits", "temperature": 0.5},
+        training={"learning_rate": 0.02, "l2_decay": 0.0},
+        evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
+    )
+    outcome = trained(tree)
+    assert outcome.scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
+    assert outcome.model is not None
+    predicted = load_bundle(str(outcome.model)).predict_rows([{"0": 1.0}, {"0": 2.0}, {"0": 3.0}])
+    np.testing.assert_allclose(predicted.q, [[0.75, 0.25]] * 3, atol=0.1)
+    softmax = np.exp(predicted.q / 0.5) / np.exp(predicted.q / 0.5).sum(1, keepdims=True)
+    np.testing.assert_allclose(predicted.propensities, softmax, atol=1e-5)
+    document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
+    assert document["values"]["high"] == 1
+    assert document["scores"]["td_loss/mean"] == pytest.approx(0.5623, abs=0.01)  # entropy of 3/4
+    assert not any("learned nothing" in warning for warning in document["warnings"])
 
 
 class Stopping(Callback):
