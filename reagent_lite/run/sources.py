@@ -367,8 +367,8 @@ def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) 
     smaller = rows * config.epochs // (_FEWEST_STEPS * parts)
     either = f", or {key} to at most {smaller:,}" if smaller >= _SMALLEST_MINIBATCH else ""
     warning = (
-        f"{counted(plan.num_steps, 'optimizer step')}, {plan.steps_per_epoch:,} for each pass over {rows:,} rows, "
-        f"are few to learn from: below {_FEWEST_STEPS}. Set {longer}{either}"
+        f"too few optimizer steps to learn from: {plan.num_steps:,} in all, {plan.steps_per_epoch:,} for each pass "
+        f"over {counted(rows, 'row')}. For {_FEWEST_STEPS} set {longer}{either}"
     )
     if group.is_first:
         logger.warning(warning)

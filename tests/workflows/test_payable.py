@@ -128,7 +128,7 @@ def test_rewards_from_which_something_can_be_learned(
 
 
 LEARNED_NOTHING = "the policy has learned nothing that helps: its values have a TD loss of"
-FEW_STEPS = "are few to learn from"
+FEW_STEPS = "too few optimizer steps to learn from"
 
 
 def single_steps(folder: Path, *, depends: float, noise: float, rows: int = 1200) -> Path:
@@ -181,8 +181,8 @@ def test_few_steps_and_what_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixt
     tree = quick(log, tmp_path / "out", epochs=10, evaluation={"final_fit_passes": 1})
     tree["training"]["minibatch_size"] = 4096
     trained(tree)
-    first = "10 optimizer steps, 1 for each pass over 1,200 rows, are few to learn from: below 100. "
-    todo = "Set epochs to at least 100, or training.minibatch_size to at most 120"
+    first = "too few optimizer steps to learn from: 10 in all, 1 for each pass over 1,200 rows. "
+    todo = "For 100 set epochs to at least 100, or training.minibatch_size to at most 120"
     assert caplog.messages.count(first + todo) == 1
     caplog.clear()
     tree["training"] |= {"minibatch_size": 120, "warm_start_model_path": None}
