@@ -154,7 +154,7 @@ class History:
         checkpoints = CheckpointFolder(folder)
         state = find_unfinished(config.checkpoint, checkpoints, group)
         if state is not None:
-            if not config.has_minibatch:  # it has followed the number of rows, and keeps what it was
+            if config.training.minibatch_size is None:  # it has followed the number of rows, and keeps what it was
                 config = config.with_minibatch(state["config"]["training"]["minibatch_size"])
             logged = bool(config.training_data_path) and not config.simulated_share
             require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)

@@ -153,6 +153,15 @@ def test_a_run_keeps_the_minibatch_that_followed_its_rows(
         assert json.loads((tmp_path / "out" / file).read_text())["training"]["minibatch_size"] == chosen
 
 
+def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(small: dict[str, Any]) -> None:
+    """Checkpoints of before have training.minibatch_size 4096 beside data.global_minibatch_size."""
+    small = merged(small, {"training": {"minibatch_size": None}, "data": {"global_minibatch_size": 100}})
+    small = merged(small, {"checkpoint": {"every_steps": 1}})
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(checked(small).with_minibatch(4096), ALONE, Stopping())
+    assert trained(small).steps == 4
+
+
 def test_the_minibatch_of_two_processes(run: Runner, small: dict[str, Any]) -> None:
     done = run("dqn", merged(small, {"training": {"minibatch_size": None}}), "--set", "num_processes_per_node=2")
     assert done.code == 0, done.err
