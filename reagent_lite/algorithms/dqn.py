@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from reagent_lite.models.q_networks import allowed_values, chosen_values
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
-from reagent_lite.models.value_heads import Scorer
-from reagent_lite.rl.losses import conservative_loss, imitation_loss
-from reagent_lite.rl.td import Bounds, chosen, discount, double_q_value, greedy_value
+from reagent_lite.models.value_heads import ScalarHead, Scorer
+from reagent_lite.rl.losses import conservative_loss, constant_loss, imitation_loss
+from reagent_lite.rl.td import Bounds, chosen, discount, double_q_value, greedy_value, td_target
 from reagent_lite.types import TransitionBatch
 
 
@@ -43,6 +43,23 @@ class DQNSettings:
     cql_alpha: float = 0.0
     drop_threshold: float = 0.1
     value_bounds: Bounds = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Values and targets of a batch.
+
+    Attributes:
+        q: [B, K] values; those of choices that are not allowed are undefined.
+        choices: [B, K] bool, the choices the policy may take.
+        td_loss: the TD loss, a sum weighted by the batch's weights.
+        target: [B] the value that the loss asks of the logged choice; the mean where it asks for a distribution.
+    """
+
+    q: Tensor
+    choices: Tensor
+    td_loss: Tensor
+    target: Tensor
 
 
 class DQN(nn.Module):
@@ -104,7 +121,7 @@ class DQN(nn.Module):
             taken = chosen(outputs, batch.action)
         else:
             taken = chosen_values(self.q_network, batch.state, actions, batch.action)
-        rows, self.row_errors = self._td_losses(batch, taken)
+        rows, self.row_errors = self._td_losses(taken, *self._target_parts(batch))
         loss = batch.weight.dot(rows)
         metrics = {"td_loss": loss.detach()}
         if alpha:
@@ -117,15 +134,24 @@ class DQN(nn.Module):
         return loss, metrics
 
     @torch.no_grad()
-    def evaluate(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns values [B, K], choices the policy may take [B, K] bool and the TD loss, weighted by `batch.weight`.
-
-        Values of choices that are not allowed are undefined.
-        """
+    def evaluate(self, batch: TransitionBatch) -> Evaluated:
+        """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
         outputs = allowed_values(self.q_network, batch.state, batch.actions)
-        losses, _ = self._td_losses(batch, chosen(outputs, batch.action))
-        choices = self.restriction(batch.state, batch.actions.mask, batch.actions.features)
-        return self.head(outputs), choices, batch.weight.dot(losses)
+        next_value, reward, d = parts = self._target_parts(batch)
+        losses, _ = self._td_losses(chosen(outputs, batch.action), *parts)
+        return Evaluated(
+            q=self.head(outputs),
+            choices=self.restriction(batch.state, batch.actions.mask, batch.actions.features),
+            td_loss=batch.weight.dot(losses),
+            target=td_target(reward, d, self.head(next_value.unsqueeze(1)).squeeze(1), self.settings.value_bounds),
+        )
+
+    def constant_loss(self, mean: float, variance: float) -> float | None:
+        """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
+
+        None for distributions, whose loss has another minimum than these two numbers give.
+        """
+        return constant_loss(mean, variance, self.head.kind) if isinstance(self.head, ScalarHead) else None
 
     def after_step(self) -> None:
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
@@ -135,14 +161,16 @@ class DQN(nn.Module):
             for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
                 old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
 
-    def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def _target_parts(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the next choice's outputs [B, H], reward with its boost [B], and discount [B]."""
+        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
+        return self._next_value(batch), reward, discount(self.settings.gamma, batch.steps, batch.bootstrap)
+
+    def _td_losses(self, taken: Tensor, next_value: Tensor, reward: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
         """Returns loss and priority of each row; taken [B, H] are the online network's outputs of the logged action."""
-        with torch.no_grad():
-            next_value = self._next_value(batch)
-            d = discount(self.settings.gamma, batch.steps, batch.bootstrap)
-            reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
         bounds = self.settings.value_bounds
-        return self.head.loss(taken, next_value, reward, d, bounds)  # type: ignore[operator,no-any-return]
+        return self.head.loss(taken, next_value, reward, discount, bounds)  # type: ignore[operator,no-any-return]
 
     def _next_value(self, batch: TransitionBatch) -> Tensor:
         """Returns the target network's outputs [B, H] of the next choice; 0 where none is allowed."""

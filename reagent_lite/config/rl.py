@@ -31,7 +31,8 @@ class RLConfig(Section):
     time_diff_unit_length: Positive = 1.0
     """time_diff is divided by it."""
     q_network_loss: Literal["mse", "huber", "bce_with_logits"] = "mse"
-    """bce_with_logits needs gamma 0 and rewards in [0, 1]; huber is smooth L1 with beta 1."""
+    """bce_with_logits needs gamma 0 and rewards in [0, 1], and values are probabilities everywhere: in figures, in the
+    exported model and for temperature; huber is smooth L1 with beta 1."""
     set_missing_value_to_zero: bool = False
     """Read an absent feature as the raw value 0 instead of as missing."""
     multi_steps: Count | None = None

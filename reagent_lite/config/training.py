@@ -20,8 +20,9 @@ OPTIMIZERS = {name.lower(): name for name in (
 class TrainingConfig(Section):
     """How the Q-network is built and fitted."""
 
-    minibatch_size: Count = 4096
-    """Rows per process and minibatch."""
+    minibatch_size: Count | None = None
+    """Rows per process and minibatch; absent: with logged rows the power of two that gives about 64 optimizer steps an
+    epoch, at least 64 and at most 4096; in simulation alone 4096."""
     minibatches_per_step: Count = 1
     """Gradient accumulation: minibatches per optimizer step."""
     learning_rate: Positive = 0.001

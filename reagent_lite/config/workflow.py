@@ -1,5 +1,6 @@
 """The whole JSON of the two training workflows."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -20,6 +21,9 @@ from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem
+
+_STEPS_PER_EPOCH = 64  # about, where the minibatch follows the number of rows
+_SMALLEST_MINIBATCH, _LARGEST_MINIBATCH = 64, 4096
 
 
 class WorkflowConfig(Section):
@@ -87,6 +91,11 @@ class WorkflowConfig(Section):
             return self
         return self.model_copy(update={"training_data_path": self.timeline.inputTableName})
 
+    @model_validator(mode="after")
+    def _minibatch_without_rows(self) -> Self:
+        """Gives a run that only simulates the largest minibatch, as there are no rows that it could follow."""
+        return self if self.training_data_path else self.with_minibatch_for(None, world=1)
+
     @property
     def simulated_share(self) -> float:
         """Share of each minibatch that comes from the simulation."""
@@ -95,8 +104,35 @@ class WorkflowConfig(Section):
         return 1.0 if not self.training_data_path else self.simulation.share or 0.0
 
     def minibatch_over(self, world: int) -> int:
-        """Returns the rows of a minibatch over so many processes."""
-        return self.data.global_minibatch_size or self.training.minibatch_size * world
+        """Returns the rows of a minibatch over so many processes, of a config that has a minibatch."""
+        if self.data.global_minibatch_size is not None:
+            return self.data.global_minibatch_size
+        assert self.training.minibatch_size is not None, "with_minibatch_for comes first"
+        return self.training.minibatch_size * world
+
+    @property
+    def has_minibatch(self) -> bool:
+        """Whether the config gives the size of a minibatch, of each process or of all together."""
+        return self.data.global_minibatch_size is not None or self.training.minibatch_size is not None
+
+    def with_minibatch(self, rows: int | None) -> Self:
+        """Returns the config with other training.minibatch_size."""
+        return self.model_copy(update={"training": self.training.model_copy(update={"minibatch_size": rows})})
+
+    def with_minibatch_for(self, rows: int | None, world: int) -> Self:
+        """Returns the config with a minibatch that suits the rows, unless it has one.
+
+        Args:
+            rows: number of logged rows of all machines, or None without logged rows.
+            world: number of processes, each of which has a minibatch of its own.
+        """
+        if self.has_minibatch:
+            return self
+        if rows is None:
+            return self.with_minibatch(_LARGEST_MINIBATCH)
+        share = rows / (_STEPS_PER_EPOCH * world * self.training.minibatches_per_step)
+        near = 2 ** round(math.log2(max(share, 1)))
+        return self.with_minibatch(min(max(near, _SMALLEST_MINIBATCH), _LARGEST_MINIBATCH))
 
     @property
     def collects(self) -> bool:

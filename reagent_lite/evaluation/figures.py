@@ -11,6 +11,15 @@ from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.rl.td import chosen, greedy_choice
 from reagent_lite.types import TransitionBatch
 
+_MEANS = (
+    "td_loss/mean",
+    "td_target/mean",
+    "reward/logged/mean",
+    "propensities/logged/mean",
+    "value/logged/mean",
+    "value/model/mean",
+)
+
 
 @torch.no_grad()
 def figures(
@@ -31,32 +40,37 @@ def figures(
         policy: the policy that is evaluated.
     """
     count = len(action_names)
-    sums = torch.zeros(6 + 4 * count, dtype=torch.float64, device=group.device)
+    sums = torch.zeros(2 + len(_MEANS) + 4 * count, dtype=torch.float64, device=group.device)
     learner.train(False)
     for batch in batches:
         sums += _sums(batch, learner, count, policy)
     learner.train()
-    total = group.sum(sums).tolist()
-    rows = max(total[0], 1.0)
-    names = ["td_loss/mean", "reward/logged/mean", "propensities/logged/mean", "value/logged/mean", "value/model/mean"]
+    rows, squares, *total = group.sum(sums).tolist()
+    rows = max(rows, 1.0)
+    names = [*_MEANS]
     for tag in ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean", "value/model/{}/mean"):
         names += [tag.format(name) for name in action_names]
-    return {name: value / rows for name, value in zip(names, total[1:], strict=True)}
+    means = {name: value / rows for name, value in zip(names, total, strict=True)}
+    return means | {"td_target/variance": max(squares / rows - means["td_target/mean"] ** 2, 0.0)}
 
 
 def _sums(batch: TransitionBatch, learner: DQN, count: int, policy: TargetPolicy) -> Tensor:
-    q, choices, td_loss = learner.evaluate(batch)
+    evaluated = learner.evaluate(batch)
+    q, choices = evaluated.q, evaluated.choices
     greedy = greedy_choice(q, choices)
+    target = evaluated.target.double()
     scalars = torch.stack(
         (
-            batch.weight.sum(),
-            td_loss,
-            batch.reward.sum(),
-            batch.propensity.sum(),
-            chosen(q, batch.action).sum(),
-            chosen(q, greedy).sum(),
+            batch.weight.sum().double(),
+            target.square().sum(),
+            evaluated.td_loss.double(),
+            target.sum(),
+            batch.reward.sum().double(),
+            batch.propensity.sum().double(),
+            chosen(q, batch.action).sum().double(),
+            chosen(q, greedy).sum().double(),
         )
-    ).double()
+    )
     if not count:
         return scalars
     shares = (

@@ -15,7 +15,7 @@ from reagent_lite.rl.td import Bounds, td_target
 
 
 class ScalarHead(nn.Module):
-    """One output: the value itself."""
+    """One output: the value itself, or with "bce_with_logits" the logit of the value, a probability."""
 
     outputs: Final[int] = 1
 
@@ -25,8 +25,9 @@ class ScalarHead(nn.Module):
         self.half_squares = 2.0 if loss == "mse" else 1.0
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Returns [B, K] for [B, K, 1]."""
-        return outputs.squeeze(2)
+        """Returns values [B, K] for [B, K, 1]."""
+        values = outputs.squeeze(2)
+        return values.sigmoid() if self.kind == "bce_with_logits" else values
 
     @torch.jit.unused
     def loss(

@@ -28,6 +28,20 @@ def td_error(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
     return (target - prediction).abs()
 
 
+def constant_loss(mean: float, variance: float, kind: str) -> float:
+    """Returns a td_loss that the best constant prediction does not exceed, for targets of this mean and variance.
+
+    "mse" and "bce_with_logits" have exactly this loss where the constant is the mean: the variance and the entropy.
+    "huber" is a concave function of the squared error, so that by Jensen's inequality its mean is at most that of one
+    standard deviation; equal while errors are below 1.
+    """
+    if kind == "bce_with_logits":
+        target = torch.tensor(mean, dtype=torch.float64)
+        return float(F.binary_cross_entropy(target, target))
+    deviation = torch.tensor(variance, dtype=torch.float64).sqrt()
+    return float(td_loss(deviation, torch.zeros_like(deviation), kind))
+
+
 def categorical_projection(probabilities: Tensor, returns: Tensor, support: Tensor) -> Tensor:
     """Projects a distribution over shifted returns onto the fixed support, [B, H].
 

@@ -85,7 +85,8 @@ class DryRun:
     """Processes, data and memory of a run that has not started.
 
     Attributes:
-        config: the run's config; node_index and num_nodes are those of this machine.
+        config: the run's config; node_index and num_nodes are those of this machine. It has a minibatch if it gives
+            one or if the number of rows is known.
         place: ranks of this process if another launcher started it, else None.
         world: number of processes on all machines.
         processes: processes on this machine.
@@ -107,9 +108,15 @@ class DryRun:
     free_of: str
 
     @property
-    def minibatch(self) -> int:
-        """Number of rows of a minibatch over all processes."""
-        return self.config.minibatch_over(self.world)
+    def minibatch(self) -> int | None:
+        """Number of rows of a minibatch over all processes; None if it follows rows that are not counted yet."""
+        return self.config.minibatch_over(self.world) if self.config.has_minibatch else None
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows of all machines, if the others have as many as this one; None if it is not known."""
+        shards = self.config.num_nodes if self.config.data.layout == "shards" else 1
+        return None if self.inputs.rows is None else self.inputs.rows * shards
 
     @property
     def memory(self) -> int:
@@ -142,7 +149,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
     free, free_of = _free(processes)
-    return DryRun(
+    run = DryRun(
         config=config,
         place=place,
         world=world,
@@ -153,6 +160,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         free=free,
         free_of=free_of,
     )
+    return run if run.rows is None else replace(run, config=config.with_minibatch_for(run.rows, world))
 
 
 def _inputs(config: WorkflowConfig) -> Inputs:
@@ -374,8 +382,11 @@ def memory_lines(run: DryRun) -> Iterator[str]:
 def _machine_lines(run: DryRun) -> Iterator[str]:
     config, place, here = run.config, run.place, run.processes.count
     every = counted(run.world, f"{run.processes.device_type} process")
-    yield f"{every}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
-    yield f"parallel {config.parallel}: {_batch_contract(run)}"
+    if run.minibatch is None:
+        yield f"{every}; training.minibatch_size follows the number of rows, known after the data is read"
+    else:
+        yield f"{every}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
+        yield f"parallel {config.parallel}: {_batch_contract(run, run.minibatch)}"
     if place is not None:
         yield f"machines: set by the launcher of these processes; rank {place.rank} on node {place.node}"
     elif config.num_nodes > 1:
@@ -395,17 +406,17 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
         )
 
 
-def _batch_contract(run: DryRun) -> str:
+def _batch_contract(run: DryRun, minibatch: int) -> str:
     """Returns how processes and GPUs divide the rows of a minibatch and combine their gradients."""
-    own = f"{run.minibatch / run.world:g} rows"
+    own = f"{minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
         return (
             f"one process draws {own} and divides them among {counted(run.processes.gpus, 'GPU')}, "
-            f"{run.minibatch / run.processes.gpus:g} each; the losses are summed on the first"
+            f"{minibatch / run.processes.gpus:g} each; the losses are summed on the first"
         )
     if run.config.parallel == "none":
         return f"one process draws {own} and computes the gradient alone"
-    return f"each process draws {own}; gradients are averaged over all {run.minibatch} rows"
+    return f"each process draws {own}; gradients are averaged over all {minibatch} rows"
 
 
 def _step_lines(run: DryRun) -> Iterator[str]:
@@ -413,7 +424,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     if len(inputs.types) > 1:
         yield f"policies: {', '.join(map(str, inputs.types))}"
     if not config.training_data_path:
-        steps = simulated_plan(config, minibatch)
+        steps = simulated_plan(config, config.minibatch_over(run.world))
         if config.follows or config.collects:
             mode, shared = config.environments.mode, config.environments.shared
             yield (
@@ -440,14 +451,14 @@ def _step_lines(run: DryRun) -> Iterator[str]:
             f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
             "machine copies its part to its own disk"
         )
-    if inputs.rows is None:
+    if inputs.rows is None or run.rows is None or minibatch is None:
         yield "rows and steps: not known before the data is read"
         return
     by = "the files' metadata" if inputs.copy is None else "the training copy"
     yield f"rows: {inputs.rows:,} on this machine, from {by}"
-    shares = config.num_nodes if config.data.layout == "shards" else 1
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
-    steps_per_epoch = -(-inputs.rows * shares // (logged * config.training.minibatches_per_step))
-    provided = "the other machines have as many rows" if shares > 1 else "every row can be learned from"
+    steps_per_epoch = -(-run.rows // (logged * config.training.minibatches_per_step))
+    shards = several and config.data.layout == "shards"
+    provided = "the other machines have as many rows" if shards else "every row can be learned from"
     apart = "" if config.evaluation.learn_from_scored else "; scored episodes are not learned from"
     yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {provided}{apart}"

@@ -162,7 +162,7 @@ def _describe(config: WorkflowConfig, processes: Processes) -> None:
         logger.info(line)
     for trouble in warnings_of(run):
         logger.warning(trouble)
-    print(json.dumps(resolved(config), indent=2))
+    print(json.dumps(resolved(run.config), indent=2))
 
 
 def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes, *, force: bool) -> Rendezvous:

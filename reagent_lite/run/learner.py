@@ -35,7 +35,8 @@ def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> No
     if "OMP_NUM_THREADS" in os.environ:
         return
     widths = (spec.num_state_features + spec.num_action_features, *config.training.layers[1:-1], 1)
-    torch.set_num_threads(threads_for(widths, config.training.minibatch_size, group.cores))
+    rows = -(-config.minibatch_over(group.world_size) // group.world_size)
+    torch.set_num_threads(threads_for(widths, rows, group.cores))
 
 
 def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:

@@ -70,6 +70,7 @@ class Data:
         held_out: eval data, or None without eval_data_path.
         learned: the training rows that the policy learns from.
         counts: how many they are in each shard.
+        continues: whether any of them, on any machine, is followed by another state; false for logs of single steps.
         sides, scored: the data as they are evaluated, and the episodes that the policy is scored on.
         seen: whether the policy learns from some of these.
     """
@@ -81,6 +82,7 @@ class Data:
     held_out: Log | None
     learned: LoggedRows
     counts: tuple[int, ...]
+    continues: bool
     sides: Sides
     scored: Scored
     seen: bool
@@ -127,8 +129,12 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     learned, seen = _to_learn(config, train_log, sides, scored)
     counts = shards.counts(learned.count)
     if not sum(counts):
-        apart = "" if config.evaluation.learn_from_scored else ", in episodes that are not scored"
-        raise DataError(Problem(config.training_data_path, f"rows with an action{apart}", "none"))
+        raise DataError(_nothing_to_learn(config))
+    if not len(scored.hashes) and group.is_first:
+        logger.warning(
+            "no episode is scored, so that nothing is estimated and no decision is made: give eval_data_path, more "
+            f"episodes, or a larger evaluation.held_out_share (now {config.evaluation.held_out_share:g})"
+        )
     if shards.several:
         each = " + ".join(f"{count:,}" for count in counts)
         logger.info(f"shards: {each} rows on {len(counts)} nodes; each minibatch has its share of every shard")
@@ -140,6 +146,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         held_out=None if held_out is None else scored_log,
         learned=learned,
         counts=counts,
+        continues=any(group.each(int(learned.continues))),
         sides=sides,
         scored=scored,
         seen=seen,
@@ -154,6 +161,19 @@ def _to_learn(config: WorkflowConfig, log: Log, sides: Sides, scored: Scored) ->
         return log.rows, seen and config.simulated_share < 1  # at 1 the rows are evaluated only
     rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
     return log.rows.only(rows[~both[log.copy.episode[rows]]]), False
+
+
+def _nothing_to_learn(config: WorkflowConfig) -> Problem:
+    """Returns the problem of training data without a row that the policy may learn from."""
+    if config.evaluation.learn_from_scored:
+        return Problem(config.training_data_path, "rows with an action", "none")
+    return Problem(
+        config.training_data_path,
+        "rows with an action, in episodes that are not scored",
+        "none",
+        "Give more episodes, eval_data_path of other episodes, a smaller evaluation.held_out_share, or set "
+        "evaluation.learn_from_scored to true",
+    )
 
 
 def _copy(

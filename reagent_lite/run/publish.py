@@ -178,8 +178,9 @@ class Learned:
 
     @property
     def scores(self) -> dict[str, float | None]:
-        """TD loss, mean value, returns in simulation, and estimates on logs; None for a value that is not finite."""
-        scores = {name: self.figures[name] for name in ("td_loss/mean", "value/model/mean") if name in self.figures}
+        """TD loss, targets' variance, mean value, returns in simulation, estimates; None for a value not finite."""
+        names = ("td_loss/mean", "td_target/variance", "value/model/mean")
+        scores = {name: self.figures[name] for name in names if name in self.figures}
         scores |= {
             name: value
             for name, value in self.evaluation.scalars.items()

@@ -37,6 +37,8 @@ from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
 
+_FEWEST_STEPS = 100  # with Adam, a weight moves by about a learning rate at each
+_SMALLEST_MINIBATCH = 16  # that a warning proposes
 _SHARING = ("epochs", "reads")
 """Entries of a read plan that do not affect which rows a step reads: the run's length, and who reads which rows."""
 
@@ -51,6 +53,7 @@ class Stream:
         order: order in which rows are read; a checkpoint's step number refers to it.
         group: the ranks.
         rollouts: `source` or its simulated part; None for logged rows alone.
+        warning: a warning if the steps are too few, or None.
     """
 
     source: BatchSource
@@ -58,6 +61,7 @@ class Stream:
     order: ReadOrder
     group: Group
     rollouts: RolloutSource | None = None
+    warning: str | None = None
 
     @property
     def rows(self) -> int:
@@ -103,12 +107,14 @@ class Source(Protocol):
     """Data or environments that a run learns from; every rank has one and calls its methods.
 
     Attributes:
+        config: the run's config; training.minibatch_size has a value if the config left it to the number of rows.
         spec: numbers of features and choices that the network is built for.
         normalization: normalization of states and candidates.
         identity: sha256 of data and environment, which a resumed run must share; see History.require_same.
         types: names of the types of agents that learn; ("",) if all agents are of one type.
     """
 
+    config: WorkflowConfig
     spec: SourceSpec
     normalization: Normalization
     identity: dict[str, str]
@@ -184,17 +190,19 @@ class Logged(Source):
     """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
-        self._config, self._group = config, group
+        self._group = group
         self.data = data = prepare(config, group)
+        self.config = config.with_minibatch_for(sum(data.train.found.rows), group.world_size)
         self.spec, self.normalization = data.spec, data.normalization
         self.identity = {"data": data.train.found.content, "env": ""}
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches in the order of a read plan over all machines."""
-        plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
-        _log_plan(self._config, plan, self._group)
+        plan = logged_plan(self.config, self.data, self.config.minibatch_over(self._group.world_size))
+        _log_plan(self.config, plan, self._group, continues=self.data.continues)
         order = _order(plan, plan, simulated=0, alone=False)
-        return Stream(source=self._source(plan), plan=plan, order=order, group=self._group)
+        warning = _few_steps(self.config, plan, order.rows, self._group)
+        return Stream(source=self._source(plan), plan=plan, order=order, group=self._group, warning=warning)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)
@@ -204,15 +212,15 @@ class Logged(Source):
         return Evaluators({"logs": self._on_logs(learner)})
 
     def _on_logs(self, learner: Learner) -> LogEvaluator:
-        return LogEvaluator(self._config, self.data, learners_of(learner)[ONLY], self._group)
+        return LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)
 
     def payable(self) -> Payable | None:
         """Returns the range of values that the rewards of all machines allow."""
-        return payable_values(self._config, self.data.train.rows, self._group)
+        return payable_values(self.config, self.data.train.rows, self._group)
 
     def write_fitted(self) -> None:
         """Writes the normalization that was fitted to the training data."""
-        write_fitted(self._config, self.normalization)
+        write_fitted(self.config, self.normalization)
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns rows spread over the evaluated data."""
@@ -220,7 +228,7 @@ class Logged(Source):
 
     def facts(self) -> Facts:
         """Returns how often each feature is present, and the files."""
-        return logged_facts(self._config, self.data)
+        return logged_facts(self.config, self.data)
 
 
 class Simulated(Source):
@@ -231,7 +239,7 @@ class Simulated(Source):
     """
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
-        self._config, self._group = config, group
+        self.config, self._group = config, group
         self.normalization = given_or_unchanged(config, simulation)
         self.spec = self.normalization.spec(config.actions)
         self.reader = Reader(config, simulation, self.normalization, group.device)
@@ -240,7 +248,7 @@ class Simulated(Source):
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches drawn from replay."""
-        config, group = self._config, self._group
+        config, group = self.config, self._group
         plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
         steps = plan.steps_per_epoch
@@ -281,12 +289,12 @@ class Mixed(Logged):
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         super().__init__(config, group)
-        self.reader = Reader(config, simulation, self.normalization, group.device)
+        self.reader = Reader(self.config, simulation, self.normalization, group.device)
         self.identity = self.identity | {"env": simulation.identity()}
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches of both; if all rows are simulated, as many steps as the logged rows would take."""
-        config, group, share = self._config, self._group, self._config.simulated_share
+        config, group, share = self.config, self._group, self.config.simulated_share
         minibatch = config.minibatch_over(group.world_size)
         simulated = round(minibatch * share)
         if 0 < share < 1:
@@ -306,7 +314,8 @@ class Mixed(Logged):
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
         rollouts, part = open_rollouts(self.reader, learner, plan, group), simulated / minibatch
         source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
-        return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts)
+        warning = _few_steps(config, plan, order.rows, group)
+        return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts, warning=warning)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""
@@ -338,7 +347,38 @@ def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> 
     return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
 
 
-def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0) -> None:
+def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) -> str | None:
+    """Returns a warning if a run on logged rows takes too few optimizer steps to learn from them, and logs it.
+
+    None with a warm start, which has learned before.
+
+    Args:
+        config: the run's config.
+        plan: the plan of the run.
+        rows: rows of an epoch.
+        group: the ranks.
+    """
+    if plan.num_steps >= _FEWEST_STEPS or config.training.warm_start_model_path is not None:
+        return None
+    key, parts = "data.global_minibatch_size", plan.minibatches_per_step
+    if config.data.global_minibatch_size is None:
+        key, parts = "training.minibatch_size", parts * group.world_size
+    longer = f"epochs to at least {-(-_FEWEST_STEPS // plan.steps_per_epoch):,}"
+    smaller = rows * config.epochs // (_FEWEST_STEPS * parts)
+    either = f", or {key} to at most {smaller:,}" if smaller >= _SMALLEST_MINIBATCH else ""
+    warning = (
+        f"too few optimizer steps to learn from: {plan.num_steps:,} in all, {plan.steps_per_epoch:,} for each pass "
+        f"over {counted(rows, 'row')}. For {_FEWEST_STEPS} set {longer}{either}"
+    )
+    if group.is_first:
+        logger.warning(warning)
+    return warning
+
+
+def _log_plan(
+    config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0, *, continues: bool = True
+) -> None:
+    """Logs how many rows each step reads, and warns if the target network hardly moves although rows continue."""
     world, mps = group.world_size, plan.minibatches_per_step
     minibatch = config.minibatch_over(world)
     accumulated = f", {mps} per step" if mps > 1 else ""
@@ -352,7 +392,7 @@ def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: i
     )
     rate, warm = config.rl.target_update_rate, config.training.warm_start_model_path is not None
     moved = 1 - (1 - rate) ** plan.num_steps
-    if moved < 0.5 and config.rl.gamma and not warm and group.is_first:
+    if moved < 0.5 and config.rl.gamma and continues and not warm and group.is_first:
         logger.warning(
             f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} "
             "of the way to what is learned, so that values hardly count what follows the next reward. Raise it, or "

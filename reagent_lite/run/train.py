@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from reagent_lite.algorithms.learners import Learner
+from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
+from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -44,6 +45,7 @@ from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import Payable
 from reagent_lite.sim.cuda import on_stream
+from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import CheckpointSchedule
 from reagent_lite.training.loop import Hooks, Report, Running, fit
 from reagent_lite.training.metrics import MetricsWriter, file_sinks
@@ -82,7 +84,9 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         simulation = None if config.simulation is None else open_simulation(config, group)
         config = config if simulation is None else with_actions(config, simulation)
         history = History.find(config, group, folder / "checkpoints")
-        source = open_source(config, group, simulation, signal)
+        source = open_source(history.config, group, simulation, signal)
+        config = source.config
+        history = replace(history, config=config)
         require_outcome(config, source, group)
         history.require_same(source.identity)
         setup = set_up(source, history)
@@ -205,10 +209,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     writer.keep()
     for line in evaluation.lines:
         logger.info(line)
-    if setup.payable is not None:
-        values = setup.payable.document(writer.figures["value/model/mean"])
-        values["warnings"] += evaluation.document.get("warnings", [])
-        evaluation = replace(evaluation, document={**evaluation.document, **values})
+    evaluation = replace(evaluation, document=evaluation.document | _learning_of(setup, writer.figures, evaluation))
     callback.on_evaluation(evaluation.document)
     return Learned(
         learner=setup.learner,
@@ -218,6 +219,25 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
         figures=writer.figures,
         rows_per_second=rate,
     )
+
+
+def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluation) -> dict[str, Any]:
+    """Returns the entries of evaluation.json on values and on what was learned, and logs what the end of a run shows.
+
+    Empty if no row is logged.
+    """
+    if setup.payable is None:
+        entries: dict[str, Any] = {}
+        useless = None
+    else:
+        entries = setup.payable.document(figures["value/model/mean"])
+        useless = setup.payable.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
+    if useless is not None and setup.history.group.is_first:
+        logger.warning(useless)
+    found = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
+    if entries or found:
+        entries["warnings"] = [*entries.get("warnings", ()), *found, *evaluation.document.get("warnings", ())]
+    return entries
 
 
 class _RunHooks(Hooks):

@@ -1,11 +1,13 @@
-"""The range of values that the rewards of the training data allow, and a warning if the learner's values leave it."""
+"""The values that the rewards of the training data allow, and warnings if the learner's are others or no help."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.data.sampling.source import LoggedRows
@@ -24,9 +26,11 @@ class Payable:
 
     Attributes:
         bounds: the lowest value, at most 0, and the highest, at least 0.
+        vary: whether a policy can learn anything from them: rows differ in reward, or in discount if rewards are not 0.
     """
 
     bounds: tuple[float, float]
+    vary: bool = True
 
     def excess(self, mean: float) -> float:
         """Returns the distance of a mean value from the range; 0 if it is inside, or beyond by a small tolerance."""
@@ -58,28 +62,56 @@ class Payable:
         warnings = [f"{self.warning(mean)}."] if self.excess(mean) else []
         return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}
 
+    def no_better_than_constant(self, figures: Mapping[str, float], learner: DQN) -> str | None:
+        """Returns a warning if one value for all rows has no larger TD loss than the learner's values, or None.
+
+        None as well if there is nothing to learn, and for losses of distributions.
+
+        Args:
+            figures: figures of the learner on evaluated rows, by TensorBoard tag.
+            learner: knows the loss.
+        """
+        mean, variance = figures.get("td_target/mean"), figures.get("td_target/variance")
+        if mean is None or variance is None or not self.vary or not variance:
+            return None
+        constant, loss = learner.constant_loss(mean, variance), figures["td_loss/mean"]
+        if constant is None or loss < constant:
+            return None
+        return (
+            f"the policy has learned nothing that helps: its values have a TD loss of {loss:.4g} on evaluated rows, "
+            f"and the same value for every row has {constant:.4g}. Take more optimizer steps (epochs, or a smaller "
+            "training.minibatch_size), try another training.learning_rate, and check that the rewards depend on the "
+            "state features and the actions"
+        )
+
 
 def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Payable | None:
     """Returns the range of values that the rewards of all machines' rows allow; every rank calls it.
 
-    None if rows are simulated, as their rewards are not known in advance, and if values are logits.
+    None if rows are simulated, as their rewards are not known in advance.
 
     Raises:
         ConfigError: rl.value_bounds is "rewards", but there are no bounds, as gamma is 1.
     """
-    if config.simulated_share or config.rl.q_network_loss == "bce_with_logits":
+    if config.simulated_share:
         return None
     boost = reward_boost(config)
     found = [(0.0, 0.0)]
+    ends = torch.full((4,), -torch.inf, dtype=torch.float64)
     for places in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
         numbers = rows.numbers(places)
         reward, steps, bootstrap, _ = rows.scalars[numbers].double().unbind(1)
         if boost is not None:
             reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]
-        found.append(value_bounds(reward, discount(config.rl.gamma, steps, bootstrap)))
+        factor = discount(config.rl.gamma, steps, bootstrap)
+        found.append(value_bounds(reward, factor))
+        if rows.count:
+            extremes = torch.stack([-reward.amin(), reward.amax(), -factor.amin(), factor.amax()])
+            ends = torch.maximum(ends, extremes.cpu())
     lows, highs = zip(*found, strict=True)
-    ends = group.max(torch.tensor([-min(lows), max(highs)], dtype=torch.float64)).tolist()
-    low, high = -ends[0], ends[1]
+    bounds = torch.tensor([-min(lows), max(highs)], dtype=torch.float64)
+    lowest, high, least_reward, most_reward, least_factor, most_factor = group.max(torch.cat((bounds, ends))).tolist()
+    low = -lowest
     if config.rl.value_bounds == "rewards" and math.isinf(low) and math.isinf(high):
         raise ConfigError(
             Problem(
@@ -88,4 +120,5 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
                 '"rewards"',
             )
         )
-    return Payable(bounds=(low, high))
+    rewards_vary = most_reward > -least_reward
+    return Payable(bounds=(low, high), vary=rewards_vary or (most_factor > -least_factor and most_reward != 0))

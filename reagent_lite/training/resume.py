@@ -130,7 +130,7 @@ class History:
     """An earlier start of this run, if there is one.
 
     Attributes:
-        config: the run's config.
+        config: the run's config, with the minibatch of the unfinished run unless it gives one.
         group: the ranks.
         folder: the run's checkpoints, on rank 0's disk.
         state: state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
@@ -154,6 +154,8 @@ class History:
         checkpoints = CheckpointFolder(folder)
         state = find_unfinished(config.checkpoint, checkpoints, group)
         if state is not None:
+            if config.training.minibatch_size is None:  # it has followed the number of rows, and keeps what it was
+                config = config.with_minibatch(state["config"]["training"]["minibatch_size"])
             logged = bool(config.training_data_path) and not config.simulated_share
             require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)
         run = uuid.uuid4().hex if state is None else state["run"]

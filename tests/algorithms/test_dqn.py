@@ -84,8 +84,27 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
     assert metrics["td_loss"].item() == 2.25  # action 1 is dropped: 1/2 * 3
     assert metrics["imitation_loss"].item() == pytest.approx(-math.log(0.95), rel=1e-5)
     assert loss.item() == pytest.approx(2.25 - math.log(0.95), rel=1e-5)
-    q, choices, td_loss = restricted.evaluate(batch)
-    assert (q.tolist(), choices.tolist(), td_loss.item()) == ([[0, 0]], [[True, False]], 2.25)
+    found = restricted.evaluate(batch)
+    assert (found.q.tolist(), found.choices.tolist(), found.td_loss.item()) == ([[0, 0]], [[True, False]], 2.25)
+    assert found.target.tolist() == [1.5]
+
+
+def test_evaluated_targets_are_those_of_the_loss() -> None:
+    boost = torch.tensor([0.0, -1.0])
+    made = learner(target_scale=10.0, reward_boost=boost)
+    assert made.evaluate(ROWS).target.tolist() == [21, 9, 4]  # as in test_double_q_loss_on_three_rows, b costs 1
+    made.settings = replace(SETTINGS, value_bounds=(-1.0, 5.0))
+    assert made.evaluate(ROWS).target.tolist() == [5, 5, 4]
+
+
+def test_targets_of_distributions_are_means() -> None:
+    zero = torch.zeros(2, dtype=torch.int64)
+    last = make_batch([[0.0] * 3] * 2, [[0.0] * 3] * 2, zero, [1.0, 2.0], bootstrap=torch.zeros(2))
+    for head in ("c51", "quantile"):
+        made = build(head, SPEC)
+        assert made.evaluate(last).target.tolist() == [1, 2]
+        assert made.constant_loss(0.0, 1.0) is None
+    assert learner().constant_loss(3.0, 4.0) == 4
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("mse", 2), ("huber", 1)])
@@ -117,6 +136,14 @@ def test_priorities_are_absolute_errors(kind: str, reward: float, loss: float, e
     assert found.item() == pytest.approx(loss)
     assert made.row_errors.tolist() == pytest.approx([error])
     assert not made.row_errors.requires_grad
+
+
+def test_values_of_a_cross_entropy_are_probabilities() -> None:
+    made = DQN(Table(), ScalarHead("bce_with_logits"), SETTINGS)
+    found = made.evaluate(make_batch([[math.log(3), 0.0]], [[0.0, 0.0]], [0], [1.0], bootstrap=torch.zeros(1)))
+    torch.testing.assert_close(found.q, torch.tensor([[0.75, 0.5]]))
+    assert found.td_loss.item() == pytest.approx(-math.log(0.75))
+    assert found.target.tolist() == [1]
 
 
 @pytest.mark.parametrize("head", ["c51", "quantile"])

@@ -35,7 +35,7 @@ DEFAULTS_OF_2019: dict[str, dict[str, Any]] = {
         "categorical": False, "num_atoms": 51, "qmin": -100, "qmax": 200, "c51_l2_decay": 0, "quantile": False,
     },
     "training": {
-        "minibatch_size": 4096, "learning_rate": 0.001, "optimizer": "ADAM", "layers": [-1, 256, 128, 1],
+        "learning_rate": 0.001, "optimizer": "ADAM", "layers": [-1, 256, 128, 1],
         "activations": ["relu", "relu", "linear"], "lr_policy": "fixed", "lr_decay": 0.999, "dropout_ratio": 0,
         "use_batch_norm": False, "weight_init_min_std": 0, "l2_decay": 0.01, "clip_grad_norm": None,
         "minibatches_per_step": 1, "warm_start_model_path": None, "do_not_warm_start_optimizer": False,
@@ -47,6 +47,39 @@ DEFAULTS_OF_2019: dict[str, dict[str, Any]] = {
     },
     "evaluation": {"calc_cpe_in_training": True},
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "world", "training", "expected"),
+    [
+        (1, 1, {}, 64),
+        (3_000, 1, {}, 64),  # 47 steps an epoch
+        (12_000, 1, {}, 256),  # 187.5, nearer to 256 than to 128 as a power; 47 steps
+        (100_000, 1, {}, 2048),  # 49 steps
+        (100_000, 4, {}, 512),  # the same step of 2,048 rows
+        (100_000, 1, {"minibatches_per_step": 4}, 512),
+        (50_000_000, 1, {}, 4096),  # the default of 2019
+        (3_000, 1, {"minibatch_size": 4096}, 4096),
+        (None, 1, {}, 4096),
+    ],
+)
+def test_the_minibatch_follows_the_number_of_rows(
+    rows: int | None, world: int, training: dict[str, int], expected: int
+) -> None:
+    config = check(DqnConfig, GOOD | {"training": training}).with_minibatch_for(rows, world)
+    assert config.training.minibatch_size == expected
+    assert check(DqnConfig, resolved(config)) == config
+
+
+def test_a_minibatch_of_all_processes_follows_no_rows() -> None:
+    config = check(DqnConfig, GOOD | {"data": {"global_minibatch_size": 100}}).with_minibatch_for(3_000, 2)
+    assert (config.training.minibatch_size, config.minibatch_over(2)) == (None, 100)
+
+
+def test_a_run_that_only_simulates_has_the_minibatch_of_2019() -> None:
+    simulated = check(DqnConfig, {"model_output_path": "out", "simulation": {"env": "cartpole_v0"}})
+    assert simulated.training.minibatch_size == 4096
+    assert check(DqnConfig, resolved(simulated)) == simulated
 
 
 def test_defaults_are_the_contracts() -> None:

@@ -10,6 +10,7 @@ from oracles.runs import ALONE
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.policies import Softmax
@@ -39,10 +40,27 @@ def test_any_action() -> None:
     result = found(None)
     # errors 3 - 0 and 2 - 1
     assert result["td_loss/mean"] == pytest.approx((9 + 1) / 2)
+    # targets are the rewards 0 and 1
+    assert (result["td_target/mean"], result["td_target/variance"]) == (0.5, 0.25)
     assert (result["actions/model/a"], result["actions/model/b"]) == (0.5, 0.5)
     assert result["value/model/mean"] == 4
     a = (1 / (1 + math.e) + math.e**2 / (1 + math.e**2)) / 2
     assert result["propensities/model/a/mean"] == pytest.approx(a)
+
+
+def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
+    """Two other rows with targets 4 and 5 on another rank: 0, 1, 4, 5 have mean 2.5 and variance 4.25."""
+
+    class Another(Group):
+        def sum(self, tensor: Tensor) -> Tensor:
+            other = torch.zeros_like(tensor)
+            other[0], other[1], other[3] = 2, 41, 9  # rows, squared targets, targets
+            return tensor + other
+
+    learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
+    group = Another(Place(), ALONE.device)
+    result = figures([ROWS], learner, group, action_names=("a", "b"), policy=Softmax(1.0))
+    assert (result["td_target/mean"], result["td_target/variance"]) == (2.5, 4.25)
 
 
 def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:

@@ -39,6 +39,7 @@ SPEC = NormalizationSpec((
 ACTIVATIONS = ("linear", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "gelu", "selu", "silu")
 HEADS = {
     "scalar": (ScalarHead(), Softmax(0.01)),
+    "probability": (ScalarHead("bce_with_logits"), Softmax(0.01)),
     "c51": (CategoricalHead(5, -2.0, 3.0), EpsilonGreedy(0.05)),
     "quantile": (QuantileHead(4), EpsilonGreedy()),
 }

@@ -3,11 +3,13 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from reagent_lite.rl.losses import (
     categorical_projection,
     conservative_loss,
+    constant_loss,
     imitation_loss,
     quantile_huber_loss,
     td_error,
@@ -27,6 +29,26 @@ def test_td_errors() -> None:
     for kind in ("mse", "huber"):
         assert td_error(torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0]), kind).tolist() == [2.0, 0.5]
     assert td_error(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits").tolist() == [0.5]
+
+
+@pytest.mark.parametrize("kind", ["mse", "huber", "bce_with_logits"])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_no_constant_is_needed_to_have_less_than_the_loss_of_a_constant(kind: str, scale: float) -> None:
+    """The best of many constants has at most that loss; with a squared error and a cross-entropy, exactly that."""
+    rng = np.random.default_rng(0)
+    target = rng.random(500) ** 3 if kind == "bce_with_logits" else scale * rng.normal(size=500) ** 3
+    constants = torch.linspace(float(target.min()) - 3, float(target.max()) + 3, 4001, dtype=torch.float64)
+    least = min(float(td_loss(c.expand(500), torch.tensor(target), kind).mean()) for c in constants)
+    bound = constant_loss(float(target.mean()), float(target.var()), kind)
+    if kind == "huber":
+        assert bound >= least
+    else:
+        assert bound == pytest.approx(least, rel=1e-3)
+
+
+def test_huber_loss_of_a_constant() -> None:
+    assert constant_loss(0.0, 0.25, "huber") == 0.125  # 0.5^2 / 2
+    assert constant_loss(7.0, 9.0, "huber") == 2.5  # 3 - 1/2
 
 
 def test_projection_splits_mass_between_neighbours() -> None:

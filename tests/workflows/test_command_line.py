@@ -104,8 +104,7 @@ def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.Captu
     captured = capsys.readouterr()
     printed = json.loads(captured.out)
     assert printed["rl"]["gamma"] == 0.5
-    assert printed["training"]["minibatch_size"] == 4096
-    assert "2 cpu processes, 8192 rows per minibatch" in captured.err
+    assert "2 cpu processes; training.minibatch_size follows the number of rows" in captured.err
     assert list(tmp_path.iterdir()) == [tmp_path / "c.json"]
 
 

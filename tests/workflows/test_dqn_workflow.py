@@ -1,6 +1,7 @@
 """The main job, end to end: from logged rows to a checked model."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from oracles import cartpole, gridworld
 from oracles.disks import small_disk
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
-from oracles.runs import ALONE, Runner, merged, trained
+from oracles.runs import ALONE, Runner, checked, merged, quick, trained
 from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check
@@ -19,6 +20,7 @@ from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
+from reagent_lite.run.train import Callback, train
 from reagent_lite.types import SourceSpec
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
@@ -94,6 +96,76 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
     agree(done.outcome["model"], 1000)
     # the same again: the training copy and the model folder are used and replaced
     assert trained(small).scores == done.outcome["scores"]
+
+
+def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
+    """Of four a three are clicked, of four b one; the policy is the softmax of these shares, not of their logits."""
+    rows = [
+        {"mdp_id": str(i), "sequence_number": 0, "state_features": {"0": 1.0 + i % 3}, "action": "ab"[i // 4 % 2],
+         "reward": float(i % 4 > 0 if i // 4 % 2 == 0 else i % 4 == 0), "action_probability": 0.5,
+         "possible_actions": ["a", "b"], "terminal": True}
+        for i in range(600)
+    ]  # fmt: skip
+    tree = quick(
+        write_lines(tmp_path / "clicks.jsonl", rows),
+        tmp_path / "out",
+        epochs=40,
+        rl={"gamma": 0.0, "q_network_loss": "bce_with_logits", "temperature": 0.5},
+        training={"learning_rate": 0.02, "l2_decay": 0.0},
+        evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
+    )
+    outcome = trained(tree)
+    assert outcome.scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
+    assert outcome.model is not None
+    predicted = load_bundle(str(outcome.model)).predict_rows([{"0": 1.0}, {"0": 2.0}, {"0": 3.0}])
+    np.testing.assert_allclose(predicted.q, [[0.75, 0.25]] * 3, atol=0.1)
+    softmax = np.exp(predicted.q / 0.5) / np.exp(predicted.q / 0.5).sum(1, keepdims=True)
+    np.testing.assert_allclose(predicted.propensities, softmax, atol=1e-5)
+    document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
+    assert document["values"]["high"] == 1
+    assert document["scores"]["td_loss/mean"] == pytest.approx(0.5623, abs=0.01)  # entropy of 3/4
+    assert not any("learned nothing" in warning for warning in document["warnings"])
+
+
+class Stopping(Callback):
+    """Ends a run after its first epoch."""
+
+    def on_epoch(self, figures: Mapping[str, float]) -> None:
+        raise RuntimeError("stopped")
+
+
+@pytest.mark.parametrize("first", [None, 32], ids=["by the rows", "given"])
+def test_a_run_keeps_the_minibatch_that_followed_its_rows(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int | None
+) -> None:
+    """200 rows are read 64 at a time, in 4 steps an epoch; a run that began with another number goes on with that."""
+    chosen = 64 if first is None else first
+    small = merged(small, {"training": {"minibatch_size": None}, "checkpoint": {"every_steps": 1}})
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(checked(merged(small, {"training": {"minibatch_size": first}})), ALONE, Stopping())
+    assert f"global minibatch {chosen} rows = 1 process x {chosen}" in caplog.text
+    with pytest.raises(ConfigError, match=rf"training.minibatch_size: expected {chosen} as in the unfinished run"):
+        trained(merged(small, {"training": {"minibatch_size": 100}}))
+    caplog.clear()
+    assert trained(small).steps == 2 * -(-200 // chosen)
+    assert f"resuming from checkpoints/step_00000{-(-200 // chosen) - 1}" in caplog.text
+    for file in ("config.json", "model/config.json"):
+        assert json.loads((tmp_path / "out" / file).read_text())["training"]["minibatch_size"] == chosen
+
+
+def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(small: dict[str, Any]) -> None:
+    """Checkpoints of before have training.minibatch_size 4096 beside data.global_minibatch_size."""
+    small = merged(small, {"training": {"minibatch_size": None}, "data": {"global_minibatch_size": 100}})
+    small = merged(small, {"checkpoint": {"every_steps": 1}})
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(checked(small).with_minibatch(4096), ALONE, Stopping())
+    assert trained(small).steps == 4
+
+
+def test_the_minibatch_of_two_processes(run: Runner, small: dict[str, Any]) -> None:
+    done = run("dqn", merged(small, {"training": {"minibatch_size": None}}), "--set", "num_processes_per_node=2")
+    assert done.code == 0, done.err
+    assert "global minibatch 128 rows = 2 processes x 64" in done.err
 
 
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
@@ -254,6 +326,15 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
     assert steps == 14  # 200 rows in batches of 32, twice: 1 - 0.99^14 = 13.1 %, 1 - 0.8^14 = 96 %
     said = f"14 steps at rl.target_update_rate {rate:g} move the target network 13.1% of the way"
     assert (said in caplog.text) == ("move the target network" in caplog.text) == warned
+
+
+def test_a_target_network_that_gives_no_target_is_no_warning(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every row is terminal: 14 steps at the default rate 0.001 move nothing that a target is made of."""
+    rows = [{**row, "terminal": True, "next_state_features": {}, "next_action": ""} for row in random_rows(200)]
+    trained(small | {"training_data_path": str(write_lines(tmp_path / "single.jsonl", rows))})
+    assert "move the target network" not in caplog.text
 
 
 def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,6 +66,19 @@ def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
     assert [line for line in lines if line.startswith("warning")] == []
 
 
+def test_the_minibatch_follows_the_rows(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """12,000 rows in about 64 steps are minibatches of 256; the resolved config and the steps have this number."""
+    absent = {"training": {}}
+    lines = plan(absent | {"training_data_path": parquet(tmp_path, 12_000)})
+    assert lines[0] == "1 cpu process, 256 rows per minibatch, 256 on each"
+    assert only(lines, "steps").startswith("steps: 47 per epoch, 94 in total")
+    assert main("workflows.dqn", DqnConfig, "x.json", ["--config", str(tmp_path / "config.json"), "--dry_run"]) == 0
+    assert json.loads(capsys.readouterr().out)["training"]["minibatch_size"] == 256
+    lines = plan(absent)
+    assert lines[0] == "1 cpu process; training.minibatch_size follows the number of rows, known after the data is read"
+    assert only(lines, "rows") == "rows and steps: not known before the data is read"
+
+
 def test_machines_processes_and_ranks(plan: Plan) -> None:
     """Node 1 of 3 with 2 processes each: 6 ranks, its own are 2 and 3; a minibatch of 6 x 32 rows."""
     changes = {

@@ -98,5 +98,25 @@ def test_no_row_of_a_scored_episode_is_learned_from(noise: dict[str, Any], given
 
 def test_nothing_is_left_to_learn_from(noise: dict[str, Any]) -> None:
     tree = {**noise, "evaluation": {"learn_from_scored": False, "held_out_share": 0.9999}}
-    with pytest.raises(DataError, match="expected rows with an action, in episodes that are not scored, got none"):
+    with pytest.raises(DataError, match="expected rows with an action, in episodes that are not scored, got none") as e:
         prepare(check(DqnConfig, tree), ALONE)
+    for todo in ("Give more episodes", "eval_data_path", "evaluation.learn_from_scored to true"):
+        assert todo in str(e.value)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["a share", "the same file as eval data"])
+def test_a_log_with_too_few_episodes_to_score_one(
+    noise: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, given: bool
+) -> None:
+    """All rows are learned from, as no hash of an episode falls into a share so small."""
+    tree = noise | ({"eval_data_path": noise["training_data_path"]} if given else {})
+    honest = {"learn_from_scored": False, "held_out_share": 1e-9, "final_fit_passes": 1}
+    outcome = trained({**tree, "epochs": 1, "evaluation": {**noise["evaluation"], **honest}})
+    assert outcome.rows == ROWS
+    todo = "give eval_data_path, more episodes, or a larger evaluation.held_out_share (now 1e-09)"
+    assert [line for line in caplog.messages if "no episode is scored" in line] == [
+        f"no episode is scored, so that nothing is estimated and no decision is made: {todo}"
+    ]
+    document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
+    assert document["decision"]["choice"] == "not enough to say"
+    assert "no episodes could be scored" in document["decision"]["reason"]

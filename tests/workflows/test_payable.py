@@ -1,9 +1,10 @@
-"""Values outside the range that the data's rewards allow: log, report and model card warn of them."""
+"""Values that the data's rewards do not allow, or that tell nothing: log, report and model card warn of them."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracles.logs import random_rows, write_lines
@@ -63,7 +64,7 @@ def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
         """Beside a rank whose rows pay -3 to 5."""
 
         def max(self, tensor: torch.Tensor) -> torch.Tensor:
-            return torch.maximum(tensor, tensor.new_tensor([3.0, 5.0]))
+            return torch.maximum(tensor, tensor.new_tensor([3.0, 5.0, 3.0, 5.0, 0.0, 0.0]))
 
     config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))
     payable = payable_values(config, prepare(config, ALONE).train.rows, Another(Place(), ALONE.device))
@@ -94,3 +95,99 @@ def test_values_stay_inside_bounds_that_targets_are_clipped_to(tmp_path: Path) -
     rl = {"gamma": 0.99, "target_update_rate": 1.0, "value_bounds": [-0.5, 0.5]}
     outcome = trained(tree_of(tmp_path, rl=rl, epochs=20, training={"learning_rate": 0.03}))
     assert outcome.scores["value/model/mean"] == pytest.approx(0.5, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "terminal", "gamma", "vary"),
+    [
+        ([1, 2], [0, 0], 0.5, True),
+        ([1, 1], [0, 1], 0.5, True),  # 1 and more to come, or 1 and the end
+        ([1, 1], [0, 0], 0.5, False),
+        ([1, 1], [0, 1], 0.0, False),
+        ([0, 0], [0, 1], 0.5, False),
+        ([-1, -1], [0, 1], 0.5, True),
+    ],
+)
+def test_rewards_from_which_something_can_be_learned(
+    tmp_path: Path, rewards: list[int], terminal: list[int], gamma: float, vary: bool
+) -> None:
+    rows = [
+        {
+            **row,
+            "reward": rewards[i % 2],
+            "terminal": bool(terminal[i % 2]),
+            "next_state_features": {"0": 1.0},
+            "possible_next_actions": [1, 1],
+        }
+        for i, row in enumerate(random_rows(40))
+    ]
+    config = check(DqnConfig, quick(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "out", rl={"gamma": gamma}))
+    payable = payable_values(config, prepare(config, ALONE).train.rows, ALONE)
+    assert payable is not None
+    assert payable.vary == vary
+
+
+LEARNED_NOTHING = "the policy has learned nothing that helps: its values have a TD loss of"
+FEW_STEPS = "too few optimizer steps to learn from"
+
+
+def single_steps(folder: Path, *, depends: float, noise: float, rows: int = 1200) -> Path:
+    """Terminal rows whose reward is `depends` times a feature, with the sign of the action, and noise of that size."""
+    rng = np.random.default_rng(0)
+    states, actions, shocks = rng.normal(size=(rows, 3)), rng.integers(2, size=rows), rng.normal(size=rows)
+    log = [
+        {"mdp_id": str(i), "sequence_number": 0, "state_features": {"0": x[0], "1": x[1], "2": x[2]},
+         "action": "ab"[action], "reward": float(3 + depends * (2 * action - 1) * x[0] + noise * shock),
+         "action_probability": 0.5, "possible_actions": ["a", "b"], "terminal": True}
+        for i, (x, action, shock) in enumerate(zip(states.tolist(), actions, shocks, strict=True))
+    ]  # fmt: skip
+    return write_lines(folder / "log.jsonl", log)
+
+
+@pytest.mark.parametrize(
+    ("depends", "noise", "epochs", "minibatch", "loss", "said"),
+    [
+        (1.0, 0.1, 1, 4096, "mse", {LEARNED_NOTHING, FEW_STEPS}),  # one step
+        (1.0, 0.1, 1, 4096, "huber", {LEARNED_NOTHING, FEW_STEPS}),
+        (1.0, 0.1, 20, 32, "mse", set()),
+        (1.0, 0.1, 20, 32, "huber", set()),
+        (0.0, 1.0, 20, 32, "mse", {LEARNED_NOTHING}),  # by a line alone; rewards are noise
+        (0.0, 0.0, 20, 32, "mse", set()),  # every reward is 3: there is nothing to learn
+    ],
+)  # fmt: skip
+def test_a_learner_that_learned_nothing_says_so(
+    tmp_path: Path, depends: float, noise: float, epochs: int, minibatch: int, loss: str, said: set[str]
+) -> None:
+    tree = quick(
+        single_steps(tmp_path, depends=depends, noise=noise),
+        tmp_path / "out",
+        epochs=epochs,
+        rl={"gamma": 0.9, "q_network_loss": loss},
+        evaluation={"final_fit_passes": 1, "calc_cpe_in_training": False},
+    )
+    tree["training"] |= {"minibatch_size": minibatch, "learning_rate": 0.01}
+    if not depends:
+        tree["training"] |= {"layers": [-1, -1], "activations": ["linear"]}
+    trained(tree)
+    warnings = json.loads((tmp_path / "out/model/evaluation.json").read_text())["warnings"]
+    assert {part for part in (LEARNED_NOTHING, FEW_STEPS) if any(part in warning for warning in warnings)} == said
+    page = (tmp_path / "out/report.html").read_text()
+    assert all((part in page) == (part in said) for part in (LEARNED_NOTHING, FEW_STEPS))
+
+
+def test_few_steps_and_what_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """1,200 rows in one minibatch are one step an epoch: 100 steps take 100 epochs, or 10 of 120 rows each."""
+    log = single_steps(tmp_path, depends=1.0, noise=0.1)
+    tree = quick(log, tmp_path / "out", epochs=10, evaluation={"final_fit_passes": 1})
+    tree["training"]["minibatch_size"] = 4096
+    trained(tree)
+    first = "too few optimizer steps to learn from: 10 in all, 1 for each pass over 1,200 rows. "
+    todo = "For 100 set epochs to at least 100, or training.minibatch_size to at most 120"
+    assert caplog.messages.count(first + todo) == 1
+    caplog.clear()
+    tree["training"] |= {"minibatch_size": 120, "warm_start_model_path": None}
+    assert trained(tree).steps == 100
+    assert FEW_STEPS not in caplog.text
+    tree["training"] |= {"minibatch_size": 4096, "warm_start_model_path": str(tmp_path / "out")}
+    trained(tree | {"model_output_path": str(tmp_path / "warm")})
+    assert FEW_STEPS not in caplog.text

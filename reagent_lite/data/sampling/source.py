@@ -114,6 +114,12 @@ class LoggedRows:
         """Rows that may be learned from."""
         return len(self.scalars) if self.usable is None else len(self.usable)
 
+    @property
+    def continues(self) -> bool:
+        """Whether a row that may be learned from is followed by another state."""
+        bootstrap = self.scalars[:, 2] if self.usable is None else self.scalars[self.usable, 2]
+        return bool(bootstrap.any())
+
     def numbers(self, places: Tensor) -> Tensor:
         """Returns row numbers by places [n] among the rows that may be learned from; 0 where there are no such rows."""
         if not self.count:

@@ -73,7 +73,7 @@ class Scale(NamedTuple):
         settings = config.environments
         return cls(
             num_envs=-(-settings.num_envs // world),
-            minibatch_size=config.training.minibatch_size,
+            minibatch_size=config.minibatch_over(1),
             updates=settings.updates_per_rollout,
         )
 
@@ -89,9 +89,8 @@ class Scale(NamedTuple):
 
     def applied(self, config: WorkflowConfig, world: int) -> WorkflowConfig:
         """Returns the config for `world` processes of this scale."""
-        training = config.training.model_copy(update={"minibatch_size": self.minibatch_size})
         scaled = config.with_environments(num_envs=self.num_envs * world, updates_per_rollout=self.updates)
-        return scaled.model_copy(update={"training": training})
+        return scaled.with_minibatch(self.minibatch_size)
 
 
 class Limit(NamedTuple):
