@@ -8,6 +8,7 @@ row is vectorised.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,8 +63,12 @@ class Column:
 
     def value(self, at: int) -> str:
         """Returns a value as JSON, for errors; ids that a struct has for other rows are left out."""
-        value = self.array[at].as_py()
-        text = value if self.text else _as_json(value)
+        try:
+            value = self.array[at].as_py()
+            text = value if self.text and value is not None else _as_json(value)
+        except (ArithmeticError, ValueError, pa.ArrowException):
+            # Python has no such value: a time after the year 9999, an object with a key twice
+            text = self.array[at : at + 1].to_string(skip_new_lines=True)[1:-1]
         return text if len(text) <= 60 else text[:57] + "..."
 
     def fault(
@@ -152,8 +157,13 @@ def typed(
 
 
 def float_of(value: object) -> float | None:
-    """Returns a number parsed from JSON, true and false as 1 and 0; None of anything else."""
-    return float(value) if isinstance(value, int | float) else None
+    """Returns a number parsed from JSON, true and false as 1 and 0, beyond float64 infinite; None of anything else."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def float64(array: pa.Array) -> NDArray[np.float64]:
@@ -264,10 +274,11 @@ def per_distinct(
 ) -> NDArray[Any]:
     """Returns [n] codes: `decode` of each distinct value (texts parsed), `absent` where null."""
     array = column.array
-    if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
-        # Nothing here reads what is in lists and objects, so an empty one stands for all; lists of pairs are maps.
-        plain = is_list(array.type) and not pa.types.is_struct(array.type.value_type)
-        return np.where(column.present, decode([] if plain else {}), absent).astype(dtype)
+    if not (is_number(array.type) or is_string(array.type)):
+        # Nothing here reads other values, so that an empty object stands for all maps, an empty list for the rest.
+        inner = array.type.value_type if is_list(array.type) else array.type
+        is_object = pa.types.is_struct(inner) or pa.types.is_map(array.type)
+        return np.where(column.present, decode({} if is_object else []), absent).astype(dtype)
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values
