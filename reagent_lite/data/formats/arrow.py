@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, damage_reported, sha256_of
+from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
 from reagent_lite.data.formats.schema import filled, valid_rows
 from reagent_lite.errors import DataError, Problem
 
@@ -38,7 +38,8 @@ def read_parquet(
     Raises:
         DataError: no Parquet file, one that is packed or ends early, a column twice, or text that is not UTF-8.
     """
-    with opened_parquet(file) as parquet:
+    with _opened(file, PARQUET) as stream:
+        parquet = _parquet(stream, file)
         names = parquet.schema_arrow.names
         wanted = [name for name in names if columns is None or name in columns]
         total, row = parquet.metadata.num_rows, 0
@@ -46,7 +47,7 @@ def read_parquet(
             row += batch.num_rows
             position.bytes_read = file.size * row // max(1, total)
             yield partial(_block, file, number, batch, names, row, PARQUET)
-    position.bytes_read, position.sha256 = file.size, sha256_of(file)
+        position.bytes_read, position.sha256 = file.size, digest_of(stream)
 
 
 @contextmanager
@@ -57,9 +58,13 @@ def opened_parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
         DataError: no Parquet file, a damaged one (also while it is read), or a column twice.
     """
     with _opened(file, PARQUET) as stream:
-        parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
-        _require_each_once(parquet.schema_arrow.names, file)
-        yield parquet
+        yield _parquet(stream, file)
+
+
+def _parquet(stream: IO[bytes], file: InputFile) -> pa.parquet.ParquetFile:
+    parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
+    _require_each_once(parquet.schema_arrow.names, file)
+    return parquet
 
 
 def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
@@ -92,7 +97,7 @@ def read_ipc(
                 row += part.num_rows
                 position.bytes_read = begin + num_bytes * (start + part.num_rows) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-    position.bytes_read, position.sha256 = file.size, sha256_of(file)
+        position.bytes_read, position.sha256 = file.size, digest_of(stream)
 
 
 def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]:

@@ -93,7 +93,13 @@ class InputFile:
 def sha256_of(file: InputFile) -> str:
     """Returns the sha256 of a file's stored bytes."""
     with file.open() as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+        return digest_of(stream)
+
+
+def digest_of(stream: IO[bytes]) -> str:
+    """Returns the sha256 of all bytes of an open file, also where another file has taken its name since."""
+    stream.seek(0)
+    return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @contextmanager

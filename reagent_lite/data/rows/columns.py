@@ -68,7 +68,7 @@ class Column:
             text = value if self.text and value is not None else _as_json(value)
         except (ArithmeticError, ValueError, pa.ArrowException):
             # Python has no such value: a time after the year 9999, an object with a key twice
-            text = self.array[at : at + 1].to_string(skip_new_lines=True)[1:-1]
+            text = " ".join(self.array[at : at + 1].to_string(skip_new_lines=True)[1:-1].split())
         return text if len(text) <= 60 else text[:57] + "..."
 
     def fault(
