@@ -25,6 +25,8 @@ from reagent_lite.errors import DataError, Problem
 
 BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
+_BYTES_OF_VALUE = 4
+"""What a value takes in Parquet, before compression, where few are equal."""
 PARQUET, IPC = "Parquet", "Arrow IPC"
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -68,8 +70,9 @@ def _parquet(stream: IO[bytes], file: InputFile) -> pa.parquet.ParquetFile:
 
 
 def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    # by the bytes of row groups: where the metadata of a column are damaged, Arrow ends the process that asks for them
+    num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    values = max(max(1, metadata.num_columns) * metadata.num_rows, num_bytes // _BYTES_OF_VALUE)
     return int(max(1, BLOCK_VALUES * metadata.num_rows // max(1, values)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 from oracles.event_files import blocks_of, lines_of, problems_of, rows_of
+from oracles.event_files import data_of as data_of_rows
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow
@@ -107,9 +109,27 @@ def read_damaged(folder: Path) -> None:
         assert all(text.startswith(f"{folder}/x.arrow: expected ") for text in found)
 
 
-def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path) -> None:
-    """Offsets that lead outside the file's memory end no process: what is read has been validated."""
-    process = multiprocessing.get_context("spawn").Process(target=read_damaged, args=(tmp_path,))
+def read_damaged_footers(folder: Path) -> None:
+    """Reads a Parquet file with one bit of its metadata changed, some 1900 times."""
+    data = data_of_rows(
+        [{"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0}] * 3, "map.parquet"
+    )
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    outcomes = Counter[type]()
+    for bit in range(8 * begin, 8 * len(data), 7):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            outcomes[type(rows_of(written(folder, bytes(damaged), "x.parquet")))] += 1
+        except DataError as error:
+            outcomes[type(error)] += 1
+    assert min(outcomes[list], outcomes[DataError]) > 100
+
+
+@pytest.mark.parametrize("read", [read_damaged, read_damaged_footers])
+def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, read: Callable[[Path], None]) -> None:
+    """Metadata and offsets that lead outside the file's memory end no process: what is read has been validated."""
+    process = multiprocessing.get_context("spawn").Process(target=read, args=(tmp_path,))
     process.start()
     process.join(120)
     assert process.exitcode == 0
