@@ -19,6 +19,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
+from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.table import FEATURES, by_name, typed_table
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
@@ -26,10 +27,19 @@ from reagent_lite.feature_ids import id_of
 
 
 def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
-    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from."""
+    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from.
+
+    Raises:
+        DataError: what is wrong in the data, with file and line; sequence numbers of two kinds.
+    """
+    orders: dict[str, str] = {}
     with progress(doing, "bytes") as show:
         positions = [Position() for _ in files]
-        yield from read_blocks(files, lambda block: (typed_table(block), block.where(0)), positions, show, ALL_COLUMNS)
+        blocks = read_blocks(files, lambda one: (*typed_table(one), one.where(0)), positions, show, ALL_COLUMNS)
+        for table, of_block, where in blocks:
+            orders = {**of_block, **orders}
+            require_one_order(orders, 0)
+            yield table, where
 
 
 @dataclass(slots=True)

@@ -156,8 +156,8 @@ def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array
     return found
 
 
-def typed_table(block: Block) -> pa.Table:
-    """Returns the columns of a block as the types above; columns that no log has stay as they are.
+def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
+    """Returns (the columns of a block as the types above, Faults.orders); columns that no log has stay as they are.
 
     Features are by id, and by name, as strings, where one of the block has a name.
 
@@ -170,7 +170,7 @@ def typed_table(block: Block) -> pa.Table:
     if faults.features:
         names = {int(one): str(one) for one in faults.features}
         columns = {name: by_name(array, names) for name, array in columns.items()}
-    return pa.table(columns)
+    return pa.table(columns), faults.orders
 
 
 def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import small_blocks, write_events
+from oracles.event_files import data_of, small_blocks, write_events
 from oracles.events import make
 from oracles.logs import write_lines
 
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.tables import read_log
+from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import id_of
 
@@ -453,3 +457,45 @@ def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: A
     write_events(rows, tmp_path / "log", "csv")
     assert "20.0" in (tmp_path / "log/events-0.csv").read_text()
     assert prepare_training_copy(str(tmp_path / "log"), actions=names).next_action.tolist() == found
+
+
+NINE_DIGITS = "2026-01-31T10:00:00.123456"
+ORDERS: list[tuple[str, list[Any], str]] = [
+    ("log.json", [0, "2026-01-31"], "integers in sequence_number, as in {file}:1, got a time"),
+    ("log.json", ["2026-01-31", 0], "integers in sequence_number, as in {file}:2, got a time"),
+    ("log.csv", [0, "2026-01-31"], "integers in sequence_number, as in {file}:2, got a time"),
+    ("log.json", [f"{NINE_DIGITS}001", f"{NINE_DIGITS}9"],
+     "times of an episode that differ by a microsecond, got parts of a microsecond, and 1 row with the mdp_id"),
+    ("log.csv", [f"{NINE_DIGITS}001", f"{NINE_DIGITS}9"], "times of an episode that differ by a microsecond"),
+    ("log.parquet", [1_001, 1_999], "times of an episode that differ by a microsecond"),
+    ("log.arrow", [1_001, 1_999], "times of an episode that differ by a microsecond"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "order", "words"), ORDERS)
+@pytest.mark.parametrize("by_line", [False, True])
+def test_sequence_numbers_say_one_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, order: list[Any], words: str, by_line: bool
+) -> None:
+    if by_line:
+        small_blocks(monkeypatch, 16)
+    file = tmp_path / name
+    event = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
+    if name in TABLES:
+        write_table(file, ("sequence_number", pa.array(order, pa.timestamp("ns"))), ("terminal", pa.array([True] * 2)))
+    else:
+        file.write_bytes(data_of([{**event, "sequence_number": one} for one in order], file.suffix[1:]))
+    words = words.format(file=file)
+    assert words in str(problems_of(file)[0])
+    config = {"timeline": {"inputTableName": str(file), "outputTableName": str(tmp_path / "out")}}
+    with pytest.raises(DataError, match=re.escape(words)):
+        run_timeline(TimelineConfig.model_validate(config))
+    if "integers" in words:
+        with pytest.raises(DataError, match=re.escape(words)):
+            read_log(file)
+
+
+def test_parts_of_a_microsecond_are_cut_where_times_differ(tmp_path: Path) -> None:
+    write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))
+    copy = prepare_training_copy(str(tmp_path / "log.parquet"), actions=ACTIONS)
+    assert copy.sequence.tolist() == [1, 3]
