@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import Columns, LogColumns
+from reagent_lite.config.loader import check
+from reagent_lite.config.section import Section
 from reagent_lite.console import progress
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
@@ -84,6 +86,10 @@ def survey(files: tuple[InputFile, ...]) -> Survey:
     return found
 
 
+class _Own(Section):
+    columns: LogColumns = {}
+
+
 def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
     """Returns a whole log, in memory, as training understands it: one Arrow table; `to_pandas()` makes a frame of it.
 
@@ -92,8 +98,10 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
         columns: the log's own names for columns of the contract.
 
     Raises:
+        ConfigError: `columns` that no log can have.
         DataError: what is wrong in the data, with file and line.
     """
+    columns = check(_Own, {"columns": {} if columns is None else columns}).columns
     fields: dict[str, pa.Field] = {}
     tables = []
     for table, where in typed_tables(data_files(path_of(log), columns), "reading"):

@@ -7,6 +7,7 @@ its memory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,8 +21,9 @@ import pyarrow.parquet
 from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
-from reagent_lite.data.formats.schema import filled, valid_rows
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.data.formats.schema import filled, is_text, valid_rows
+from reagent_lite.errors import DataError, Problem, first_line
+from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
@@ -175,7 +177,25 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         batch.schema.field(name).with_type(array.type) if name in read else pa.field(name, array.type)
         for name, array in zip(names, columns, strict=True)
     ]
-    return Block(file=file, file_number=number, table=pa.table(columns, pa.schema(fields)), lines=lines)
+    block = Block(file=file, file_number=number, table=pa.table(columns, pa.schema(fields)), lines=lines)
+    for field, array in zip(fields, columns, strict=True):
+        if is_text(field):
+            _require_json(block, field.name, array)
+    return block
+
+
+def _require_json(block: Block, name: str, array: pa.Array) -> None:
+    """Checks texts that the metadata of their column call JSON, as those of our own files are."""
+    for text in array.unique().drop_null().to_pylist():
+        try:
+            if is_deep(text.encode()):
+                raise ValueError(f"more than {MOST_LEVELS} levels")
+            value = json.loads(text, object_pairs_hook=unique_keys)
+            json.dumps(value, ensure_ascii=False).encode()
+        except ValueError as error:
+            where = block.where(pc.index(array, text).as_py())
+            expected = f"JSON in {name}, as the metadata of the column say"
+            raise DataError(Problem(where, expected, f"{text[:40]!r}: {first_line(error)}")) from None
 
 
 def _unreadable(block: Block) -> Problem | None:

@@ -178,10 +178,13 @@ def _header(
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
     found = []
+    problems = []
     for name in names:
         column, dot, feature = name.partition(".")
         meaning = name if own is None else own.meaning(name)
         is_part = bool(dot) and column in MAPS
+        if is_part and not feature:
+            problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
         # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
         number = is_part or (meaning != name and "." in meaning)
@@ -194,7 +197,6 @@ def _header(
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
-    problems = []
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
     for field in sorted({one.field for one in found if one.feature} & set(names)):

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from oracles.event_files import blocks_of, lines_of, problems_of, rows_of
 from oracles.event_files import data_of as data_of_rows
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow
+from reagent_lite.data.formats.schema import TEXT_METADATA, to_numpy
 from reagent_lite.errors import DataError, NoRowsError
 
 TABLE = pa.table({
@@ -184,3 +186,26 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     assert np.isnan(np.array(copy.state)[:COUNT, 0]).all()
     assert copy.state_ids == (0, 3)
     assert copy.mask.tolist() == copy.next_mask.tolist() == [[1, 1]] * COUNT
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) -> None:
+    def claimed(array: pa.Array) -> Path:
+        table = pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)]))
+        if name == "x.parquet":
+            pa.parquet.write_table(table, tmp_path / name)
+            return tmp_path / name
+        return written(tmp_path, data_of(table, pa.ipc.new_file), name)
+
+    assert rows_of(claimed(pa.array([1, 2]))) == [{"reward": 1}, {"reward": 2}]
+    assert rows_of(claimed(pa.array(["1", None, '"a"']))) == [{"reward": "1"}, {"reward": None}, {"reward": '"a"'}]
+    for text in ("{bad", "[" * 200 + "]" * 200, '{"a": 1, "a": 2}', '"\\ud800"'):
+        (problem,) = problems_of(claimed(pa.array(["1", None, text])))
+        assert problem.where == f"{tmp_path}/{name}:3"
+        assert problem.expected == "JSON in reward, as the metadata of the column say"
+
+
+def test_a_buffer_may_end_with_a_part_of_a_value() -> None:
+    array = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(np.arange(3, dtype=np.int32).tobytes()[:11])])
+    assert to_numpy(array).tolist() == [0, 1]
+    assert to_numpy(array[1:]).tolist() == [1]

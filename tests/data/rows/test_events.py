@@ -86,8 +86,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("ds", texts("20260115", '"2026-01-31"'), "a date such as 2026-01-31 in ds, got 20260115"),
     ("ds", pa.array([1.5, None]), "a date such as 2026-01-31 in ds, got 1.5"),
     ("ds", pa.array([datetime(2026, 1, 31, 5), None]), 'a date such as 2026-01-31 in ds, got "2026-01-31 05:00:00"'),
-    ("x", pa.array([b"a", None]), "values that can be written as text in x, got bytes"),
-    ("x", pa.array([[b"a"], []]), "values that can be written as text in x, got bytes"),
+    ("ds", pa.array([0, None], pa.timestamp("s", "No/Land")), "a time zone that this machine knows in ds, got 1970"),
+    ("x", pa.array([b"a", None]), "values that can be written as text in x, got \"b'a'\""),
+    ("x", pa.array([[b"a"], []]), "values that can be written as text in x, got [\"b'a'\"]"),
+    ("x", pa.array([[10**15], []], pa.list_(pa.duration("s"))),
+     "values that can be written as text in x, got [1000000000000000]"),
+    ("x", pa.array([0, None], pa.timestamp("s", "Nowhere/Land")), "values that can be written as text in x, got 1970"),
 ]  # fmt: skip
 CONTRACT = Contract(actions=(), events=True, extra=("x",))
 
@@ -103,7 +107,7 @@ def test_what_a_column_takes(name: str, array: pa.Array, values: list[Any]) -> N
 @pytest.mark.parametrize(("name", "array", "words"), REFUSED, ids=str)
 def test_what_a_column_refuses(name: str, array: Any, words: str) -> None:
     _, faults, _ = event_table(block(**{"x": pa.nulls(2), name: array}), CONTRACT)
-    assert str(faults.by_kind().problems()[0]) == f"log.parquet:1: expected {words}"
+    assert str(faults.by_kind().problems()[0]).startswith(f"log.parquet:1: expected {words}")
 
 
 def test_flags_of_possible_actions_are_names_where_actions_are_known() -> None:
