@@ -47,10 +47,11 @@ def read_parquet(
         names = parquet.schema_arrow.names
         wanted = [name for name in names if columns is None or name in columns]
         total, row = parquet.metadata.num_rows, 0
-        for batch in parquet.iter_batches(_rows_of_block(parquet.metadata), columns=wanted):
-            row += batch.num_rows
-            position.bytes_read = file.size * row // max(1, total)
-            yield partial(_block, file, number, batch, names, row, PARQUET)
+        for batch in parquet.iter_batches(_rows_of_batch(parquet.metadata), columns=wanted):
+            for part in _parts(batch):
+                row += part.num_rows
+                position.bytes_read = file.size * row // max(1, total)
+                yield partial(_block, file, number, part, names, row, PARQUET)
         position.bytes_read, position.sha256 = file.size, digest_of(stream)
 
 
@@ -71,8 +72,9 @@ def _parquet(stream: IO[bytes], file: InputFile) -> pa.parquet.ParquetFile:
     return parquet
 
 
-def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
-    # by the bytes of row groups: where the metadata of a column are damaged, Arrow ends the process that asks for them
+def _rows_of_batch(metadata: pa.parquet.FileMetaData) -> int:
+    # By the bytes of row groups, which are fewer where many values are equal: Arrow ends a process that asks for the
+    # metadata of a column where these are damaged.
     num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     values = max(max(1, metadata.num_columns) * metadata.num_rows, num_bytes // _BYTES_OF_VALUE)
     return int(max(1, BLOCK_VALUES * metadata.num_rows // max(1, values)))
@@ -92,17 +94,22 @@ def read_ipc(
             names = batch.schema.names
             batch.validate()
             kept = batch.select([name for name in names if columns is None or name in columns])
-            # of whole buffers: nbytes would follow offsets, which are validated in `_block`
-            values = kept.get_total_buffer_size() // 8 + kept.num_rows
-            rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
-            begin = position.bytes_read
+            begin, before = position.bytes_read, row
             num_bytes = min(file.size, stream.tell()) - begin
-            for start in range(0, batch.num_rows, rows):
-                part = kept.slice(start, rows)
+            for part in _parts(kept):
                 row += part.num_rows
-                position.bytes_read = begin + num_bytes * (start + part.num_rows) // batch.num_rows
+                position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
         position.bytes_read, position.sha256 = file.size, digest_of(stream)
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields a batch in parts of at most BLOCK_VALUES values."""
+    # of whole buffers: nbytes would follow offsets, which are validated in `_block`
+    values = batch.get_total_buffer_size() // 8 + batch.num_rows
+    rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]:

@@ -311,7 +311,7 @@ def _plain_column(column: _HeaderCell, table: pa.Table, lines: Lines, path: str)
     has_maps = kind == "action" and pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py()
     if not has_maps and kind not in ("features", "metrics", "actions"):
         return table.schema.field(column.name), array
-    cells = pc.replace_substring_regex(pc.fill_null(array, "null"), r"[\r\n]", " ")
+    cells = pc.fill_null(array, "null")
     documents = pc.binary_join_element_wise("{" + json.dumps(column.name) + ":", cells, "}\n", "")
     table = parse_with_arrow("".join(documents.to_pylist()).encode())
     # a cell that closes the document's brace and opens another is not JSON by itself

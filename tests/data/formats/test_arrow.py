@@ -61,6 +61,17 @@ def test_rows_lines_and_unknown_columns(
     assert lines_of(blocks) == list(range(1, 31))
 
 
+def test_blocks_of_parquet_are_bounded_where_values_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1000 rows of 50 zeros each, which take few bytes in the file."""
+    monkeypatch.setattr(arrow, "BLOCK_VALUES", 5_000)
+    zeros = pa.array([[0.0] * 50] * 1000)
+    pa.parquet.write_table(pa.table({"possible_actions": zeros}), tmp_path / "x.parquet")
+    blocks = blocks_of(tmp_path / "x.parquet")
+    assert max(block.table.num_rows for block in blocks) <= 100
+    assert lines_of(blocks) == list(range(1, 1001))
+    assert [row for block in blocks for row in block.table["possible_actions"].to_pylist()] == zeros.to_pylist()
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, make: Callable[..., Any]) -> None:
     """Between two batches of a stream too, where the format itself would let it end."""

@@ -116,6 +116,7 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
         (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features, got Expecting property name "
          "enclosed in double quotes at character 2; the cell starts \"{'0': 1}\". Write {\"0\": 0.5} or"),
         (GOOD + 'a,1,"{""0"": NaN}",left,1,0\n', "3: expected JSON in state_features, got NaN, which JSON does not"),
+        (GOOD + 'a,1,"{""x\ny"": 1.5}",left,1,0\n', "3: expected JSON in state_features, got Invalid control"),
         # cells that would close the object they are put into, and open another
         (GOOD + 'a,1,"{""0"": 1}, ""reward"": 5",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
         (GOOD + 'a,1,"{}} {""state_features"": {}",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
