@@ -235,7 +235,8 @@ def read_csv(file: Path) -> list[tuple[int, Row]]:
             elif name in ("terminal", "truncated"):
                 row[name] = {"t": True, "f": False}.get(cell.lower()[:1]) if cell[0] in "tTfF" else float(cell)
             elif name == "sequence_number":
-                row[name] = pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell)) if "." in cell else int(cell)
+                whole = int(cell) if cell.removeprefix("-").isdigit() else None
+                row[name] = whole if whole is not None else pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell))
             elif name in ("reward", "propensity", "action_probability", "time_diff"):
                 row[name] = float(WORDS.get(cell.lower(), cell))
             else:
