@@ -84,7 +84,7 @@ KINDS = [
     pa.time64("us"), pa.map_(pa.binary(), pa.float64()), pa.map_(pa.bool_(), pa.float64()),
 ]  # fmt: skip
 WORDS: Row = {"true": True, "false": False}
-OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once")
+OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once", "text in UTF-8")
 """What is expected where no single line is at fault."""
 
 
@@ -219,7 +219,8 @@ def read_json(file: Path) -> list[tuple[int, Row]]:
 
 def read_csv(file: Path) -> list[tuple[int, Row]]:
     """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true, and true is a number."""
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
+    # columns that are not used may have any bytes
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False, encoding_errors="replace")
     rows: list[tuple[int, Row]] = []
     for record in frame.to_dict("records"):
         row: Row = {"state_features": {}} if any(str(name).startswith("state_features.") for name in record) else {}
