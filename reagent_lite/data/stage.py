@@ -254,8 +254,10 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
     if manifest is None:
         own = OwnColumns.of(columns or {})
         return tuple(replace(file, columns=own) for file in list_input(path, tuple(READERS)))
-    if not manifest.files:
-        raise NoRowsError(Problem(local_path(path), "rows of data", f"none, as its {FILE_NAME} says"))
+    if not manifest.rows:
+        got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
+        todo = "Correct the log, or the settings of the stage that made the folder"
+        raise NoRowsError(Problem(local_path(path), "rows of data", got, todo))
     files = list_input(path, tuple(READERS))
     problems = _altered(local_path(path), manifest, {file.name: file.size for file in files})
     for file in files:
@@ -274,9 +276,12 @@ def left_out(path: str) -> tuple[str, ...]:
     from reagent_lite.data.formats.reading import READERS
 
     manifest = StageManifest.read(path)
-    before = [] if manifest is None else manifest.report.get("left_out")
-    sentences = [one for one in before if isinstance(one, str)] if isinstance(before, list) else []
-    return (*not_read(path, tuple(READERS)), *sentences)
+    return (*not_read(path, tuple(READERS)), *([] if manifest is None else _left_out_before(manifest)))
+
+
+def _left_out_before(manifest: StageManifest) -> list[str]:
+    sentences = manifest.report.get("left_out")
+    return [one for one in sentences if isinstance(one, str)] if isinstance(sentences, list) else []
 
 
 def require_own(folder: Path, kind: str, key: str) -> None:

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import Columns, LogColumns
+from reagent_lite.config.loader import check
+from reagent_lite.config.section import Section
 from reagent_lite.console import progress
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
+from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.table import FEATURES, by_name, typed_table
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
@@ -26,10 +29,19 @@ from reagent_lite.feature_ids import id_of
 
 
 def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
-    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from."""
+    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from.
+
+    Raises:
+        DataError: what is wrong in the data, with file and line; sequence numbers of two kinds.
+    """
+    orders: dict[str, str] = {}
     with progress(doing, "bytes") as show:
         positions = [Position() for _ in files]
-        yield from read_blocks(files, lambda block: (typed_table(block), block.where(0)), positions, show, ALL_COLUMNS)
+        blocks = read_blocks(files, lambda one: (*typed_table(one), one.where(0)), positions, show, ALL_COLUMNS)
+        for table, of_block, where in blocks:
+            orders = {**of_block, **orders}
+            require_one_order(orders, 0)
+            yield table, where
 
 
 @dataclass(slots=True)
@@ -74,6 +86,10 @@ def survey(files: tuple[InputFile, ...]) -> Survey:
     return found
 
 
+class _Own(Section):
+    columns: LogColumns = {}
+
+
 def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
     """Returns a whole log, in memory, as training understands it: one Arrow table; `to_pandas()` makes a frame of it.
 
@@ -82,8 +98,10 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
         columns: the log's own names for columns of the contract.
 
     Raises:
+        ConfigError: `columns` that no log can have.
         DataError: what is wrong in the data, with file and line.
     """
+    columns = check(_Own, {"columns": {} if columns is None else columns}).columns
     fields: dict[str, pa.Field] = {}
     tables = []
     for table, where in typed_tables(data_files(path_of(log), columns), "reading"):

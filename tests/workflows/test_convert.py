@@ -83,6 +83,18 @@ def test_there_and_back(tmp_path: Path, source: str, target: str, kind: str, mon
     assert present(files[-1]) == rows
 
 
+def test_values_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"reward": [1.0], "seen": pa.array([10**15], pa.timestamp("s"))})  # after the year 9999
+    with pa.ipc.new_file(tmp_path / "log.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(
+        DataError, match=r"out\.jsonl: expected values that the format can hold, got Python int too large"
+    ):
+        run_here(tmp_path / "log.arrow", tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+    assert run_here(tmp_path / "log.arrow", tmp_path / "out.parquet").rows == 1
+
+
 @pytest.mark.parametrize(("kind", "suffix"), [("names", ".parquet"), ("maps", ".csv")])
 def test_minari_and_back(tmp_path: Path, kind: str, suffix: str) -> None:
     """Every row comes back with its id, but for what Minari has no place for; steps are numbered anew."""

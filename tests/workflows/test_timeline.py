@@ -101,6 +101,14 @@ def test_a_row_that_a_limit_cut_at_an_unknown_state_is_left_out(tmp_path: Path) 
     assert report(tmp_path / "train")["truncated_rows_without_next_state"] == 1
 
 
+def test_training_says_why_a_timeline_has_no_rows(tmp_path: Path) -> None:
+    make(tmp_path, [event("a", 0, 4.0), event("b", 1, 5.0)])
+    with pytest.raises(NoRowsError) as caught:
+        prepare_training_copy(tmp_path / "train", actions=("l", "r"))
+    left_out = f"{tmp_path}/events.jsonl: of 2 events left out by the timeline: 2 last of an episode that does not say"
+    assert left_out in caught.value.problems[0].got
+
+
 def test_parametric_actions(tmp_path: Path) -> None:
     one, other = {"0": 1.0, "4": 0.5}, {"0": 2.0}
     make(tmp_path, [event("a", 0, 0.0, action=one, possible_actions=[one, other], terminal=True)], actionDiscrete=False)

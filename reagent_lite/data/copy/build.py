@@ -23,6 +23,7 @@ from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
+from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
@@ -134,12 +135,14 @@ class SpooledLog:
         self.seen_columns: set[str] = set()
         self.faults = FaultsByKind()
         self.has_sequence = False
+        self.orders: dict[str, str] = {}
         self.first_without_sequence: str | None = None
 
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
         self.seen_columns |= rows.columns
         self.counts.update(rows.counts)
+        self.orders = {**rows.orders, **self.orders}
         self.faults.merge(rows.faults)
         if self.faults.kinds:
             return
@@ -180,9 +183,14 @@ class SpooledLog:
             raise DataError(Problem(where, expected, "none of them"))
 
     def write(self) -> None:
-        """Writes every array in the copy's order, and removes the spools."""
+        """Writes every array in the copy's order, and removes the spools.
+
+        Raises:
+            DataError: sequence numbers that do not say in which order rows happened.
+        """
         sequence, slots = self._read("sequence"), self._read("episode")
         order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
+        require_one_order(self.orders, order.duplicates)
         self._save("episode", order.episode)
         self._save("sequence", order.sequence)
         self._save("episode_hash", order.episode_hashes())

@@ -24,7 +24,7 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.frames import Log, path_of, place
-from reagent_lite.data.stage import data_files, left_out
+from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
 from reagent_lite.files import is_writable
 from reagent_lite.manifest import TRAINING_COPY
@@ -206,8 +206,8 @@ def prepare_training_copy(
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
-        DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are; no
-            folder that can be written.
+        DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are;
+            files that change while they are read; no folder that can be written.
     """
     from reagent_lite.data.copy.build import build
 
@@ -221,7 +221,9 @@ def prepare_training_copy(
             parents = ", ".join(str(one.parent) for one in places)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
-            folder = chosen.publish(temporary, build(files, actions, temporary, progress, columns))
+            manifest = build(files, actions, temporary, progress, columns)
+            require_unchanged(files, path, columns)
+            folder = chosen.publish(temporary, manifest)
         give_back_memory()
     copy = open_training_copy(folder)
     # files that are not read may have come since the copy was built

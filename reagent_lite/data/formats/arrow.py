@@ -7,6 +7,7 @@ its memory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,12 +20,15 @@ import pyarrow.parquet
 
 from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, damage_reported, sha256_of
-from reagent_lite.data.formats.schema import filled, valid_rows
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
+from reagent_lite.data.formats.schema import filled, is_text, valid_rows
+from reagent_lite.errors import DataError, Problem, first_line
+from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
+_BYTES_OF_VALUE = 4
+"""What a value takes in Parquet, before compression, where few are equal."""
 PARQUET, IPC = "Parquet", "Arrow IPC"
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -38,15 +42,17 @@ def read_parquet(
     Raises:
         DataError: no Parquet file, one that is packed or ends early, a column twice, or text that is not UTF-8.
     """
-    with opened_parquet(file) as parquet:
+    with _opened(file, PARQUET) as stream:
+        parquet = _parquet(stream, file)
         names = parquet.schema_arrow.names
         wanted = [name for name in names if columns is None or name in columns]
         total, row = parquet.metadata.num_rows, 0
-        for batch in parquet.iter_batches(_rows_of_block(parquet.metadata), columns=wanted):
-            row += batch.num_rows
-            position.bytes_read = file.size * row // max(1, total)
-            yield partial(_block, file, number, batch, names, row, PARQUET)
-    position.bytes_read, position.sha256 = file.size, sha256_of(file)
+        for batch in parquet.iter_batches(_rows_of_batch(parquet.metadata), columns=wanted):
+            for part in _parts(batch):
+                row += part.num_rows
+                position.bytes_read = file.size * row // max(1, total)
+                yield partial(_block, file, number, part, names, row, PARQUET)
+        position.bytes_read, position.sha256 = file.size, digest_of(stream)
 
 
 @contextmanager
@@ -57,14 +63,20 @@ def opened_parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
         DataError: no Parquet file, a damaged one (also while it is read), or a column twice.
     """
     with _opened(file, PARQUET) as stream:
-        parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
-        _require_each_once(parquet.schema_arrow.names, file)
-        yield parquet
+        yield _parquet(stream, file)
 
 
-def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+def _parquet(stream: IO[bytes], file: InputFile) -> pa.parquet.ParquetFile:
+    parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
+    _require_each_once(parquet.schema_arrow.names, file)
+    return parquet
+
+
+def _rows_of_batch(metadata: pa.parquet.FileMetaData) -> int:
+    # By the bytes of row groups, which are fewer where many values are equal: Arrow ends a process that asks for the
+    # metadata of a column where these are damaged.
+    num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    values = max(max(1, metadata.num_columns) * metadata.num_rows, num_bytes // _BYTES_OF_VALUE)
     return int(max(1, BLOCK_VALUES * metadata.num_rows // max(1, values)))
 
 
@@ -82,17 +94,22 @@ def read_ipc(
             names = batch.schema.names
             batch.validate()
             kept = batch.select([name for name in names if columns is None or name in columns])
-            # of whole buffers: nbytes would follow offsets, which are validated in `_block`
-            values = kept.get_total_buffer_size() // 8 + kept.num_rows
-            rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
-            begin = position.bytes_read
+            begin, before = position.bytes_read, row
             num_bytes = min(file.size, stream.tell()) - begin
-            for start in range(0, batch.num_rows, rows):
-                part = kept.slice(start, rows)
+            for part in _parts(kept):
                 row += part.num_rows
-                position.bytes_read = begin + num_bytes * (start + part.num_rows) // batch.num_rows
+                position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-    position.bytes_read, position.sha256 = file.size, sha256_of(file)
+        position.bytes_read, position.sha256 = file.size, digest_of(stream)
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields a batch in parts of at most BLOCK_VALUES values."""
+    # of whole buffers: nbytes would follow offsets, which are validated in `_block`
+    values = batch.get_total_buffer_size() // 8 + batch.num_rows
+    rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]:
@@ -167,7 +184,25 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         batch.schema.field(name).with_type(array.type) if name in read else pa.field(name, array.type)
         for name, array in zip(names, columns, strict=True)
     ]
-    return Block(file=file, file_number=number, table=pa.table(columns, pa.schema(fields)), lines=lines)
+    block = Block(file=file, file_number=number, table=pa.table(columns, pa.schema(fields)), lines=lines)
+    for field, array in zip(fields, columns, strict=True):
+        if is_text(field):
+            _require_json(block, field.name, array)
+    return block
+
+
+def _require_json(block: Block, name: str, array: pa.Array) -> None:
+    """Checks texts that the metadata of their column call JSON, as those of our own files are."""
+    for text in array.unique().drop_null().to_pylist():
+        try:
+            if is_deep(text.encode()):
+                raise ValueError(f"more than {MOST_LEVELS} levels")
+            value = json.loads(text, object_pairs_hook=unique_keys)
+            json.dumps(value, ensure_ascii=False).encode()
+        except ValueError as error:
+            where = block.where(pc.index(array, text).as_py())
+            expected = f"JSON in {name}, as the metadata of the column say"
+            raise DataError(Problem(where, expected, f"{text[:40]!r}: {first_line(error)}")) from None
 
 
 def _unreadable(block: Block) -> Problem | None:

@@ -106,7 +106,7 @@ class _CsvParser:
         columns: list[Column] = []
         for one in self.header:
             if one.read and not one.feature:
-                columns.append(_plain_column(one, in_one_piece(cells.column(one.name)), lines, path))
+                columns.append(_plain_column(one, cells, lines, path))
         for field in dict.fromkeys(one.field for one in self.header if one.read and one.feature):
             columns.append(_map_column([one for one in self.header if one.field == field and one.feature], cells))
         unread = [one for one in self.header if not one.read and not one.feature]
@@ -178,10 +178,13 @@ def _header(
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
     found = []
+    problems = []
     for name in names:
         column, dot, feature = name.partition(".")
         meaning = name if own is None else own.meaning(name)
         is_part = bool(dot) and column in MAPS
+        if is_part and not feature:
+            problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
         # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
         number = is_part or (meaning != name and "." in meaning)
@@ -194,7 +197,6 @@ def _header(
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
-    problems = []
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
     for field in sorted({one.field for one in found if one.feature} & set(names)):
@@ -267,8 +269,13 @@ def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: st
         if len(problems) >= MAX_PROBLEMS:
             break
     raise_unread(problems)
-    table = pa.table({one.name: pa.array(values[one.name], one.kind) for one in header if one.read})
-    return table, np.array(lines, np.int64)
+    columns: list[Column] = []
+    for one in (one for one in header if one.read):
+        if kind_of(one.field) == "order":  # times stay texts: whether integers stand beside them shows in all blocks
+            columns.append(column_of(one.name, values[one.name]))
+        else:
+            columns.append((pa.field(one.name, one.kind), pa.array(values[one.name], one.kind)))
+    return table_of_columns(columns), np.array(lines, np.int64)
 
 
 def _value_of(cell: str, column: _HeaderCell) -> Any:
@@ -280,8 +287,8 @@ def _value_of(cell: str, column: _HeaderCell) -> Any:
             return _FLAGS[cell]
         raise ValueError("true or false, or 1 or 0")
     floating, ordered = pa.types.is_floating(column.kind), kind_of(column.field) == "order"
-    if ordered and (time := microseconds_of(cell)) is not None:
-        return time
+    if ordered and microseconds_of(cell) is not None:
+        return cell
     try:
         if "_" in cell:
             raise ValueError  # Python's own way to group digits
@@ -297,13 +304,14 @@ def _value_of(cell: str, column: _HeaderCell) -> Any:
     return value
 
 
-def _plain_column(column: _HeaderCell, array: pa.Array, lines: Lines, path: str) -> Column:
+def _plain_column(column: _HeaderCell, table: pa.Table, lines: Lines, path: str) -> Column:
     """Returns a column of cells, those of JSON parsed; actions are JSON where one of them begins with a brace."""
     kind = kind_of(column.field)
+    array = in_one_piece(table.column(column.name))
     has_maps = kind == "action" and pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py()
     if not has_maps and kind not in ("features", "metrics", "actions"):
-        return pa.field(column.name, array.type), array
-    cells = pc.replace_substring_regex(pc.fill_null(array, "null"), r"[\r\n]", " ")
+        return table.schema.field(column.name), array
+    cells = pc.fill_null(array, "null")
     documents = pc.binary_join_element_wise("{" + json.dumps(column.name) + ":", cells, "}\n", "")
     table = parse_with_arrow("".join(documents.to_pylist()).encode())
     # a cell that closes the document's brace and opens another is not JSON by itself

@@ -93,7 +93,13 @@ class InputFile:
 def sha256_of(file: InputFile) -> str:
     """Returns the sha256 of a file's stored bytes."""
     with file.open() as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+        return digest_of(stream)
+
+
+def digest_of(stream: IO[bytes]) -> str:
+    """Returns the sha256 of all bytes of an open file, also where another file has taken its name since."""
+    stream.seek(0)
+    return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -226,17 +232,30 @@ def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
     if "://" in path:
         return _list_remote(path)
     try:
+        _require_utf_8(path)
         if not os.path.isdir(path):
             return [_regular(path)], None
         with os.scandir(path) as entries:
             names = {entry.name: entry.is_dir() for entry in entries}
+        for name in filter(_is_data, names):
+            _require_utf_8(os.path.join(path, name))
         paths = {name: os.path.join(path, name) for name, is_dir in names.items() if not is_dir}
         files = [_regular(one) if _is_data(name) else _input_file(one, 0, 0) for name, one in paths.items()]
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
-    except OSError as error:
-        raise DataError(Problem(path, "a readable file or folder", error.strerror or str(error))) from error
+    except (OSError, ValueError) as error:  # the latter of names with a null character
+        got = getattr(error, "strerror", None) or str(error)
+        raise DataError(Problem(path, "a readable file or folder", got)) from error
     return files, [f"{name}/" for name, is_dir in names.items() if is_dir]
+
+
+def _require_utf_8(path: str) -> None:
+    """Checks that a name can be written into manifests, which are JSON."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = path.encode(errors="backslashreplace").decode()
+        raise DataError(Problem(shown, "a name in UTF-8", "one that is not", "Rename it")) from None
 
 
 def _regular(path: str) -> InputFile:

@@ -65,7 +65,7 @@ def path_of(log: Log, name: str = "data") -> str:
         import pyarrow as pa
     try:
         table = pa.table(log)
-    except (TypeError, ValueError, pa.ArrowException) as error:
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         got = f"{type(log).__name__}: {'; '.join(map(str, error.args))}"
         raise DataError(Problem(name, expected, got)) from error
     cache = _cache()

@@ -20,7 +20,7 @@ INTEGER_OR_TIME = "an integer or a time such as 2026-01-31T10:00:00"
 
 def is_text(field: pa.Field) -> bool:
     """Whether a column holds JSON texts instead of values of one Arrow type."""
-    return bool(field.metadata == TEXT_METADATA)
+    return bool(field.metadata == TEXT_METADATA and pa.types.is_string(field.type))
 
 
 def merge_fields(known: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[str, pa.Field]:
@@ -76,7 +76,8 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
+    # a buffer of a damaged file may end with a part of a value
+    return np.frombuffer(array.buffers()[1], dtype, array.offset + len(array))[array.offset :]
 
 
 def valid_rows(array: pa.Array) -> NDArray[np.bool_]:
@@ -111,4 +112,12 @@ def microseconds_of(text: str) -> int | None:
         return None
     if time is None:
         return None
+    return _since_1970(time)
+
+
+def _since_1970(time: datetime) -> int:
     return (time.replace(tzinfo=time.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+FIRST_TIME, LAST_TIME = _since_1970(datetime.min), _since_1970(datetime.max)
+"""Microseconds since 1970 of the first and the last time that text may have, of the years 1 and 9999."""

@@ -8,8 +8,10 @@ row is vectorised.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,9 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import (
+    FIRST_TIME,
     INTEGER_OR_TIME,
+    LAST_TIME,
     filled,
     in_one_piece,
     is_text,
@@ -29,9 +33,13 @@ from reagent_lite.data.formats.schema import (
 )
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import Mask
+from reagent_lite.errors import DataError, Problem, counted
 
 NONE, WRONG = -1, -2
 """Codes of what is absent or unknown, and of a value that is none of those that are known."""
+INTEGERS, TIMES, CUT = "integers", "times", "parts of a microsecond"
+"""What a log has as sequence numbers."""
+_BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,12 @@ class Column:
 
     def value(self, at: int) -> str:
         """Returns a value as JSON, for errors; ids that a struct has for other rows are left out."""
-        value = self.array[at].as_py()
-        text = value if self.text else _as_json(value)
+        try:
+            value = self.array[at].as_py()
+            text = value if self.text and value is not None else _as_json(value)
+        except (ArithmeticError, ValueError, pa.ArrowException):
+            # Python has no such value: a time after the year 9999, an object with a key twice
+            text = " ".join(self.array[at : at + 1].to_string(skip_new_lines=True)[1:-1].split())
         return text if len(text) <= 60 else text[:57] + "..."
 
     def fault(
@@ -152,8 +164,13 @@ def typed(
 
 
 def float_of(value: object) -> float | None:
-    """Returns a number parsed from JSON, true and false as 1 and 0; None of anything else."""
-    return float(value) if isinstance(value, int | float) else None
+    """Returns a number parsed from JSON, true and false as 1 and 0, beyond float64 infinite; None of anything else."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def float64(array: pa.Array) -> NDArray[np.float64]:
@@ -163,31 +180,26 @@ def float64(array: pa.Array) -> NDArray[np.float64]:
     return filled(pc.cast(array, pa.float64(), safe=False), np.nan)
 
 
-def numbers(
-    column: Column, faults: Faults, expected: str = "a number", read: Callable[[object], float | None] = float_of
-) -> NDArray[np.float64]:
-    """Returns [n] float64 of a column of numbers, NaN where null; other values are faults.
-
-    `read` returns the number of a value parsed from JSON, None of one that is wrong.
-    """
-    return float64(typed(column, faults, expected, is_number, (pa.float64(), read)))
+def numbers(column: Column, faults: Faults, expected: str = "a number") -> NDArray[np.float64]:
+    """Returns [n] float64 of a column of numbers, NaN where null; other values are faults."""
+    return float64(typed(column, faults, expected, is_number, (pa.float64(), float_of)))
 
 
 def integers(
-    column: Column, faults: Faults, expected: str = "an integer", read: Callable[[object], float | None] = float_of
+    column: Column, faults: Faults, expected: str = "an integer", array: pa.Array | None = None
 ) -> tuple[NDArray[np.int64], Mask]:
     """Returns ([n] int64, [n] whether there is one) of a column of integers; NaN counts as null.
 
     Other values are faults, also floats that are not exact and what is not within ±2^62, where differences have no
-    int64. For `expected` and `read` see `numbers`.
+    int64. `array` has the integers of a column that has something else.
     """
-    array = column.array
+    array = column.array if array is None else array
     if pa.types.is_integer(array.type):
-        values, present = filled(array, 0), column.present
+        values, present = filled(array, 0), valid_rows(array)
         far = (values >= 2**62) | (values <= -(2**62)) if values.dtype.itemsize == 8 else np.zeros(len(values), bool)
         wrong = far
     else:
-        values = numbers(column, faults, expected, read)
+        values = numbers(column, faults, expected)
         present = ~np.isnan(values)
         far = np.abs(values) >= 2.0**62
         wrong = present & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
@@ -197,19 +209,72 @@ def integers(
 
 
 def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Mask]:
-    """Returns `integers` of a column that may hold times, or texts of them by ISO 8601, as microseconds since 1970."""
+    """Returns `integers` of a column that may hold times, or texts of them by ISO 8601, as microseconds since 1970.
+
+    `faults.orders` says which of them it holds, see `require_one_order`.
+    """
     array = column.array
+    times = np.zeros(len(array), bool)
+    cut = times
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
-        array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
-    elif is_string(array.type) and not column.text:
+        times = column.present
+        array, cut = _microseconds(array)
+    elif is_string(array.type):
         encoded = array.dictionary_encode()
-        array = pa.array(map(_order_of, encoded.dictionary.to_pylist()), pa.int64()).take(encoded.indices)
+        index = filled(encoded.indices, -1)
+        texts = encoded.dictionary.to_pylist()
+        parsed = [json.loads(text) for text in texts] if column.text else texts
+        times = np.array([*(isinstance(one, str) for one in parsed), False])[index]
+        cut = times & np.array([*(bool(_BELOW_MICROSECONDS.search(text)) for text in texts), False])[index]
+        array = pa.array(map(_order_of, parsed), pa.int64()).take(encoded.indices)
+    if array is not column.array:
         column.fault(faults, column.present & ~valid_rows(array), f"{INTEGER_OR_TIME} in {column.name}")
-    return integers(replace(column, array=array), faults, INTEGER_OR_TIME, _order_of)
+    values, present = integers(column, faults, INTEGER_OR_TIME, array)
+    for order, rows in ((INTEGERS, present & ~times), (TIMES, present & times), (CUT, present & cut)):
+        if rows.any():
+            faults.orders.setdefault(order, faults.block.where(int(rows.argmax())))
+    return values, present
 
 
-def _order_of(value: object) -> float | None:
-    return microseconds_of(value) if isinstance(value, str) else float_of(value)
+def _order_of(value: object) -> int | None:
+    if isinstance(value, str):
+        return microseconds_of(value)
+    if isinstance(value, int):
+        return max(-(2**62), min(int(value), 2**62))  # those beyond are faults, as the bounds are
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else None
+
+
+def _microseconds(array: pa.Array) -> tuple[pa.Array, Mask]:
+    """Returns ([n] int64 of timestamps or dates, null outside the years 1 to 9999; [n] whether nanoseconds are cut)."""
+    kind = array.type
+    unit = "day" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
+    ticks = filled(array.cast(pa.int32() if unit == "day" else pa.int64()), 0).astype(np.int64)
+    cut = np.zeros(len(array), bool)
+    if unit == "ns":
+        cut = ticks % 1000 != 0
+        ticks = ticks // 1000
+    size = {"day": 86_400 * 10**6, "s": 10**6, "ms": 10**3}.get(unit, 1)
+    outside = (ticks < FIRST_TIME // size) | (ticks > LAST_TIME // size)
+    return pa.array(np.where(outside, 0, ticks) * size, mask=outside | ~valid_rows(array)), cut
+
+
+def require_one_order(orders: Mapping[str, str], duplicates: int) -> None:
+    """Checks that the sequence numbers of a log mean one thing and that no two times have become one.
+
+    Args:
+        orders: Faults.orders of all blocks.
+        duplicates: rows with mdp_id and sequence_number of another.
+
+    Raises:
+        DataError: integers beside times, or duplicates where parts of a microsecond were cut off.
+    """
+    if INTEGERS in orders and TIMES in orders:
+        expected = f"{INTEGERS} in sequence_number, as in {orders[INTEGERS]}"
+        raise DataError(Problem(orders[TIMES], expected, "a time", "Write all of them as times, or all as integers"))
+    if duplicates and CUT in orders:
+        expected = "times of an episode that differ by a microsecond"
+        got = f"{CUT}, and {counted(duplicates, 'row')} with the mdp_id and time of another"
+        raise DataError(Problem(orders[CUT], expected, got, "Write sequence_number as integers"))
 
 
 def flags(column: Column, faults: Faults) -> NDArray[np.float64]:
@@ -264,10 +329,11 @@ def per_distinct(
 ) -> NDArray[Any]:
     """Returns [n] codes: `decode` of each distinct value (texts parsed), `absent` where null."""
     array = column.array
-    if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
-        # Nothing here reads what is in lists and objects, so an empty one stands for all; lists of pairs are maps.
-        plain = is_list(array.type) and not pa.types.is_struct(array.type.value_type)
-        return np.where(column.present, decode([] if plain else {}), absent).astype(dtype)
+    if not (is_number(array.type) or is_string(array.type)):
+        # Nothing here reads other values, so that an empty object stands for all maps, an empty list for the rest.
+        inner = array.type.value_type if is_list(array.type) else array.type
+        is_object = pa.types.is_struct(inner) or pa.types.is_map(array.type)
+        return np.where(column.present, decode({} if is_object else []), absent).astype(dtype)
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values

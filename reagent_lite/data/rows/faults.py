@@ -30,6 +30,7 @@ class Faults:
         got: what the row has instead; of the first MAX_PROBLEMS rows of each kind, as some may not be asked for.
         features: ids in the block that have a name; no fault, but collected on the same pass.
         unlisted: [n] whether the row lists no candidates though an action was taken; no fault either.
+        orders: {what sequence numbers are: where the first of them is}; no fault either, see columns.require_one_order.
     """
 
     block: Block
@@ -38,6 +39,7 @@ class Faults:
     got: dict[int, str] = field(default_factory=dict)
     features: set[int] = field(default_factory=set)
     unlisted: Mask = field(init=False)
+    orders: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.kind = np.full(self.block.table.num_rows, NO_RULE, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
-from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, pieces, typed
+from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, is_string, pieces, typed
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import FeatureId, id_of
+
+_PAIR = ["key", "value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: s
         todo: advice to those who have other things than maps.
     """
     parsed = pa.map_(pa.string(), pa.float64()), _items_of
+    if is_list(column.array.type) or pa.types.is_map(column.array.type):
+        todo = todo or 'Write pairs as [{"key": "age", "value": 0.5}], with strings or integers as keys'
     if is_number(column.array.type):
         todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
     array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
@@ -104,9 +109,22 @@ def _items_of(value: object) -> list[tuple[str, float | None]] | None:
 
 def _has_names(kind: pa.DataType) -> bool:
     types = pa.types
-    if is_list(kind):
-        return bool(types.is_struct(kind.value_type) and kind.value_type.num_fields == 2)
-    return bool(types.is_struct(kind) or types.is_map(kind))
+    if is_list(kind):  # as Arrow, Parquet, Spark, DuckDB and Polars name the pairs of a map
+        pair = kind.value_type
+        return types.is_struct(pair) and sorted(one.name for one in pair) == _PAIR and _is_key(pair.field("key").type)
+    return bool(types.is_struct(kind) or (types.is_map(kind) and _is_key(kind.key_type)))
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    readable = (is_string, pa.types.is_integer, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_kind(kind) for is_kind in readable)
+
+
+def _name_of(key: str | int | bytes) -> str | None:
+    try:
+        return key.decode() if isinstance(key, bytes) else str(key)
+    except UnicodeDecodeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +139,8 @@ class _Reading:
         for index, (child, one) in enumerate(zip(array.flatten(), array.type, strict=True)):
             values[:, index] = self._floats(Column(self.column.name, child, rows=self.column.rows), one.name)
         names = tuple(one.name for one in array.type)
-        if len(set(names)) < len(names):
-            self._refuse_twice(np.ones(len(array), bool))
+        if twice := [name for name in names if names.count(name) > 1]:
+            self._refuse_twice(self.column.present, lambda _: f"{twice[0]!r} twice")
         return Named(names, values, self.column.present)
 
     def of_pairs(self) -> Named:
@@ -132,14 +150,20 @@ class _Reading:
         if pa.types.is_map(array.type):
             keys, items = array.keys[span], array.items[span]
         else:
-            keys, items = array.values[span].flatten()
+            keys, items = (pc.struct_field(array.values[span], name) for name in _PAIR)
         row = np.repeat(np.arange(len(array)), np.diff(offsets))
-        encoded = keys.dictionary_encode()
-        names = tuple(str(name) for name in encoded.dictionary.to_pylist())
         rows = row if self.column.rows is None else self.column.rows[row]
+        encoded = keys.dictionary_encode()
+        decoded = [_name_of(key) for key in encoded.dictionary.to_pylist()]
+        unnamed = np.array([*(name is None for name in decoded), True])[filled(encoded.indices, -1)]
+        names = tuple(str(name) for name in decoded)
         found = self._floats(Column(self.column.name, items, rows=rows), "")
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
+        Column(self.column.name, keys, rows=rows).fault(
+            self.faults, unnamed & kept, f"keys in UTF-8, none of them null, in {self.column.name}"
+        )
+        kept &= ~unnamed
         places = row[kept], to_numpy(encoded.indices)[kept]
         values[places] = found[kept]
         once = np.zeros(values.shape, bool)
@@ -147,8 +171,8 @@ class _Reading:
         self._refuse_twice(once.sum(axis=1) < np.bincount(places[0], minlength=len(array)))
         return Named(names, values, present)
 
-    def _refuse_twice(self, twice: Mask) -> None:
-        self.column.fault(self.faults, twice, f"each id once in {self.column.name}")
+    def _refuse_twice(self, twice: Mask, got: Callable[[int], object] | None = None) -> None:
+        self.column.fault(self.faults, twice, f"each id once in {self.column.name}", got)
 
     def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
         label, array = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}", items.array

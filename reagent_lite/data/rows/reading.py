@@ -69,6 +69,7 @@ class Rows:
         has_sequence: whether the row has a sequence_number.
         columns: names the block has.
         counts: what was counted, by name.
+        orders: as in Faults.
     """
 
     block: Block
@@ -93,6 +94,7 @@ class Rows:
     has_sequence: Mask
     columns: frozenset[str]
     counts: dict[str, int]
+    orders: dict[str, str]
     faults: FaultsByKind
 
     def __len__(self) -> int:
@@ -157,6 +159,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
+        orders=faults.orders,
         faults=faults.by_kind(),
     )
 

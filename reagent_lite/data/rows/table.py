@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date, time
 from functools import partial
@@ -156,8 +157,8 @@ def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array
     return found
 
 
-def typed_table(block: Block) -> pa.Table:
-    """Returns the columns of a block as the types above; columns that no log has stay as they are.
+def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
+    """Returns (the columns of a block as the types above, Faults.orders); columns that no log has stay as they are.
 
     Features are by id, and by name, as strings, where one of the block has a name.
 
@@ -170,7 +171,7 @@ def typed_table(block: Block) -> pa.Table:
     if faults.features:
         names = {int(one): str(one) for one in faults.features}
         columns = {name: by_name(array, names) for name, array in columns.items()}
-    return pa.table(columns)
+    return pa.table(columns), faults.orders
 
 
 def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:
@@ -272,7 +273,11 @@ def _days(column: Column, faults: Faults) -> pa.Array:
     """
     array, expected = column.array, "a date such as 2026-01-31"
     if pa.types.is_timestamp(array.type):
-        local = array if array.type.tz is None else pc.local_timestamp(array)
+        try:
+            local = array if array.type.tz is None else pc.local_timestamp(array)
+        except pa.ArrowInvalid:
+            column.fault(faults, column.present, f"a time zone that this machine knows in {column.name}")
+            return pa.nulls(len(array), pa.string())
         days = local.cast(pa.date32(), safe=False)
         midnight = pc.equal(days.cast(local.type), local)
         faults.add(filled(midnight, 1) == 0, f"{expected} in {column.name}", column.value)
@@ -326,18 +331,22 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
         values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
         return pa.array([one if isinstance(one, str) else text for one, text in values]).take(encoded.indices), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
-        return array.cast(pa.string()), "text"
-    if types.is_primitive(kind):
+        with suppress(pa.ArrowException):  # of time zones that this machine does not know, among others
+            return array.cast(pa.string()), "text"
+    if is_number(kind):
         whole = "flag" if types.is_boolean(kind) else "integer" if types.is_signed_integer(kind) else "number"
         return array.cast(pa.string()), whole
-    found = pa.array([_dumped(value) for value in array.to_pylist()], pa.string())
+    found = pa.array(map(_dumped, array), pa.string())
     wrong = column.present & ~valid_rows(found)
-    faults.add(wrong, f"values that can be written as text in {column.name}", lambda _: "bytes")
+    faults.add(wrong, f"values that can be written as text in {column.name}", column.value)
     return found, "text"
 
 
-def _dumped(value: object) -> str | None:
-    """Returns JSON, dates and times by ISO 8601 and decimals by their digits; None of null and of what has bytes."""
+def _dumped(scalar: pa.Scalar) -> str | None:
+    """Returns JSON, dates and times by ISO 8601 and decimals by their digits.
+
+    None of null, of what has bytes, and of what Python has no value for.
+    """
 
     def plain(one: object) -> str:
         if isinstance(one, bytes):
@@ -345,8 +354,8 @@ def _dumped(value: object) -> str | None:
         return one.isoformat() if isinstance(one, date | time) else str(one)
 
     try:
-        return None if value is None else json.dumps(value, default=plain)
-    except TypeError:
+        return json.dumps(scalar.as_py(), default=plain) if scalar.is_valid else None
+    except (TypeError, ArithmeticError, ValueError, pa.ArrowException):
         return None
 
 

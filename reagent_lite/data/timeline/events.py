@@ -65,6 +65,7 @@ class Checked:
         features: ids that have a name.
         unlisted: rows that list no candidates though an action was taken, which is the only one then.
         metrics: names of all metrics.
+        orders: as in Faults.
         faults: the rows that break a rule.
     """
 
@@ -77,6 +78,7 @@ class Checked:
     features: Features = field(default_factory=set)
     unlisted: int = 0
     metrics: set[str] = field(default_factory=set)
+    orders: dict[str, str] = field(default_factory=dict)
     faults: FaultsByKind = field(default_factory=FaultsByKind)
 
     def add(self, other: Checked) -> None:
@@ -91,6 +93,7 @@ class Checked:
         self.features |= other.features
         self.unlisted += other.unlisted
         self.metrics |= other.metrics
+        self.orders = {**other.orders, **self.orders}
         self.faults.merge(other.faults)
 
 
@@ -142,6 +145,7 @@ def _take(
         seen={name for name in table.column_names if table.column(name).null_count < rows},
         kinds={name: {kind} for name, kind in kinds.items()},
         features=faults.features,
+        orders=faults.orders,
     )
     # a row that cannot be placed is reported, not passed over
     if config.query.tableSample < 100:

@@ -25,6 +25,7 @@ from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import place
+from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.stage import (
     StageManifest,
     data_files,
@@ -180,6 +181,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
         with progress("pairing and writing transitions", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
+        require_one_order(found.orders, counts.figures["duplicate_rows"])
         if not counts.figures["rows"]:
             got = f"none of {counted(found.rows, 'row')}" + (f": {_by_rule(found)}" if found.faults.kinds else "")
             total = Problem(place(timeline.inputTableName), "events to pair", got, _small_sample(config))

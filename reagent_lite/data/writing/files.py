@@ -25,7 +25,7 @@ import pyarrow.parquet
 
 from reagent_lite.config.columns import kind_of
 from reagent_lite.data.formats.blocks import num_threads
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, first_line
 from reagent_lite.files import appearing_file, disk_errors
 
 
@@ -45,7 +45,8 @@ class Format:
 class TableWriter:
     """Takes tables and writes them in order; `table_writer` makes it."""
 
-    def __init__(self, form: Format, stream: IO[bytes], closing: ExitStack) -> None:
+    def __init__(self, where: str, form: Format, stream: IO[bytes], closing: ExitStack) -> None:
+        self._where = where
         self._form, self._stream, self._closing = form, stream, closing
         self._pool = closing.enter_context(ThreadPoolExecutor(num_threads(), thread_name_prefix="write"))
         self._pending: deque[Future[Any]] = deque()
@@ -63,10 +64,14 @@ class TableWriter:
             self._append()
 
     def _append(self) -> None:
-        encoded = self._pending.popleft().result()
-        if self._file is None:
-            self._file = self._closing.enter_context(self._form.opened(self._stream, encoded))
-        self._file.write(encoded)
+        try:
+            encoded = self._pending.popleft().result()
+            if self._file is None:
+                self._file = self._closing.enter_context(self._form.opened(self._stream, encoded))
+            self._file.write(encoded)
+        except (ArithmeticError, ValueError, pa.ArrowException) as error:
+            expected, todo = "values that the format can hold", "Choose another format, or leave their column out"
+            raise DataError(Problem(self._where, expected, first_line(error), todo)) from error
 
 
 @contextmanager
@@ -74,14 +79,15 @@ def table_writer(target: Path) -> Iterator[TableWriter]:
     """Yields a writer; its file appears as `target` when the block ends without an error, and not at all otherwise.
 
     Raises:
-        DataError: a name that ends in none of FORMATS, or a file that cannot be written.
+        DataError: a name that ends in none of FORMATS, values that the format cannot hold, or a file that cannot be
+            written.
     """
     form = next((form for suffix, form in FORMATS.items() if target.name.endswith(suffix)), None)
     if form is None:
         raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
     errors = disk_errors(str(target), "a file that can be written")
     with errors, appearing_file(target) as stream, ExitStack() as closing:
-        writer = TableWriter(form, stream, closing)
+        writer = TableWriter(str(target), form, stream, closing)
         yield writer
         writer.finish()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,11 +15,15 @@ from typing import Any
 import fsspec
 import pytest
 from oracles.disks import small_disk
+from oracles.event_files import data_of, small_blocks
 from oracles.logs import write_lines
 
 from reagent_lite.data.copy import build as build_module
 from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
+from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import TRAINING_COPY, read_document, sealed
 
@@ -91,6 +96,47 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     assert not first.folder.exists()
     assert len(list(first.folder.parent.iterdir())) == 2
     assert first.reward.tolist() == [1, 1]
+
+
+FORMS = [("log.jsonl", "jsonl"), ("log.parquet", "map.parquet"), ("log.arrow", "arrow")]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_a_log_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: str
+) -> None:
+    small_blocks(monkeypatch, 64)
+    file = tmp_path / name
+    old, new = (data_of([row(reward=one)] * 12, form) for one in (1.0, 2.0))
+    file.write_bytes(old)
+
+    def rewrite(done: int, total: int) -> None:
+        file.write_bytes(new)
+        os.utime(file, ns=(0, 10**9))
+
+    assert len(old) == len(new)
+    with pytest.raises(DataError, match=f"{name}: expected a file that stays as it is while it is read, got one that"):
+        prepare_training_copy(str(file), actions=ACTIONS, progress=rewrite)
+    assert prepare_training_copy(str(file), actions=ACTIONS).reward.tolist() == [2.0] * 12
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_the_hash_is_that_of_the_rows(tmp_path: Path, name: str, form: str) -> None:
+    """Also where a file of the same size and time takes the name before the reading has ended."""
+    file = tmp_path / name
+    old, new = (data_of([row(reward=one)] * 12, form) for one in (1.0, 2.0))
+    file.write_bytes(old)
+    files = list_input(str(file), (file.suffix,))
+    position = Position()
+
+    def replace(done: int, total: int) -> None:
+        (tmp_path / "new").write_bytes(new)
+        os.utime(tmp_path / "new", ns=(0, files[0].modified_ns))
+        os.replace(tmp_path / "new", file)
+
+    for block in read_blocks(files, lambda one: one, [position], replace):
+        assert set(block.table.column("reward").to_pylist()) == {1.0}
+    assert position.sha256 == hashlib.sha256(old).hexdigest()
 
 
 def planted(**changes: Any) -> Callable[[Path], object]:

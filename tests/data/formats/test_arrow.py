@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from oracles.event_files import blocks_of, lines_of, problems_of, rows_of
+from oracles.event_files import data_of as data_of_rows
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow
+from reagent_lite.data.formats.schema import TEXT_METADATA, to_numpy
 from reagent_lite.errors import DataError, NoRowsError
 
 TABLE = pa.table({
@@ -55,6 +59,17 @@ def test_rows_lines_and_unknown_columns(
     assert len(blocks) > 3
     assert [row for block in blocks for row in block.table.to_pylist()] == TABLE.to_pylist()
     assert lines_of(blocks) == list(range(1, 31))
+
+
+def test_blocks_of_parquet_are_bounded_where_values_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1000 rows of 50 zeros each, which take few bytes in the file."""
+    monkeypatch.setattr(arrow, "BLOCK_VALUES", 5_000)
+    zeros = pa.array([[0.0] * 50] * 1000)
+    pa.parquet.write_table(pa.table({"possible_actions": zeros}), tmp_path / "x.parquet")
+    blocks = blocks_of(tmp_path / "x.parquet")
+    assert max(block.table.num_rows for block in blocks) <= 100
+    assert lines_of(blocks) == list(range(1, 1001))
+    assert [row for block in blocks for row in block.table["possible_actions"].to_pylist()] == zeros.to_pylist()
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -107,9 +122,27 @@ def read_damaged(folder: Path) -> None:
         assert all(text.startswith(f"{folder}/x.arrow: expected ") for text in found)
 
 
-def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path) -> None:
-    """Offsets that lead outside the file's memory end no process: what is read has been validated."""
-    process = multiprocessing.get_context("spawn").Process(target=read_damaged, args=(tmp_path,))
+def read_damaged_footers(folder: Path) -> None:
+    """Reads a Parquet file with one bit of its metadata changed, some 1900 times."""
+    data = data_of_rows(
+        [{"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0}] * 3, "map.parquet"
+    )
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    outcomes = Counter[type]()
+    for bit in range(8 * begin, 8 * len(data), 7):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            outcomes[type(rows_of(written(folder, bytes(damaged), "x.parquet")))] += 1
+        except DataError as error:
+            outcomes[type(error)] += 1
+    assert min(outcomes[list], outcomes[DataError]) > 100
+
+
+@pytest.mark.parametrize("read", [read_damaged, read_damaged_footers])
+def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, read: Callable[[Path], None]) -> None:
+    """Metadata and offsets that lead outside the file's memory end no process: what is read has been validated."""
+    process = multiprocessing.get_context("spawn").Process(target=read, args=(tmp_path,))
     process.start()
     process.join(120)
     assert process.exitcode == 0
@@ -164,3 +197,26 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     assert np.isnan(np.array(copy.state)[:COUNT, 0]).all()
     assert copy.state_ids == (0, 3)
     assert copy.mask.tolist() == copy.next_mask.tolist() == [[1, 1]] * COUNT
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) -> None:
+    def claimed(array: pa.Array) -> Path:
+        table = pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)]))
+        if name == "x.parquet":
+            pa.parquet.write_table(table, tmp_path / name)
+            return tmp_path / name
+        return written(tmp_path, data_of(table, pa.ipc.new_file), name)
+
+    assert rows_of(claimed(pa.array([1, 2]))) == [{"reward": 1}, {"reward": 2}]
+    assert rows_of(claimed(pa.array(["1", None, '"a"']))) == [{"reward": "1"}, {"reward": None}, {"reward": '"a"'}]
+    for text in ("{bad", "[" * 200 + "]" * 200, '{"a": 1, "a": 2}', '"\\ud800"'):
+        (problem,) = problems_of(claimed(pa.array(["1", None, text])))
+        assert problem.where == f"{tmp_path}/{name}:3"
+        assert problem.expected == "JSON in reward, as the metadata of the column say"
+
+
+def test_a_buffer_may_end_with_a_part_of_a_value() -> None:
+    array = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(np.arange(3, dtype=np.int32).tobytes()[:11])])
+    assert to_numpy(array).tolist() == [0, 1]
+    assert to_numpy(array[1:]).tolist() == [1]

@@ -116,6 +116,7 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
         (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features, got Expecting property name "
          "enclosed in double quotes at character 2; the cell starts \"{'0': 1}\". Write {\"0\": 0.5} or"),
         (GOOD + 'a,1,"{""0"": NaN}",left,1,0\n', "3: expected JSON in state_features, got NaN, which JSON does not"),
+        (GOOD + 'a,1,"{""x\ny"": 1.5}",left,1,0\n', "3: expected JSON in state_features, got Invalid control"),
         # cells that would close the object they are put into, and open another
         (GOOD + 'a,1,"{""0"": 1}, ""reward"": 5",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
         (GOOD + 'a,1,"{}} {""state_features"": {}",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
@@ -150,6 +151,7 @@ def test_faults_have_their_line(
         ((HEADER + GOOD).encode("utf-16"), "expected text in UTF-8, got UTF-16. Write the file as UTF-8"),
         (gzip.compress(b"reward\n", mtime=0), "expected text in UTF-8, got gzip. Unpack it, or give it the extension"),
         ("é,reward\n1,1\n".encode("latin-1"), "1: expected a header in UTF-8"),
+        ("state_features.,reward\n1,1\n", "1: expected a feature's id or name after 'state_features.', got none"),
         ("reward,mdp_id\n1,é\n".encode("latin-1"), "2: expected UTF-8"),
     ],
 )  # fmt: skip

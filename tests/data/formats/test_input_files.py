@@ -144,6 +144,17 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str)
     assert rows_of(tmp_path / "linked") == ROWS
 
 
+def test_names_that_no_manifest_can_hold(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json"))
+    odd.write_bytes(TEXT)
+    for path in (odd, tmp_path):
+        assert (
+            str(problems_of(path)[0])
+            == rf"{tmp_path}/\udcff.json: expected a name in UTF-8, got one that is not. Rename it"
+        )
+    assert problems_of(tmp_path / "a\0.json")[0].got == "embedded null byte"
+
+
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")

@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import math
+import multiprocessing
+import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from oracles.transitions import check_copy
 
@@ -67,6 +69,7 @@ VALUES: list[Any] = [
     ["left", "left"], ["up"], ["left", 1], [[1]], [{"0": 1.0}], {}, {"0": None}, {"0": 2, "age": 3},
     {"age": True, "0": 0.25}, {"höhe cm": 2.5}, {"-3": 1.0}, {"0": "1"}, {"01": 1.0}, {"": 1.0}, {"1.5": 1.0},
     {"0": 1e39}, {"0": math.nan}, {"0": {"1": 1.0}}, {"0": [1.0]}, {"9" * 19: 1.0}, {"x": None},
+    10**309 - 1, {"0": 10**309 - 1}, [{"age": 3, "height": 1.5}], "2400-01-01", "2026-01-02T10:00:00.123456789",
 ]  # fmt: skip
 MUTATIONS = ["set", "set", "set", "drop", "double", "swap", "rename", "row", "column", "columns"]
 PIECES = [
@@ -77,10 +80,11 @@ KINDS = [
     pa.float16(), pa.float32(), pa.int8(), pa.uint64(), pa.decimal128(20, 3), pa.bool_(), pa.binary(), pa.null(),
     pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()), pa.timestamp("us"),
     pa.timestamp("ns", "CET"), pa.date32(), pa.map_(pa.string(), pa.float32()), pa.map_(pa.string(), pa.string()),
-    pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()),
+    pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()), pa.timestamp("s"), pa.duration("s"),
+    pa.time64("us"), pa.map_(pa.binary(), pa.float64()), pa.map_(pa.bool_(), pa.float64()),
 ]  # fmt: skip
 WORDS: Row = {"true": True, "false": False}
-OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once")
+OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once", "text in UTF-8")
 """What is expected where no single line is at fault."""
 
 
@@ -173,6 +177,24 @@ def mutated_table(draw: st.DrawFn) -> pa.Table:
     return pa.table([array for _, array in columns], [name for name, _ in columns])
 
 
+def stored(table: pa.Table, name: str) -> bytes:
+    stream = io.BytesIO()
+    if name == "log.parquet":
+        pq.write_table(table, stream)
+    else:
+        with pa.ipc.new_file(stream, table.schema) as writer:
+            writer.write_table(table)
+    return stream.getvalue()
+
+
+@st.composite
+def flipped_bits(draw: st.DrawFn, name: str) -> bytes:
+    data = bytearray(stored(pa.Table.from_pylist(GOOD), name))
+    for bit in draw(st.lists(st.integers(0, 8 * len(data) - 1), min_size=1, max_size=2)):
+        data[bit // 8] ^= 1 << bit % 8
+    return bytes(data)
+
+
 def array_of(values: list[Any], kind: pa.DataType | None) -> pa.Array:
     for one in (kind, None):
         with contextlib.suppress(pa.ArrowException, OverflowError, AttributeError):
@@ -197,7 +219,8 @@ def read_json(file: Path) -> list[tuple[int, Row]]:
 
 def read_csv(file: Path) -> list[tuple[int, Row]]:
     """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true, and true is a number."""
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
+    # columns that are not used may have any bytes
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False, encoding_errors="replace")
     rows: list[tuple[int, Row]] = []
     for record in frame.to_dict("records"):
         row: Row = {"state_features": {}} if any(str(name).startswith("state_features.") for name in record) else {}
@@ -213,7 +236,8 @@ def read_csv(file: Path) -> list[tuple[int, Row]]:
             elif name in ("terminal", "truncated"):
                 row[name] = {"t": True, "f": False}.get(cell.lower()[:1]) if cell[0] in "tTfF" else float(cell)
             elif name == "sequence_number":
-                row[name] = pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell)) if "." in cell else int(cell)
+                whole = int(cell) if cell.removeprefix("-").isdigit() else None
+                row[name] = whole if whole is not None else pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell))
             elif name in ("reward", "propensity", "action_probability", "time_diff"):
                 row[name] = float(WORDS.get(cell.lower(), cell))
             else:
@@ -229,7 +253,7 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
         if isinstance(value, np.ndarray):
             value = list(value)
         if name in MAPS and isinstance(value, list):
-            value = dict(value)
+            value = {key.decode() if isinstance(key, bytes) else key: one for key, one in value}
         return None if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)) else value
 
     return [
@@ -258,43 +282,66 @@ def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[in
 
 
 PROFILE = settings(max_examples=125, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+LOGS: dict[str, st.SearchStrategy[Any]] = {
+    "log.jsonl": mutated_text(json_lines),
+    "log.csv": mutated_text(csv_records),
+    "log.parquet": mutated_table(),
+    "log.arrow": mutated_table(),
+}
 
 
-@PROFILE
-@given(log=mutated_text(json_lines))
-def test_json_lines(log: tuple[bytes, set[int] | None]) -> None:
-    text, touched = log
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "log.jsonl"
-        file.write_bytes(text)
-        check(file, lambda: read_json(file), touched and {1 + number for number in touched}, lines=True)
-
-
-@PROFILE
-@given(log=mutated_text(csv_records))
-def test_csv(log: tuple[bytes, set[int] | None]) -> None:
-    text, touched = log
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "log.csv"
-        file.write_bytes(text)
-        # the header is made of the first row
-        touched = None if touched is None or 0 in touched else {2 + number for number in touched}
-        check(file, lambda: read_csv(file), touched, lines=False)
-
-
-@pytest.mark.parametrize("name", ["log.parquet", "log.arrow"])
-@PROFILE
-@given(table=mutated_table())
-def test_tables(name: str, table: pa.Table) -> None:
+def read_mutant(name: str, log: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / name
-        if name == "log.parquet":
+        if isinstance(log, bytes):  # a table with flipped bits, of which some are as good as others
+            file.write_bytes(log)
+            with contextlib.suppress(DataError):
+                prepare_training_copy(str(file), actions=ACTIONS, directory=folder)
+        elif isinstance(log, pa.Table):
             try:
-                pq.write_table(table, file)
+                file.write_bytes(stored(log, name))
             except pa.ArrowException:
                 return  # Parquet has no such type
-            check(file, lambda: read_frame(pd.read_parquet(file)), None, lines=True)
-            return
-        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        check(file, lambda: read_frame(pd.read_feather(file)), None, lines=True)
+            read = pd.read_parquet if name == "log.parquet" else pd.read_feather
+            check(file, lambda: read_frame(read(file)), None, lines=True)
+        else:
+            text, touched = log
+            file.write_bytes(text)
+            if name == "log.jsonl":
+                check(file, lambda: read_json(file), touched and {1 + number for number in touched}, lines=True)
+            else:
+                # the header is made of the first row
+                touched = None if touched is None or 0 in touched else {2 + number for number in touched}
+                check(file, lambda: read_csv(file), touched, lines=False)
+
+
+@pytest.mark.parametrize("name", LOGS)
+@PROFILE
+@given(data=st.data())
+def test_mutants(name: str, data: st.DataObject) -> None:
+    read_mutant(name, data.draw(LOGS[name]))
+
+
+def read_many(name: str, number: int, examples: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))  # damaged lengths ask for any amount of memory
+
+    @seed(number)
+    @settings(PROFILE, max_examples=examples, derandomize=False, deadline=None)
+    @given(log=LOGS[name] | flipped_bits(name) if name in ("log.parquet", "log.arrow") else LOGS[name])
+    def read(log: Any) -> None:
+        read_mutant(name, log)
+
+    read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOGS)
+def test_ten_thousand_mutants(name: str) -> None:
+    """No row is read wrongly, what is raised is a DataError, and no process ends by a signal."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=read_many, args=(name, number, 2500)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4

@@ -158,11 +158,18 @@ def test_names_pass_through_timelines_shards_and_conversion(tmp_path: Path) -> N
         ({"state_features": ["a", "b", "a"]}, "columns.state_features: expected each column once, got 'a' twice"),
         ({"mdp_id": ""}, "columns.mdp_id: expected names of columns, got ''"),
         ({"mdp_id": 3}, "columns.mdp_id"),
+        ({"mdp_id": None}, "columns.mdp_id: expected string or list of strings, got null"),
+        ({"state_features": []}, r"columns.state_features: expected names of columns, got \[\]"),
+        ({"state_features": [["age"]]}, "columns.state_features: expected string or list of strings"),
+        (["age"], r'columns: expected an object, got \["age"\]'),
+        (3, "columns: expected an object, got 3"),
     ],
 )
-def test_names_that_no_log_can_have(columns: dict[str, Any], message: str) -> None:
+def test_names_that_no_log_can_have(columns: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(ConvertConfig, {"input_path": "a.csv", "output_path": "b.csv", "columns": columns})
+    with pytest.raises(ConfigError, match=message):
+        read_log("a.csv", columns)
 
 
 def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +183,13 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
     (file,) = frames.glob("*/*.arrow")
     assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
     mixed = FRAME.assign(age=["old", 1, 2])
-    for other, got in ((3, "Expected"), (FRAME["age"], "Cannot import"), (mixed, ".*; Conversion failed for column a")):
+    large = FRAME.assign(income=[10**30, 1, 2])
+    for other, got in (
+        (3, "Expected"),
+        (large, "Python int too large"),
+        (FRAME["age"], "Cannot import"),
+        (mixed, ".*; Conversion failed for column a"),
+    ):
         words = f"data: expected a path, or a frame of pandas, polars or .*, got {type(other).__name__}: {got}"
         with pytest.raises(DataError, match=words):
             copy_of(other, tmp_path, COLUMNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import small_blocks, write_events
+from oracles.event_files import data_of, small_blocks, write_events
 from oracles.events import make
 from oracles.logs import write_lines
 
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.tables import read_log
+from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.feature_ids import id_of
 
 Row = dict[str, Any]
 Actions = tuple[str, ...] | None
@@ -154,6 +159,8 @@ GOOD_PARAMETRIC: Row = {
 }
 
 
+LARGEST = 10**309 - 1
+"""With as many digits as JSON may have, and beyond float64."""
 LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions"
 DISCRETE_FAULTS: list[tuple[Row, str, str]] = [
     ({"action": -1}, "an index below 2", "-1"),
@@ -181,6 +188,14 @@ DISCRETE_FAULTS: list[tuple[Row, str, str]] = [
     ({"terminal": 2}, "true or false in terminal", "2"),
     ({"truncated": "yes"}, "true or false in truncated", '"yes"'),
     ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
+    ({"state_features": [{"age": 3, "height": 1.5}]}, "an object {id: number} in state_features", '"age": 3'),
+    ({"metrics": [{"age": 3, "height": 1.5}]}, "an object {id: number} in metrics", '[{"age": 3, "height": 1.5}]'),
+    ({"reward": LARGEST}, "a finite number in reward", "inf"),
+    ({"sequence_number": LARGEST}, "an integer within ±2^62 in sequence_number", "999"),
+    ({"state_features": {"0": LARGEST}}, "finite numbers in state_features", "inf for '0'"),
+    ({"metrics": {"x": LARGEST}}, "finite numbers in metrics", "inf for 'x'"),
+    ({"terminal": LARGEST}, "true or false in terminal", "999"),
+    ({"possible_actions": [1, LARGEST]}, LISTED, "[1, 999"),
     ({"metrics": {"x": 1e39}}, "finite numbers in metrics", "inf for 'x'"),
     ({"mdp_id": 1.5}, "an integer in mdp_id", "1.5"),
 ]
@@ -286,7 +301,41 @@ def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, suffix: str) -
     assert "; at least 19 more rows like it: " in problem.got
 
 
+def pairs(kind: pa.DataType, *keys: Any) -> pa.Array:
+    """Two lists of pairs, whose fields stand in another order than writers have."""
+    return pa.array(
+        [[{"key": one, "value": 1.5}] for one in keys], pa.list_(pa.struct({"value": pa.float64(), "key": kind}))
+    )
+
+
+def by_key(kind: pa.DataType, *keys: Any) -> pa.Array:
+    return pa.array([[(one, 1.5)] for one in keys], pa.map_(kind, pa.float64()))
+
+
+@pytest.mark.parametrize(
+    ("array", "ids"),
+    [
+        (pairs(pa.int64(), 3, 4), [3, 4]),
+        (pairs(pa.string(), "3", "4"), [3, 4]),
+        (by_key(pa.binary(), b"age", b"4"), [4, "age"]),
+        (by_key(pa.large_binary(), "höhe".encode(), b"4"), [4, "höhe"]),
+    ],
+    ids=lambda one: str(getattr(one, "type", "")),
+)
+@pytest.mark.parametrize("file", ["log.parquet", "log.arrow"])
+def test_keys_of_maps(tmp_path: Path, file: str, array: pa.Array, ids: list[str | int]) -> None:
+    write_table(tmp_path / file, ("state_features", array))
+    copy = prepare_training_copy(str(tmp_path / file), actions=ACTIONS)
+    kept = [number for number, one in enumerate(copy.state_ids) if one in (*ids, *map(id_of, ids))]
+    assert sorted(map(str, (copy.state_ids[number] for number in kept))) == sorted(map(str, ids))
+    assert np.nanmax(np.array(copy.state)[:2, kept], axis=1).tolist() == [1.5, 1.5]
+
+
 TABLES = ("log.parquet", "log.arrow")
+TWICE_A_FIELD = pa.StructArray.from_arrays(
+    [pa.array([None, 1.0]), pa.array([None, 2.0])], ["0", "0"], mask=pa.array([True, False])
+)
+NO_TIMES = ("reward", "mdp_id", "metrics", "possible_actions", "terminal")
 TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
     ("state_features", maps((b"0", 1.0), (b"0", 2.0)), "each id once", ""),
     ("metrics", maps((b"x", 1.0), (b"x", None)), "each id once", ""),
@@ -301,6 +350,23 @@ TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
     ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
     ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
     ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
+    ("state_features", by_key(pa.binary(), b"0", b"\xff"), "keys in UTF-8", "\\xff"),
+    ("metrics", pairs(pa.string(), "0", None), "keys in UTF-8, none of them null, in metrics", "null"),
+    (
+        "metrics",
+        pa.array([None, [(True, 1.5)]], pa.map_(pa.bool_(), pa.float64())),
+        "an object {id: number} in metrics",
+        '"True"',
+    ),
+    (
+        "metrics",
+        pa.array([None, [(2.5, 1.5)]], pa.map_(pa.float64(), pa.float64())),
+        "an object {id: number} in metrics",
+        '"2.5"',
+    ),
+    ("state_features", TWICE_A_FIELD, "each id once in state_features", "'0' twice"),
+    *((name, pa.array([None, 10**15], pa.timestamp("s")), f"in {name}", "value out of range") for name in NO_TIMES),
+    *((name, pa.array([None, 10**15], pa.duration("s")), f"in {name}", "1" + "0" * 15) for name in NO_TIMES),
 ]
 
 
@@ -391,3 +457,45 @@ def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: A
     write_events(rows, tmp_path / "log", "csv")
     assert "20.0" in (tmp_path / "log/events-0.csv").read_text()
     assert prepare_training_copy(str(tmp_path / "log"), actions=names).next_action.tolist() == found
+
+
+NINE_DIGITS = "2026-01-31T10:00:00.123456"
+ORDERS: list[tuple[str, list[Any], str]] = [
+    ("log.json", [0, "2026-01-31"], "integers in sequence_number, as in {file}:1, got a time"),
+    ("log.json", ["2026-01-31", 0], "integers in sequence_number, as in {file}:2, got a time"),
+    ("log.csv", [0, "2026-01-31"], "integers in sequence_number, as in {file}:2, got a time"),
+    ("log.json", [f"{NINE_DIGITS}001", f"{NINE_DIGITS}9"],
+     "times of an episode that differ by a microsecond, got parts of a microsecond, and 1 row with the mdp_id"),
+    ("log.csv", [f"{NINE_DIGITS}001", f"{NINE_DIGITS}9"], "times of an episode that differ by a microsecond"),
+    ("log.parquet", [1_001, 1_999], "times of an episode that differ by a microsecond"),
+    ("log.arrow", [1_001, 1_999], "times of an episode that differ by a microsecond"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "order", "words"), ORDERS)
+@pytest.mark.parametrize("by_line", [False, True])
+def test_sequence_numbers_say_one_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, order: list[Any], words: str, by_line: bool
+) -> None:
+    if by_line:
+        small_blocks(monkeypatch, 16)
+    file = tmp_path / name
+    event = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
+    if name in TABLES:
+        write_table(file, ("sequence_number", pa.array(order, pa.timestamp("ns"))), ("terminal", pa.array([True] * 2)))
+    else:
+        file.write_bytes(data_of([{**event, "sequence_number": one} for one in order], file.suffix[1:]))
+    words = words.format(file=file)
+    assert words in str(problems_of(file)[0])
+    config = {"timeline": {"inputTableName": str(file), "outputTableName": str(tmp_path / "out")}}
+    with pytest.raises(DataError, match=re.escape(words)):
+        run_timeline(TimelineConfig.model_validate(config))
+    if "integers" in words:
+        with pytest.raises(DataError, match=re.escape(words)):
+            read_log(file)
+
+
+def test_parts_of_a_microsecond_are_cut_where_times_differ(tmp_path: Path) -> None:
+    write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))
+    copy = prepare_training_copy(str(tmp_path / "log.parquet"), actions=ACTIONS)
+    assert copy.sequence.tolist() == [1, 3]
