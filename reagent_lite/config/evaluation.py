@@ -18,10 +18,11 @@ class EvaluationConfig(Section):
     held_out_share: Fraction = 0.2
     """Share of training episodes that are scored where eval_data_path is absent; the models behind the estimates are
     fitted to the others."""
-    learn_from_scored: bool = True
+    learn_from_scored: bool | None = None
     """Whether the policy learns from scored episodes that are in the training data. Estimates flatter it then, and no
-    decision to ship it rests on them; false: they are kept out of learning. It must have been false in the run of
-    training.warm_start_model_path too, if that learned from the same log."""
+    decision to ship it rests on them; false: they are kept out of learning. Absent: false, but true with
+    eval_data_path. It must have been false in the run of training.warm_start_model_path too, if that learned from the
+    same log."""
     confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
     reward_range: tuple[float, float] | None = None

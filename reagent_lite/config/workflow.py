@@ -97,6 +97,12 @@ class WorkflowConfig(Section):
         return self if self.training_data_path else self.with_minibatch_for(None, world=1)
 
     @property
+    def learns_from_scored(self) -> bool:
+        """Whether the policy learns from scored episodes that are in the training data."""
+        given = self.evaluation.learn_from_scored
+        return self.eval_data_path is not None if given is None else given
+
+    @property
     def simulated_share(self) -> float:
         """Share of each minibatch that comes from the simulation."""
         if self.simulation is None:

@@ -271,7 +271,7 @@ _LEARN = (
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _SCORE_OTHERS = (
     "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
-    "eval_data_path, or evaluate it on a log of other episodes."
+    "eval_data_path of other episodes, or evaluate it on a log of other episodes."
 )
 _SCORE_SOME = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."

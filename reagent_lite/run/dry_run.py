@@ -460,5 +460,5 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     steps_per_epoch = -(-run.rows // (logged * config.training.minibatches_per_step))
     shards = several and config.data.layout == "shards"
     provided = "the other machines have as many rows" if shards else "every row can be learned from"
-    apart = "" if config.evaluation.learn_from_scored else "; scored episodes are not learned from"
+    apart = "" if config.learns_from_scored else "; scored episodes are not learned from"
     yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {provided}{apart}"

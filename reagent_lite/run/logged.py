@@ -156,7 +156,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
 def _to_learn(config: WorkflowConfig, log: Log, sides: Sides, scored: Scored) -> tuple[LoggedRows, bool]:
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
     both = np.isin(sides.hashes(log.copy), scored.hashes)
-    if config.evaluation.learn_from_scored:
+    if config.learns_from_scored:
         seen = any(sides.shards.group.each(int(both.any())))
         return log.rows, seen and config.simulated_share < 1  # at 1 the rows are evaluated only
     rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
@@ -165,7 +165,7 @@ def _to_learn(config: WorkflowConfig, log: Log, sides: Sides, scored: Scored) ->
 
 def _nothing_to_learn(config: WorkflowConfig) -> Problem:
     """Returns the problem of training data without a row that the policy may learn from."""
-    if config.evaluation.learn_from_scored:
+    if config.learns_from_scored:
         return Problem(config.training_data_path, "rows with an action", "none")
     return Problem(
         config.training_data_path,

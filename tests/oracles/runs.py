@@ -81,7 +81,7 @@ def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
     tree = {
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"bootstrap_resamples": 100},
+        "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True},  # all rows count
     }  # fmt: skip
     return merged(tree, sections)
 

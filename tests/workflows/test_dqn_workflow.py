@@ -286,7 +286,8 @@ def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sars
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, -1], "activations": ["linear"], "minibatch_size": 1024, "l2_decay": 0.0,
                      "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 0.8 if sarsa else 0.98},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
+                       "learn_from_scored": True},
     }  # fmt: skip
     if parametric:
         tree["action_norm_data_path"] = str(enum_normalization(tmp_path / "action.json", "0", range(100)))

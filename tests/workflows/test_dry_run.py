@@ -117,6 +117,9 @@ def test_steps_by_the_metadata_of_parquet(plan: Plan, tmp_path: Path) -> None:
     lines = plan(data)
     assert only(lines, "rows:") == "rows: 100 on this machine, from the files' metadata"
     assert only(lines, "steps:") == "steps: 4 per epoch, 8 in total, if every row can be learned from"
+    assert only(plan({**data, "evaluation": {"learn_from_scored": None}}), "steps:").endswith(
+        "if every row can be learned from; scored episodes are not learned from"
+    )
     both = data | {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
     assert only(plan(both), "steps: 4 per epoch, 8 in total").endswith("if the other machines have as many rows")
     # all 100 rows on both: 64 a step

@@ -96,6 +96,13 @@ def test_no_row_of_a_scored_episode_is_learned_from(noise: dict[str, Any], given
     assert 0.15 * ROWS < len(apart.scored.numbers) < 0.25 * ROWS
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["a share", "the same file as eval data"])
+def test_scored_episodes_are_kept_apart_unless_eval_data_are_given(noise: dict[str, Any], given: bool) -> None:
+    data = prepare(check(DqnConfig, noise | ({"eval_data_path": noise["training_data_path"]} if given else {})), ALONE)
+    assert data.seen == given
+    assert (data.learned.count == ROWS) == given
+
+
 def test_nothing_is_left_to_learn_from(noise: dict[str, Any]) -> None:
     tree = {**noise, "evaluation": {"learn_from_scored": False, "held_out_share": 0.9999}}
     with pytest.raises(DataError, match="expected rows with an action, in episodes that are not scored, got none") as e:
