@@ -61,6 +61,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"rows": [ROW | {"state_features": {"3": "1.0"}}]}, "body.rows.0.state_features.3"),
     ({"rows": [ROW | {"state_features": {"3": True}}]}, "body.rows.0.state_features.3"),
     ({"rows": [{}]}, "body.rows.0.state_features"),
+    ({"rows": [{"state_features": {}}]}, "body.rows.0.state_features"),
+    ({"rows": [ROW | {"state_features": {"3": None}}]}, "body.rows.0.state_features"),
     ({"rows": [ROW, ROW | {"possible_actions": ["mail", "fax"]}]}, "rows.1.possible_actions"),
     ({"rows": [ROW | {"possible_actions": ["mail", "mail"]}]}, "rows.0.possible_actions"),
     ({"rows": [ROW | {"possible_actions": []}]}, "body.rows.0.possible_actions"),
