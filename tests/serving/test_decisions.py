@@ -53,8 +53,10 @@ def test_candidates_are_chosen_and_ranked(candidates: Path, opened: Open) -> Non
 
 ROW = {"state_features": {"3": 1.0}}
 REFUSED: list[tuple[Any, str]] = [
-    (b"{", "body, character 1"),
-    (b'{"rows": [{"state_features": {"3": NaN}}]}', "body.rows.0.state_features.3"),
+    (b"{", "body"),
+    (b'{"rows": [{"state_features": {"3": NaN}}]}', "body"),
+    (b'{"rows": [{"state_features": {"3": 1.0, "3": 2.0}}]}', "body"),
+    (b'{"rows": [{"state_features": {"3": 1.0}}], "rows": [{"state_features": {"3": 2.0}}]}', "body"),
     (b'{"rows": [{"state_features": {"3": 1e39}}]}', "body.rows.0.state_features.3"),
     ({"rows": []}, "body.rows"),
     ({"rows": [ROW | {"state_features": {"4": 1.0}}]}, "states[0]"),
@@ -93,6 +95,16 @@ MISSPELT = [
 def test_a_misspelt_key_is_told_the_nearest(named: Path, opened: Open, path: str, body: Any, todo: str) -> None:
     problem = opened(named).client.post(path, json=body).json()["problems"][-1]
     assert (problem["expected"], problem["todo"]) == ("a known key", todo)
+
+
+def test_a_body_is_read_as_strictly_as_a_file(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    for body, got in ((b"{", "Expecting property name enclosed in double quotes at character 2"),
+                      (b'{"reward": 1, "decision_id": "1", "reward": 2}', "the key 'reward' twice in one object"),
+                      (b"[" * 101, "more than 100 objects and lists inside one another")):  # fmt: skip
+        answer = worker.client.post("/reward", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["problems"]) == (
+            422, [{"where": "body", "expected": "JSON", "got": got, "todo": ""}])  # fmt: skip
 
 
 def test_every_refusal_has_one_form(named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

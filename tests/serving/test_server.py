@@ -172,7 +172,7 @@ def test_a_reward_for_a_worker_that_does_not_answer_is_refused_for_now(
             with pytest.raises(RefusedError) as caught:
                 await join("1-20261123T000000000000-1", {"reward": 1.0})
             await asyncio.sleep(0.3)
-        assert caught.value.status == 503
+        assert caught.value.status_code == 503
         return caught.value.problems[0]
 
     with socket.socket() as listening:
