@@ -52,12 +52,14 @@ class _Server:
         listening: the socket on which all of them accept connections.
         folder: the folder of their sockets and figures.
         epoch: see `open_log`.
+        parametric: whether decisions are among candidates, for all workers alike.
     """
 
     config: ServeConfig
     listening: socket.socket
     folder: Path
     epoch: int
+    parametric: bool
 
 
 def serve(config: ServeConfig) -> int:
@@ -72,14 +74,22 @@ def serve(config: ServeConfig) -> int:
     require_writable(folder, "log")
     with ExitStack() as open_now:
         open_now.enter_context(alone_in(folder, "log"))
-        version = ServedModel(config.model).version
+        model = ServedModel(config.model)
         listening = open_now.enter_context(_listening(config))
         shared = open_now.enter_context(tempfile.TemporaryDirectory(prefix="reagent-lite-"))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
-        logger.info(f"serving model {version[:12]} at http://{host}:{port}, log {folder}")
+        logger.info(f"serving model {model.version[:12]} at http://{host}:{port}, log {folder}")
         epoch = epoch_of_clock(folder)
-        return _supervise(_Server(config=config, listening=listening, folder=Path(shared), epoch=epoch))
+        return _supervise(
+            _Server(
+                config=config,
+                listening=listening,
+                folder=Path(shared),
+                epoch=epoch,
+                parametric=model.bundle.parametric,
+            )
+        )
 
 
 def _listening(config: ServeConfig) -> socket.socket:
@@ -154,8 +164,8 @@ def _work(server: _Server, number: int, ready: Any) -> None:
 
 async def _answering(server: _Server, number: int, ready: Any, stopping: threading.Event) -> None:
     config = server.config
-    model = ServedModel(config.model)
-    with open_log(config, number, parametric=model.bundle.parametric, epoch=server.epoch) as log:
+    model = ServedModel(config.model, server.parametric)
+    with open_log(config, number, parametric=server.parametric, epoch=server.epoch) as log:
         async with _rewards(server, number, log) as join:
             app = create_app(config, number, model, log, join)
             settings = uvicorn.Config(
