@@ -171,6 +171,8 @@ class Bundle:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draws an action per row from the propensities; log its propensity with it.
 
+        A log knows a candidate by its features: where some of a row are equal, log the sum of their propensities.
+
         Args:
             values: and presence, mask, candidates: as of `predict`.
             presence: see values.

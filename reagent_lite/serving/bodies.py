@@ -66,7 +66,7 @@ class CandidateList(_Row):
     """Candidates to rank."""
 
     possible_actions: Annotated[list[CandidateFeatures], Field(min_length=1)]
-    """Features of each candidate."""
+    """Features of each candidate; where candidates of a decision are equal, the first stands for all of them."""
 
 
 class CandidateRow(_Decided, CandidateList):

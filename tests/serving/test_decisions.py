@@ -83,6 +83,21 @@ def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, bo
     assert worker.log.waiting == 0
 
 
+def test_equal_candidates_are_one_as_a_log_cannot_tell_them_apart(candidates: Path, opened: Open) -> None:
+    worker = opened(candidates)
+    items = [{"7": 0.0}, {"7": -0.0, "8": None}, {"8": 2.0}, {"8": 2.0}, {"8": 1e-50}]
+    rows = [{"state_features": {"3": 1.0, "age": 0.0}, "possible_actions": items}] * 50  # all values are 0
+    decided = worker.post("/decide", rows=rows)["decisions"]
+    assert {one["index"] for one in decided} == {0, 2, 4}
+    assert all(one["action"] == items[one["index"]] for one in decided)
+    assert [one["propensity"] for one in decided] == [pytest.approx(1 / 3)] * 50
+    logged = [one.row() for one in worker.log._waiting.values()]
+    assert all(row["possible_actions"] == [items[0], items[2], items[4]] for row in logged)
+    twin = ROW | {"possible_actions": [{"7": 1.0}, {"7": 1.0}]}
+    assert [one["propensity"] for one in worker.post("/decide", rows=[twin])["decisions"]] == [1.0]
+    assert len(worker.post("/rank", rows=[twin])["rankings"][0]) == 2
+
+
 MISSPELT = [
     ("/decide", {"row": [ROW]}, "Did you mean 'rows'?"),
     ("/decide", {"rows": [ROW | {"mdp": "7"}]}, "Did you mean 'mdp_id'?"),

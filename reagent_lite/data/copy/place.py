@@ -30,7 +30,7 @@ from reagent_lite.files import NO_ROOM, free_disk_bytes, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
 
 KIND = "training copy"
-LAYOUT = 4
+LAYOUT = 5
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 
