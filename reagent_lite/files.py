@@ -57,7 +57,11 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
             cannot exchange, it is a link to a hidden folder beside it, and the link is replaced.
     """
     target = _followed(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with made_folder(target.parent):
+        yield from _appearing(target, served=served)
+
+
+def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
     _sweep(target)
     unique = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
     temporary, aside, hidden = (target.with_name(f".{target.name}.{unique}.{end}") for end in ("tmp", "old", "now"))
@@ -170,7 +174,10 @@ def work_folder(parent: Path, name: str) -> Iterator[Path]:
         elif pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(one, ignore_errors=True)
     prefix = f".{name}.{host}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder:
+    with (
+        made_folder(parent),
+        tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder,
+    ):
         yield Path(folder)
 
 
@@ -213,17 +220,17 @@ def appearing_file(target: Path) -> Iterator[IO[bytes]]:
 
     What killed processes left of such a file is removed after a day.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-        sync(temporary)
-        temporary.rename(target)
-        sync(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with made_folder(target.parent):
+        sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
+        temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
+        try:
+            with temporary.open("wb") as stream:
+                yield stream
+            sync(temporary)
+            temporary.rename(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_whole(file: Path, data: bytes) -> None:
@@ -311,13 +318,19 @@ def is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def require_writable(folder: Path, key: str) -> None:
-    """Makes the folder and writes a file into it, so that a long run does not fail at its end.
+def require_writable(folder: Path, key: str, *, keep: bool = False) -> None:
+    """Writes a file into a folder and removes it, so that a long run does not fail at its end.
+
+    Args:
+        folder: made if it is not there.
+        key: the config key that names the folder.
+        keep: leave a folder that was made; else it is removed again, as the run may be refused for another reason.
 
     Raises:
         ConfigError: naming the config key and the reason.
     """
     probe = folder / f".writable.{os.getpid()}"
+    made = _missing(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
@@ -326,6 +339,33 @@ def require_writable(folder: Path, key: str) -> None:
         raise ConfigError(
             Problem(key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder")
         ) from error
+    finally:
+        if not keep:
+            _remove_empty(made)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder; if the block fails, the folders that were made and are still empty are removed."""
+    made = _missing(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Returns the folders that have to be made for a folder, the innermost first."""
+    folder = folder.absolute()
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager

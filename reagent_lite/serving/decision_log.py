@@ -331,7 +331,7 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int |
         ConfigError: it cannot be written, or has decisions of another kind.
     """
     own = Path(config.log).expanduser() / f".worker-{worker}"  # hidden, so that training ignores it
-    require_writable(own, "log")
+    require_writable(own, "log", keep=True)
     others = [
         folder
         for folder in sorted(own.parent.glob(".worker-*"))

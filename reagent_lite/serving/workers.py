@@ -72,10 +72,11 @@ def serve(config: ServeConfig) -> int:
     """
     folder = Path(config.log).expanduser()
     require_writable(folder, "log")
+    model = ServedModel(config.model)
     with ExitStack() as open_now:
-        open_now.enter_context(alone_in(folder, "log"))
-        model = ServedModel(config.model)
         listening = open_now.enter_context(_listening(config))
+        require_writable(folder, "log", keep=True)
+        open_now.enter_context(alone_in(folder, "log"))
         shared = open_now.enter_context(tempfile.TemporaryDirectory(prefix="reagent-lite-"))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
