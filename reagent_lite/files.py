@@ -7,6 +7,7 @@ import ctypes
 import errno
 import fcntl
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,7 +64,7 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
 
 def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
     _sweep(target)
-    unique = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    unique = process_mark()
     temporary, aside, hidden = (target.with_name(f".{target.name}.{unique}.{end}") for end in ("tmp", "old", "now"))
     older = target.resolve()
     temporary.mkdir()
@@ -145,11 +146,28 @@ def _sweep(target: Path) -> None:
     sweep(one for one in beside if one.suffix in ends and one != target.resolve())
 
 
+def process_mark() -> str:
+    """Returns a new part of a temporary name, unique on all machines of a share, that says which process has it."""
+    return f"{os.getpid()}-{_host_mark()}{uuid.uuid4().hex[:6]}"
+
+
+def _host_mark() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process of this host whose `process_mark` a name has is gone."""
+    import psutil
+
+    mark = re.search(r"(\d+)-([0-9a-f]{6})[0-9a-f]{6}\.(?:tmp|now|old)", path.name)
+    return mark is not None and mark[2] == _host_mark() and not psutil.pid_exists(int(mark[1]))
+
+
 def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
-    """Removes the files, folders and links that are older than this, such as those of killed processes."""
+    """Removes files, folders and links of killed processes: those of this host at once, others after some days."""
     for one in left:
         with suppress(OSError):
-            if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS:
+            if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS and not _is_abandoned(one):
                 continue
             if one.is_dir() and not one.is_symlink():
                 shutil.rmtree(one, ignore_errors=True)
@@ -179,6 +197,11 @@ def work_folder(parent: Path, name: str) -> Iterator[Path]:
         tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder,
     ):
         yield Path(folder)
+
+
+def scratch_folder(name: str = "reagent-lite") -> AbstractContextManager[Path]:
+    """Returns a `work_folder` in TMPDIR."""
+    return work_folder(Path(tempfile.gettempdir()), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +241,11 @@ class FolderIdentity:
 def appearing_file(target: Path) -> Iterator[IO[bytes]]:
     """Yields a stream whose bytes become the file `target` when the block succeeds.
 
-    What killed processes left of such a file is removed after a day.
+    What killed processes left of such a file is removed, see `sweep`.
     """
     with made_folder(target.parent):
         sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
-        temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
+        temporary = target.with_name(f".{target.name}.{process_mark()}.tmp")
         try:
             with temporary.open("wb") as stream:
                 yield stream

@@ -14,7 +14,6 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
@@ -31,7 +30,7 @@ from reagent_lite.cli import exit_code
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.files import alone_in, require_writable
+from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.app import Join, create_app
 from reagent_lite.serving.decision_log import DecisionLog, Joined, epoch_of_clock, open_log, worker_of
 from reagent_lite.serving.refusals import TRY_LATER, RefusedError
@@ -77,8 +76,9 @@ def serve(config: ServeConfig) -> int:
         listening = open_now.enter_context(_listening(config))
         require_writable(folder, "log", keep=True)
         open_now.enter_context(alone_in(folder, "log"))
-        shared = open_now.enter_context(tempfile.TemporaryDirectory(prefix="reagent-lite-"))
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
+        # a short name, as the paths of sockets are at most 107 characters long
+        shared = open_now.enter_context(scratch_folder("serve"))
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
         logger.info(f"serving model {model.version[:12]} at http://{host}:{port}, log {folder}")
         epoch = epoch_of_clock(folder)
@@ -86,7 +86,7 @@ def serve(config: ServeConfig) -> int:
             _Server(
                 config=config,
                 listening=listening,
-                folder=Path(shared),
+                folder=shared,
                 epoch=epoch,
                 parametric=model.bundle.parametric,
             )

@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import NO_ROOM, free_disk_bytes, sweep, sync, user_cache
+from reagent_lite.files import NO_ROOM, free_disk_bytes, process_mark, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
 
 KIND = "training copy"
@@ -86,7 +85,7 @@ class Place:
         Raises:
             DataError: the disk is full, or a limit of the system is reached.
         """
-        temporary = self.parent / f".{self.stem}-{uuid.uuid4().hex}.tmp"
+        temporary = self.parent / f".{self.stem}-{process_mark()}.tmp"
         try:
             self.parent.mkdir(parents=True, exist_ok=True)
             sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
