@@ -23,6 +23,7 @@ from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.serving.workers import serve
@@ -103,6 +104,8 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
     played = {"env": "cartpole_v1", "output_path": str(out / "log.jsonl"), "episodes": 1}
     return {
         "convert": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.parquet")}),
+        "any that reads rows": (lambda _: prepare_training_copy(bad, actions=("a", "b")), ConvertConfig,
+                                {"input_path": bad, "output_path": "log.jsonl"}),
         "convert to lines": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.jsonl")}),
         "evaluate": (evaluate, EvaluateConfig,
                      {"model": str(model), "data_path": bad, "output_path": str(out / "evaluation.json")}),

@@ -25,7 +25,7 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import NO_ROOM, free_disk_bytes, process_mark, sweep, sync, user_cache
+from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
 
 KIND = "training copy"
@@ -86,11 +86,16 @@ class Place:
             DataError: the disk is full, or a limit of the system is reached.
         """
         temporary = self.parent / f".{self.stem}-{process_mark()}.tmp"
-        try:
-            self.parent.mkdir(parents=True, exist_ok=True)
+        with made_folder(self.parent), self._room(temporary):
             sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
             temporary.mkdir()
             yield temporary
+
+    @contextmanager
+    def _room(self, temporary: Path) -> Iterator[None]:
+        """Removes a temporary folder after the block, and turns the error of a full disk into one that says so."""
+        try:
+            yield
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
