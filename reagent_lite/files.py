@@ -7,6 +7,7 @@ import ctypes
 import errno
 import fcntl
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,9 +58,13 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
             cannot exchange, it is a link to a hidden folder beside it, and the link is replaced.
     """
     target = _followed(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with made_folder(target.parent):
+        yield from _appearing(target, served=served)
+
+
+def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
     _sweep(target)
-    unique = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    unique = process_mark()
     temporary, aside, hidden = (target.with_name(f".{target.name}.{unique}.{end}") for end in ("tmp", "old", "now"))
     older = target.resolve()
     temporary.mkdir()
@@ -141,11 +146,28 @@ def _sweep(target: Path) -> None:
     sweep(one for one in beside if one.suffix in ends and one != target.resolve())
 
 
+def process_mark() -> str:
+    """Returns a new part of a temporary name, unique on all machines of a share, that says which process has it."""
+    return f"{os.getpid()}-{_host_mark()}{uuid.uuid4().hex[:6]}"
+
+
+def _host_mark() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process of this host whose `process_mark` a name has is gone."""
+    import psutil
+
+    mark = re.search(r"(\d+)-([0-9a-f]{6})[0-9a-f]{6}\.(?:tmp|now|old)", path.name)
+    return mark is not None and mark[2] == _host_mark() and not psutil.pid_exists(int(mark[1]))
+
+
 def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
-    """Removes the files, folders and links that are older than this, such as those of killed processes."""
+    """Removes files, folders and links of killed processes: those of this host at once, others after some days."""
     for one in left:
         with suppress(OSError):
-            if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS:
+            if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS and not _is_abandoned(one):
                 continue
             if one.is_dir() and not one.is_symlink():
                 shutil.rmtree(one, ignore_errors=True)
@@ -170,8 +192,16 @@ def work_folder(parent: Path, name: str) -> Iterator[Path]:
         elif pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(one, ignore_errors=True)
     prefix = f".{name}.{host}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder:
+    with (
+        made_folder(parent),
+        tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder,
+    ):
         yield Path(folder)
+
+
+def scratch_folder(name: str = "reagent-lite") -> AbstractContextManager[Path]:
+    """Returns a `work_folder` in TMPDIR."""
+    return work_folder(Path(tempfile.gettempdir()), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +241,19 @@ class FolderIdentity:
 def appearing_file(target: Path) -> Iterator[IO[bytes]]:
     """Yields a stream whose bytes become the file `target` when the block succeeds.
 
-    What killed processes left of such a file is removed after a day.
+    What killed processes left of such a file is removed, see `sweep`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-        sync(temporary)
-        temporary.rename(target)
-        sync(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with made_folder(target.parent):
+        sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
+        temporary = target.with_name(f".{target.name}.{process_mark()}.tmp")
+        try:
+            with temporary.open("wb") as stream:
+                yield stream
+            sync(temporary)
+            temporary.rename(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_whole(file: Path, data: bytes) -> None:
@@ -311,13 +341,19 @@ def is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def require_writable(folder: Path, key: str) -> None:
-    """Makes the folder and writes a file into it, so that a long run does not fail at its end.
+def require_writable(folder: Path, key: str, *, keep: bool = False) -> None:
+    """Writes a file into a folder and removes it, so that a long run does not fail at its end.
+
+    Args:
+        folder: made if it is not there.
+        key: the config key that names the folder.
+        keep: leave a folder that was made; else it is removed again, as the run may be refused for another reason.
 
     Raises:
         ConfigError: naming the config key and the reason.
     """
     probe = folder / f".writable.{os.getpid()}"
+    made = _missing(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
@@ -326,6 +362,33 @@ def require_writable(folder: Path, key: str) -> None:
         raise ConfigError(
             Problem(key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder")
         ) from error
+    finally:
+        if not keep:
+            _remove_empty(made)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder; if the block fails, the folders that were made and are still empty are removed."""
+    made = _missing(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Returns the folders that have to be made for a folder, the innermost first."""
+    folder = folder.absolute()
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.runs import ROOT
 
 from reagent_lite import files
 from reagent_lite.files import alone_in, appearing_folder, write_whole
@@ -106,6 +109,46 @@ def test_what_killed_writers_left_of_a_file_goes_after_a_day(tmp_path: Path) -> 
     os.utime(tmp_path / ".log[1].1-a.tmp", (0, 0))
     write_whole(tmp_path / "log[1]", b"")
     assert sorted(os.listdir(tmp_path)) == [".log[1].2-a.tmp", "log[1]"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from reagent_lite.files import appearing_file, appearing_folder, scratch_folder
+folder = Path(sys.argv[1])
+with scratch_folder(), appearing_folder(folder / "model") as model, appearing_file(folder / "log") as log:
+    (model / "part").write_bytes(b"1")
+    if sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "out").mkdir()
+    left, after = [], []
+    for how, found in (("kill", left), ("end", after)):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), how]
+        environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, env=environment, check=False)
+        found += sorted(os.listdir(tmp_path / "tmp")) + sorted(os.listdir(tmp_path / "out"))
+    assert len(left) == 3
+    assert after == ["log", "model"]
+
+
+def test_what_a_living_process_and_other_machines_have_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    living = files.process_mark()
+    monkeypatch.setattr(os, "getpid", lambda: dead.pid)
+    abandoned = files.process_mark()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    elsewhere = files.process_mark()
+    monkeypatch.undo()
+    for mark in (living, abandoned, elsewhere):
+        (tmp_path / f".model.{mark}.tmp").mkdir()
+    write(tmp_path / "model", "new")
+    assert sorted(os.listdir(tmp_path)) == sorted([f".model.{living}.tmp", f".model.{elsewhere}.tmp", "model"])
 
 
 @can_exchange

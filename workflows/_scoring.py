@@ -102,7 +102,7 @@ class _Part:
 
     def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
         found = self.prediction
-        index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else found.draw(rng)
+        index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else self._drawn(rng)
         none, at = index < 0, np.maximum(index, 0)
         columns = {
             **dict(zip(self.keys.column_names, self.keys.columns, strict=True)),
@@ -114,6 +114,17 @@ class _Part:
         if all_scores:
             columns["scores"] = self._scores(bundle)
         return pa.table(columns)
+
+    def _drawn(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns drawn places and their probability, of equal candidates the sum, as a log knows features alone."""
+        index, probability = self.prediction.draw(rng)
+        if self.candidates is None:
+            return index, probability
+        exists = np.arange(self.prediction.q.shape[1]) < self.candidates.lengths[:, None]
+        first = self.candidates.first_equal
+        total = np.zeros(exists.shape)
+        total[exists] = np.bincount(first, self.prediction.propensities[exists], len(first))[first]
+        return index, total[np.arange(len(index)), index]
 
     def _actions(self, bundle: Bundle, index: NDArray[np.int64]) -> pa.Array:
         if self.candidates is None:

@@ -9,11 +9,9 @@ import json
 import logging
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -23,6 +21,7 @@ from reagent_lite.config.environment import GYMNASIUM
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.files import scratch_folder
 from reagent_lite.run.train import train
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
@@ -101,11 +100,11 @@ def measure_training(
         candidates: whether the environment needs the parametric workflow.
         cuda_graph: as in the config.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         config = check(
             ParametricDqnConfig if candidates else DqnConfig,
             {
-                "model_output_path": folder,
+                "model_output_path": str(folder),
                 "use_gpu": use_gpu,
                 "rainbow": {"dueling_architecture": False},
                 "training": {"layers": [-1, 128, 64, -1], "minibatch_size": min(num_envs, 65536)},
@@ -123,7 +122,7 @@ def measure_training(
         )
         device = torch.device("cuda", 0) if use_gpu and torch.cuda.is_available() else torch.device("cpu")
         outcome = train(config, Group(Place(), device))
-        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seconds = outcome.rows / outcome.rows_per_second
     steps = max(line.get("simulation/env_steps", 0) for line in lines)
     return {

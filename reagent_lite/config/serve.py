@@ -40,8 +40,10 @@ class ServeConfig(Section):
     """Seed of the draws, for tests; absent: from the system, so that a restart does not repeat them."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths."""
+        """Yields missing paths, and an address that would be all of this machine's."""
         if not self.model:
             yield self.wrong("model", "a path", "Or give --model")
         if not self.log:
             yield self.wrong("log", "a path", "Or give --log")
+        if not self.host:
+            yield self.wrong("host", "an address to listen on", "127.0.0.1 is this machine, 0.0.0.0 all its addresses")

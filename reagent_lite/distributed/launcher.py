@@ -9,11 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -28,7 +26,7 @@ from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.store import Background, LostError
 from reagent_lite.distributed.worker import Reports, stop_signals
 from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, RendezvousError, counted
-from reagent_lite.files import FolderIdentity
+from reagent_lite.files import FolderIdentity, scratch_folder
 from reagent_lite.memory import oom_kills
 
 _WATCH_SECONDS = 0.1
@@ -181,8 +179,8 @@ class Attempt:
             failure = self._prepare(folder)
             if failure is not None:
                 return failure
-            with tempfile.TemporaryDirectory(prefix="reagent_lite_") as reports:
-                self._reports = Reports(Path(reports), self._count)
+            with scratch_folder() as reports:
+                self._reports = Reports(reports, self._count)
                 try:
                     self._start()
                     failure = self._watch()

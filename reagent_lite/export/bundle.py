@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
+_OUTPUTS: Final = {"q", "greedy", "propensities", "choices"}
 _EXPORT_AGAIN: Final = "Export the model again with this release"
 
 FeatureMap = Mapping[str, float | None] | Mapping[int, float | None]
@@ -171,6 +172,8 @@ class Bundle:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draws an action per row from the propensities; log its propensity with it.
 
+        A log knows a candidate by its features: where some of a row are equal, log the sum of their propensities.
+
         Args:
             values: and presence, mask, candidates: as of `predict`.
             presence: see values.
@@ -198,12 +201,14 @@ class Bundle:
             golden = json.loads(self._golden)
             feed = {name: _recorded(golden["inputs"][name]) for name in self._inputs}
             live = {name: _recorded(golden["outputs"][name]) for name in ("q", "choices")}
-            tolerance = Tolerance(**golden["tolerance"])
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise BundleError(
-                Problem(GOLDEN_FILE, "inputs, outputs and tolerance", repr(error), _EXPORT_AGAIN)
-            ) from error
-        q, choices = self._session.run(["q", "choices"], feed)
+            tolerance = Tolerance(**{name: _bound(value) for name, value in golden["tolerance"].items()})
+            q, choices = self._session.run(["q", "choices"], feed)
+            for name, array in (("q", q), ("choices", choices)):
+                if (live[name].shape, live[name].dtype) != (array.shape, array.dtype):
+                    raise ValueError(f"{name} of shape {list(live[name].shape)} for {list(array.shape)}")
+        except Exception as error:  # onnxruntime's own exceptions share no base but Exception
+            expected = "inputs, outputs and tolerance of the model"
+            raise BundleError(Problem(GOLDEN_FILE, expected, f"{error!r:.200}", _EXPORT_AGAIN)) from error
         compare_choices(where, live["choices"], choices)
         return tolerance.compare(where, live["q"], q, "Try another release of onnxruntime")
 
@@ -277,7 +282,11 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
         advice = "Install the release of onnxruntime that manifest.json names under versions, or a later one"
         where = str(folder / MODEL_FILE)
         raise BundleError(Problem(where, "a model that onnxruntime loads", str(error), advice)) from error
-    widths = [entry.shape[-1] for entry in session.get_inputs()]
+    widths = [entry.shape[-1] if entry.shape else None for entry in session.get_inputs()]
+    if missing := _OUTPUTS - {entry.name for entry in session.get_outputs()}:
+        expected_outputs = f"the outputs {listed(sorted(_OUTPUTS))}"
+        got = f"no {listed(sorted(missing))}"
+        raise BundleError(Problem(str(folder / MODEL_FILE), expected_outputs, got, _EXPORT_AGAIN))
     states, candidates = len(manifest["state_feature_ids"]), len(manifest["action_feature_ids"])
     names = len(manifest["action_names"])
     expected = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
@@ -294,33 +303,39 @@ def _require_model(folder: Path, manifest: dict[str, Any]) -> None:
         if not fits(manifest.get(name))
     ]
     raise_any(problems, BundleError)
+    if (manifest["workflow"] == "dqn") != bool(manifest["action_names"]):
+        expected, got = "dqn with action_names, or parametric_dqn without", f"{manifest['workflow']!r}"
+        raise BundleError(Problem(f"{folder / FILE_NAME}, workflow", expected, got, _EXPORT_AGAIN))
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    names = isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+    return names and len(set(value)) == len(value)
 
 
 def _is_policy(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     number = {"softmax": "temperature", "epsilon_greedy": "epsilon"}.get(str(value.get("kind")), "")
-    return value.keys() == {"kind", number} and type(value[number]) in (int, float)
+    if value.keys() != {"kind", number} or type(value[number]) not in (int, float):
+        return False
+    return bool(value[number] > 0 if number == "temperature" else 0 <= value[number] <= 1)
 
 
 def _are_ids(value: Any) -> bool:
     try:
-        read(value)
+        ids = read(value)
     except ValueError:
         return False
-    return True
+    return len(set(ids)) == len(ids)
 
 
 _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "workflow": ("dqn or parametric_dqn", lambda value: value in ("dqn", "parametric_dqn")),
-    "state_feature_ids": ("a list of feature ids and names", _are_ids),
-    "action_feature_ids": ("a list of feature ids and names", _are_ids),
-    "action_names": ("a list of names", _are_names),
-    "policy": ("softmax with its temperature, or epsilon_greedy with its epsilon", _is_policy),
+    "state_feature_ids": ("a list of feature ids and names, each once", _are_ids),
+    "action_feature_ids": ("a list of feature ids and names, each once", _are_ids),
+    "action_names": ("a list of names, each once", _are_names),
+    "policy": ("softmax with a temperature above 0, or epsilon_greedy with an epsilon from 0 to 1", _is_policy),
     "steps": ("a number of optimizer steps", lambda value: type(value) is int),
     "data_hash": ("a hash", lambda value: isinstance(value, str)),
     "config_hash": ("a hash", lambda value: isinstance(value, str)),
@@ -344,6 +359,12 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _bound(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise ValueError(f"a bound of {value!r}")
+    return float(value)
 
 
 def _recorded(lists: Any) -> NDArray[Any]:

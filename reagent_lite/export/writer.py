@@ -9,7 +9,6 @@ predictor, content ─► temporary folder: model files, JSON, golden.json, MODE
 import copy
 import json
 import math
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,7 @@ from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.feature_ids import written
-from reagent_lite.files import appearing_folder
+from reagent_lite.files import appearing_folder, scratch_folder
 from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
 from reagent_lite.rl.policies import policy_json
 
@@ -75,9 +74,9 @@ def require_formats(predictor: Predictor, sample: SampleRows, tolerance: Toleran
     """
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     batches = list(check_batches(graph_inputs(live, sample), np.random.default_rng(0)))
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         for name in DEFAULT_FORMATS:
-            file = Path(folder) / FORMATS[name].file
+            file = folder / FORMATS[name].file
             FORMATS[name].write(live, file)
             check_file(file.name, FORMATS[name].replay(live, file), batches, tolerance)
 

@@ -4,10 +4,8 @@ config ─► processes ─┬─► files and environment ─► widths ─┬�
                      └─► free memory ─────────────────────┘                          └─► rows of the doctor
 """
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, counted, needing
+from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
@@ -240,8 +239,8 @@ def _environment(config: WorkflowConfig) -> VectorEnv:
         SimulationError, KernelBuildError: see sim.backend.open_backend.
     """
     settings = config.environments
-    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
-        built: dict[str, Any] = {"optimization": "-O0", "cache": Path(folder)}
+    with scratch_folder() as folder:
+        built: dict[str, Any] = {"optimization": "-O0", "cache": folder}
         if settings.in_python:
             backend: Backend = GymnasiumBackend(settings.env, settings.env_parameters, **built)
         else:

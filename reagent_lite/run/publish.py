@@ -78,7 +78,7 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
             stack.enter_context(alone_in(folder, FOLDER, again=attempt_here() > 0))
 
         def take(config: WorkflowConfig) -> None:
-            require_writable(folder, FOLDER)
+            require_writable(folder, FOLDER, keep=True)
             if not locked:
                 lock()
             for name in (*PICTURES, PAGE):  # of an earlier run

@@ -35,7 +35,7 @@ from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog, Joined
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
-from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, refused
+from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, StrictRoute, refused
 from reagent_lite.serving.served_model import ServedModel
 
 Join = Callable[[str, dict[str, Any]], Awaitable[Joined]]
@@ -128,8 +128,9 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
     """Returns the application of a worker; arguments as of `Service`."""
     service = Service(config, worker, model, log, join)
     app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling, redoc_url=None)
+    app.router.route_class = StrictRoute
     app.add_middleware(Limits, config=config, figures=service.figures)
-    for kind in (RefusedError, BundleError, RequestValidationError, HTTPException, OSError, Exception):
+    for kind in (BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, refused)
     decide: Any = service.decide_listed if model.bundle.parametric else service.decide_named
     app.post(

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from reagent_lite.export import Bundle
@@ -12,7 +13,16 @@ _ORDER = 2**53  # of sequence numbers; JSON carries larger integers through floa
 
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-StateFeatures = TypeAliasType("StateFeatures", dict[str, Number | None])
+
+
+def _some(features: dict[str, float | None]) -> dict[str, float | None]:
+    """Returns features of which one has a value, as training asks of the log."""
+    if all(value is None for value in features.values()):
+        raise PydanticCustomError("no_features", "at least one feature that is not null")
+    return features
+
+
+StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Number | None], AfterValidator(_some)])
 CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Number | None])
 ActionName = TypeAliasType("ActionName", str)
 
@@ -30,7 +40,10 @@ class Body(BaseModel):
 
 class _Row(Body):
     state_features: StateFeatures
-    """Raw features by id or name, as in the log that the model learned from; absent or null is missing, as there."""
+    """Raw features by id or name, as in the log that the model learned from; absent or null is missing, as there.
+
+    At least one has a value: nothing can be learned from a state of which nothing is known.
+    """
 
 
 class _Decided(_Row):
@@ -53,7 +66,7 @@ class CandidateList(_Row):
     """Candidates to rank."""
 
     possible_actions: Annotated[list[CandidateFeatures], Field(min_length=1)]
-    """Features of each candidate."""
+    """Features of each candidate; where candidates of a decision are equal, the first stands for all of them."""
 
 
 class CandidateRow(_Decided, CandidateList):
@@ -140,6 +153,10 @@ def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
         if name in schemas:
             value = schemas[name]["additionalProperties"]
             schemas[name] |= {"properties": {str(one): value for one in ids}, "additionalProperties": False}
+    # one feature is a number, see `_some`
+    schemas["StateFeatures"]["anyOf"] = [
+        {"required": [str(one)], "properties": {str(one): {"type": "number"}}} for one in bundle.state_feature_ids
+    ]
     if "ActionName" in schemas:
         schemas["ActionName"]["enum"] = list(bundle.action_names)
     return document

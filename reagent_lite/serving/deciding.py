@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
 from reagent_lite.serving.bodies import CandidateRow, NamedRow
@@ -37,6 +38,7 @@ class _Request:
         states: [n, F] their states.
         choices: mask [n, K] of named actions, or the candidates [K, F'] of each row.
         possible: names or candidates of each row, as the log has them.
+        places: of each row the index of every choice in the answer.
         answer: future body of the response.
         index, propensities: those of each row, once drawn; index -1 where nothing may be taken.
     """
@@ -45,6 +47,7 @@ class _Request:
     states: NDArray[np.float32]
     choices: Choices
     possible: Sequence[Sequence[Any]]
+    places: Sequence[Sequence[int]]
     answer: asyncio.Future[bytes]
     index: list[int] = field(default_factory=list)
     propensities: list[float] = field(default_factory=list)
@@ -97,8 +100,15 @@ class Decider:
         """
         bundle, loop = self._model.bundle, asyncio.get_running_loop()
         states = bundle.states([row.state_features for row in rows])
-        choices, possible = _choices(bundle, rows)
-        request = _Request(rows=rows, states=states, choices=choices, possible=possible, answer=loop.create_future())
+        choices, possible, places = _choices(bundle, rows)
+        request = _Request(
+            rows=rows,
+            states=states,
+            choices=choices,
+            possible=possible,
+            places=places,
+            answer=loop.create_future(),
+        )
         if self._batch is None or self._batch.bundle is not bundle:
             self._batch = _Batch(self._model)
             loop.call_soon(self._finish, self._batch)
@@ -145,7 +155,8 @@ class Decider:
             )
         )
         for one, actions in decided:
-            found = zip(actions, one.index, one.propensities, strict=True)
+            index = [places[k] for places, k in zip(one.places, one.index, strict=True)]
+            found = zip(actions, index, one.propensities, strict=True)
             decisions = [{"decision_id": next(ids), "action": a, "index": k, "propensity": p} for a, k, p in found]
             one.answer.set_result(to_json({"decisions": decisions, "model": batch.version}))
         if decided:
@@ -158,17 +169,25 @@ def present(features: dict[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in features.items() if value is not None}
 
 
-def _choices(bundle: Bundle, rows: Sequence[Any]) -> tuple[Choices, Sequence[Sequence[Any]]]:
-    """Returns what the model may choose among in each row, and the same as the log has it."""
+def _choices(bundle: Bundle, rows: Sequence[Any]) -> tuple[Choices, Sequence[Sequence[Any]], Sequence[Sequence[int]]]:
+    """Returns what the model may choose among in each row, the same as the log has it, and the index of each choice.
+
+    Equal candidates are one, the first, as in the log a candidate is known by its features.
+    """
     if bundle.parametric:
-        lists = [row.possible_actions for row in rows]
-        return bundle.candidates(lists), [[present(one) for one in candidates] for candidates in lists]
+        given = bundle.candidates([row.possible_actions for row in rows])
+        lengths = np.array([len(candidates) for candidates in given])
+        first = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(given))).first_equal
+        each = np.split(first == np.arange(len(first)), np.cumsum(lengths)[:-1])
+        places = [np.flatnonzero(kept).tolist() for kept in each]
+        possible = [[present(row.possible_actions[k]) for k in own] for row, own in zip(rows, places, strict=True)]
+        return [candidates[own] for candidates, own in zip(given, places, strict=True)], possible, places
     names = bundle.action_names
     mask = np.ones((len(rows), len(names)), np.bool_)
     for number, row in enumerate(rows):
         if row.possible_actions is not None:
             mask[number] = _allowed(f"rows.{number}", row.possible_actions, names)
-    return mask, [row.possible_actions or names for row in rows]
+    return mask, [row.possible_actions or names for row in rows], [range(len(names))] * len(rows)
 
 
 def _allowed(where: str, possible: list[str], names: tuple[str, ...]) -> list[bool]:

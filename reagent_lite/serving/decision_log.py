@@ -26,7 +26,7 @@ from pydantic_core import to_json
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
-from reagent_lite.data.writing.decisions import decision_ids, write_decisions
+from reagent_lite.data.writing.decisions import among_candidates, decision_ids, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import alone_in, appearing_file, require_writable, room_in, sync
 
@@ -258,9 +258,9 @@ class DecisionLog:
                 except (ValueError, KeyError, TypeError):
                     damaged += 1
         oldest = min((file.name for file in self._older), default="a")[:_STEM]
-        for file in sorted(self._folder.parent.glob("*.parquet")):
+        for file in _files(self._folder.parent):
             until = file.stat().st_mtime + self._config.reward_seconds
-            if re.fullmatch(r"\d{8}T\d{12}-\d+", file.stem) and (until > time.time() or file.name[:_STEM] >= oldest):
+            if until > time.time() or file.name[:_STEM] >= oldest:
                 own = [one for one in decision_ids(file) if worker_of(one, self._config) == self._worker]
                 self._closed |= dict.fromkeys(own, until)
                 for one in own:
@@ -281,6 +281,11 @@ class DecisionLog:
         with suppress(OSError):
             os.fsync(self._descriptor)
         os.close(self._descriptor)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Returns the Parquet files of a log, in the order of time."""
+    return [file for file in sorted(folder.glob("*.parquet")) if re.fullmatch(r"\d{8}T\d{12}-\d+", file.stem)]
 
 
 def worker_of(decision_id: str, config: ServeConfig) -> int:
@@ -323,10 +328,10 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int |
 
     Raises:
         FolderInUseError: another process uses it.
-        ConfigError: it cannot be written, or waits for rewards of another kind of actions.
+        ConfigError: it cannot be written, or has decisions of another kind.
     """
     own = Path(config.log).expanduser() / f".worker-{worker}"  # hidden, so that training ignores it
-    require_writable(own, "log")
+    require_writable(own, "log", keep=True)
     others = [
         folder
         for folder in sorted(own.parent.glob(".worker-*"))
@@ -337,7 +342,9 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int |
             locks.enter_context(alone_in(folder, "log"))
         with room_in(own, "log"):
             log = DecisionLog(config, worker, [own, *others], epoch_of_clock(own.parent) if epoch is None else epoch)
-        if any(isinstance(one.row()["action"], dict) != parametric for one in log._waiting.values()):
+        kinds = {isinstance(one.row()["action"], dict) for one in log._waiting.values()}
+        kinds.update(map(among_candidates, _files(own.parent)[-1:]))
+        if kinds - {parametric}:
             kind = "candidates" if parametric else "named actions"
             raise ConfigError(Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder"))
         yield log

@@ -38,7 +38,7 @@ class Limits:
                 receive = _replayed(await self._body(scope, receive), receive)
             await self._app(scope, receive, sending)
         except RefusedError as error:
-            await refusal(error.status, error.problems, {"connection": "close"})(scope, receive, sending)
+            await refusal(error.status_code, error.problems, {"connection": "close"})(scope, receive, sending)
         finally:
             self._posts -= posted
             path = scope["path"] if scope["path"] in _ROUTES else "other"

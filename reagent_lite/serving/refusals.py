@@ -1,19 +1,22 @@
 """Refusals: all of them have one form, the problems of a request.
 
 error of a route, of a body, of the log ─► `refused` ─► status, {"problems": [...]}
+`StrictRoute` refuses JSON that files may not have either.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
+from reagent_lite.strict_json import parse_json
 
 TRY_LATER = "Try again later"
 Answers = dict[int | str, dict[str, Any]]
@@ -25,11 +28,35 @@ class Faults(BaseModel):
     problems: list[Problem]
 
 
-class RefusedError(Exception):
-    """A request that is answered with an error; `status` is its HTTP status."""
+class RefusedError(HTTPException):
+    """A request that is answered with an error."""
 
     def __init__(self, status: int, *problems: Problem) -> None:
-        self.status, self.problems = status, problems
+        super().__init__(status)
+        self.problems = problems
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        try:
+            return parse_json(await self.body())
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise RefusedError(422, Problem("body", "JSON", str(error))) from error
+
+
+class StrictRoute(APIRoute):
+    """A route whose bodies are read by `strict_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns what answers a request."""
+        handle = super().get_route_handler()
+
+        async def strictly(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strictly
 
 
 def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -56,7 +83,7 @@ OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its tim
 async def refused(request: Request, error: Any) -> Response:
     """Answers with the problems of an error."""
     if isinstance(error, RefusedError):
-        return refusal(error.status, error.problems)
+        return refusal(error.status_code, error.problems)
     if isinstance(error, BundleError):
         return refusal(422, error.problems)
     if isinstance(error, RequestValidationError):
@@ -75,8 +102,6 @@ def _fault(request: Request, found: dict[str, Any]) -> Problem:
     """Returns what pydantic found in a body."""
     place, kind, given = found["loc"], found["type"], found["input"]
     where = ".".join(map(str, place))
-    if kind == "json_invalid":
-        return Problem(f"body, character {place[-1]}", "JSON", found["ctx"]["error"])
     if kind == "missing":
         return Problem(where, "a value", "nothing")
     if kind == "extra_forbidden":

@@ -14,7 +14,6 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
@@ -31,7 +30,7 @@ from reagent_lite.cli import exit_code
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.files import alone_in, require_writable
+from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.app import Join, create_app
 from reagent_lite.serving.decision_log import DecisionLog, Joined, epoch_of_clock, open_log, worker_of
 from reagent_lite.serving.refusals import TRY_LATER, RefusedError
@@ -52,12 +51,14 @@ class _Server:
         listening: the socket on which all of them accept connections.
         folder: the folder of their sockets and figures.
         epoch: see `open_log`.
+        parametric: whether decisions are among candidates, for all workers alike.
     """
 
     config: ServeConfig
     listening: socket.socket
     folder: Path
     epoch: int
+    parametric: bool
 
 
 def serve(config: ServeConfig) -> int:
@@ -70,16 +71,26 @@ def serve(config: ServeConfig) -> int:
     """
     folder = Path(config.log).expanduser()
     require_writable(folder, "log")
+    model = ServedModel(config.model)
     with ExitStack() as open_now:
-        open_now.enter_context(alone_in(folder, "log"))
-        version = ServedModel(config.model).version
         listening = open_now.enter_context(_listening(config))
-        shared = open_now.enter_context(tempfile.TemporaryDirectory(prefix="reagent-lite-"))
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
+        require_writable(folder, "log", keep=True)
+        open_now.enter_context(alone_in(folder, "log"))
+        # a short name, as the paths of sockets are at most 107 characters long
+        shared = open_now.enter_context(scratch_folder("serve"))
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
-        logger.info(f"serving model {version[:12]} at http://{host}:{port}, log {folder}")
+        logger.info(f"serving model {model.version[:12]} at http://{host}:{port}, log {folder}")
         epoch = epoch_of_clock(folder)
-        return _supervise(_Server(config=config, listening=listening, folder=Path(shared), epoch=epoch))
+        return _supervise(
+            _Server(
+                config=config,
+                listening=listening,
+                folder=shared,
+                epoch=epoch,
+                parametric=model.bundle.parametric,
+            )
+        )
 
 
 def _listening(config: ServeConfig) -> socket.socket:
@@ -154,8 +165,8 @@ def _work(server: _Server, number: int, ready: Any) -> None:
 
 async def _answering(server: _Server, number: int, ready: Any, stopping: threading.Event) -> None:
     config = server.config
-    model = ServedModel(config.model)
-    with open_log(config, number, parametric=model.bundle.parametric, epoch=server.epoch) as log:
+    model = ServedModel(config.model, server.parametric)
+    with open_log(config, number, parametric=server.parametric, epoch=server.epoch) as log:
         async with _rewards(server, number, log) as join:
             app = create_app(config, number, model, log, join)
             settings = uvicorn.Config(

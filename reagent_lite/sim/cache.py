@@ -6,18 +6,19 @@ builders cannot mix them, and a file cut short by a full disk is noticed and bui
 Compiled code is executed, so only what this user or root wrote is used, from a folder that no other user can write to.
 """
 
+import atexit
 import functools
 import hashlib
 import os
 import platform
 import stat
-import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from reagent_lite.console import logger
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.files import user_cache
+from reagent_lite.files import scratch_folder, user_cache, work_folder
 
 _DIGITS = 32
 
@@ -63,26 +64,26 @@ def cached(key: str, suffix: str, build: Callable[[Path], None], folder: Path | 
         KernelBuildError: the folder cannot be written, or `build` raised it.
     """
     folder = folder or cache_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(folder.stat()):
-            folder = Path(_process_folder(folder).name)
-        for file in sorted(folder.glob(f"{key}-*{suffix}")):
-            if _is_private(file.lstat()) and file.name == _name(key, file.read_bytes(), suffix):
-                return file
-            file.unlink(missing_ok=True)
-        workplace = tempfile.TemporaryDirectory(prefix=".building-", dir=folder)
-    except OSError as error:
-        raise KernelBuildError(
-            Problem(
-                str(folder),
-                "a writable folder for compiled code",
-                error.strerror or str(error),
-                "Set REAGENT_LITE_CACHE to another folder",
-            )
-        ) from error
-    with workplace as temporary:
-        built = Path(temporary) / f"built{suffix}"
+    with ExitStack() as closing:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_private(folder.stat()):
+                folder = _process_folder(folder)
+            for file in sorted(folder.glob(f"{key}-*{suffix}")):
+                if _is_private(file.lstat()) and file.name == _name(key, file.read_bytes(), suffix):
+                    return file
+                file.unlink(missing_ok=True)
+            temporary = closing.enter_context(work_folder(folder, "building"))
+        except OSError as error:
+            raise KernelBuildError(
+                Problem(
+                    str(folder),
+                    "a writable folder for compiled code",
+                    error.strerror or str(error),
+                    "Set REAGENT_LITE_CACHE to another folder",
+                )
+            ) from error
+        built = temporary / f"built{suffix}"
         build(built)
         built.chmod(0o600)
         target = folder / _name(key, built.read_bytes(), suffix)
@@ -100,7 +101,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 @functools.cache
-def _process_folder(instead_of: Path) -> tempfile.TemporaryDirectory[str]:
+def _process_folder(instead_of: Path) -> Path:
     """Returns a temporary folder of this process in place of an unsafe one, and warns once."""
     status = instead_of.stat()
     problem = Problem(
@@ -110,7 +111,9 @@ def _process_folder(instead_of: Path) -> tempfile.TemporaryDirectory[str]:
         "Remove it, or set REAGENT_LITE_CACHE to another folder",
     )
     logger.warning(problem)
-    return tempfile.TemporaryDirectory(prefix="reagent-lite-")
+    until_exit = ExitStack()
+    atexit.register(until_exit.close)
+    return until_exit.enter_context(scratch_folder())
 
 
 def _name(key: str, data: bytes, suffix: str) -> str:

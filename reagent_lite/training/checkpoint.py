@@ -20,9 +20,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,7 +34,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.agreement import Agreement
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem
+from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem, first_line
 from reagent_lite.files import FolderIdentity, appearing_folder, sync, write_whole
 from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verified
 from reagent_lite.training.loop import Running
@@ -50,6 +52,77 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: te
 
 Tree = dict[str, Any]
 """Nested dictionaries whose leaves are tensors and numbers."""
+
+
+class _Reported(BaseModel):
+    """See `Running.reported`."""
+
+    model_config = ConfigDict(strict=True)
+    lines: NonNegativeInt
+    figures: dict[str, float | None]
+
+
+class _OptimizerSettings(BaseModel):
+    """See `optimizer_state`."""
+
+    model_config = ConfigDict(strict=True)
+    kind: Annotated[str, Field(alias="class")]
+    groups: list[dict[str, Any]]
+    numbers: dict[str, dict[str, Any]]
+
+
+class _World(BaseModel):
+    model_config = ConfigDict(strict=True)
+    processes: PositiveInt
+
+
+class _State(BaseModel):
+    """The keys of state.json that are read."""
+
+    model_config = ConfigDict(strict=True)
+    run: str
+    serial: NonNegativeInt
+    step: NonNegativeInt
+    rows: NonNegativeInt
+    finished: bool
+    told: _Reported
+    optimizer: _OptimizerSettings
+    schedule: dict[str, int] | None
+    world: _World
+    config: dict[str, Any]
+    identity: dict[str, str]
+    order: dict[str, Any]
+    steps_per_epoch: PositiveInt
+    rows_per_epoch: NonNegativeInt
+    versions: dict[str, str]
+
+
+def read_state(data: bytes, folder: Path) -> Tree:
+    """Returns the document of state.json.
+
+    Raises:
+        BundleError: it is not that of a run.
+    """
+    try:
+        _State.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ", ".join([str(folder / STATE), ".".join(map(str, first["loc"]))]).rstrip(", ")
+        raise BundleError(
+            Problem(where, "the state of a run of this release", first["msg"], CHECKPOINT.outdated)
+        ) from error
+    state: Tree = json.loads(data)
+    return state
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Turns errors about tensors of a checkpoint that are missing, or of another shape, into a BundleError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError, SafetensorError) as error:
+        got = f"{type(error).__name__}: {first_line(error)}"
+        raise BundleError(Problem(str(folder), "tensors of this run", got, CHECKPOINT.outdated)) from error
 
 
 def rank_file(rank: int) -> str:
@@ -94,12 +167,12 @@ class CheckpointFolder:
         for name in self.names():
             try:
                 _, kept = verified(self.folder / name, CHECKPOINT, keep={STATE})
+                state = read_state(kept[STATE], self.folder / name)
             except (BundleError, OSError) as error:
                 damaged.append((name, str(error).splitlines()[0]))
                 continue
-            state = json.loads(kept[STATE])
-            if state.get("finished", True):
-                ended.add(state.get("run"))
+            if state["finished"]:
+                ended.add(state["run"])
             elif state["run"] not in ended:
                 found = {**state, "name": name}
                 break
@@ -189,6 +262,8 @@ def _order(folder: Path) -> tuple[int, int]:
     try:
         serial = read_document(folder, CHECKPOINT).get("serial", 0)
     except (BundleError, OSError):
+        serial = None
+    if type(serial) is not int:
         serial = 1 << 62  # examined first, and set aside
     return serial, int(folder.name.removeprefix("step_"))
 

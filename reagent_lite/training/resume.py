@@ -32,6 +32,7 @@ from reagent_lite.training.checkpoint import (
     CheckpointFolder,
     Checkpoints,
     Tree,
+    fitting,
     flat,
     load_optimizer,
     nested,
@@ -327,16 +328,17 @@ def restore(
     """
     saved = folder.folder / state["name"]
     files = read_on_first(group, lambda: verified(saved, CHECKPOINT, keep={LEARNER, OPTIMIZER, EVALUATORS})[1])
-    running.learner.load_state_dict(load(files[LEARNER]))
-    optimizer = running.optimization.optimizer
-    load_optimizer(optimizer, load(files[OPTIMIZER]), state["optimizer"])
-    for parameters, settings in zip(optimizer.param_groups, state["optimizer"]["groups"], strict=True):
-        if isinstance(parameters["lr"], Tensor):  # one that CUDA graphs read stays where it is
-            parameters["lr"].fill_(settings["lr"])
-        else:
-            parameters["lr"] = settings["lr"]
-    running.optimization.load_progress(state["schedule"])
-    running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
+    with fitting(saved):
+        running.learner.load_state_dict(load(files[LEARNER]))
+        optimizer = running.optimization.optimizer
+        load_optimizer(optimizer, load(files[OPTIMIZER]), state["optimizer"])
+        for parameters, settings in zip(optimizer.param_groups, state["optimizer"]["groups"], strict=True):
+            if isinstance(parameters["lr"], Tensor):  # one that CUDA graphs read stays where it is
+                parameters["lr"].fill_(settings["lr"])
+            else:
+                parameters["lr"] = settings["lr"]
+        running.optimization.load_progress(state["schedule"])
+        running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
 
     def own_states() -> Iterator[bytes]:
         """Yields the states of this run's ranks; where they are as saved, one is in memory at a time."""
@@ -344,18 +346,21 @@ def restore(
         if deal is None:
             yield from data
             return
-        states = [nested(load(one)) for one in data]
-        for rank in range(group.world_size):
-            yield save(flat(deal(states, rank)))
+        with fitting(saved):
+            states = [nested(load(one)) for one in data]
+            for rank in range(group.world_size):
+                yield save(flat(deal(states, rank)))
 
-    own = nested(load(group.scatter_bytes(own_states() if group.is_first else None)))
-    running.source.load_state_dict(own["source"])
-    running.position.meter.load_state_dict(own["meter"])
-    rng = own.get("rng", {})
-    if "cpu" in rng:
-        torch.set_rng_state(rng["cpu"])
-    if "cuda" in rng and group.device.type == "cuda":
-        torch.cuda.set_rng_state(rng["cuda"], group.device)
+    part = group.scatter_bytes(own_states() if group.is_first else None)
+    with fitting(saved):
+        own = nested(load(part))
+        running.source.load_state_dict(own["source"])
+        running.position.meter.load_state_dict(own["meter"])
+        rng = own.get("rng", {})
+        if "cpu" in rng:
+            torch.set_rng_state(rng["cpu"])
+        if "cuda" in rng and group.device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"], group.device)
 
 
 def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool) -> Tree:

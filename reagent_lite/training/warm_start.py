@@ -11,7 +11,15 @@ from torch.optim import Optimizer
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, Kind, verified
-from reagent_lite.training.checkpoint import LEARNER, OPTIMIZER, STATE, CheckpointFolder, load_optimizer
+from reagent_lite.training.checkpoint import (
+    LEARNER,
+    OPTIMIZER,
+    STATE,
+    CheckpointFolder,
+    fitting,
+    load_optimizer,
+    read_state,
+)
 from reagent_lite.training.resume import Files, read_on_first
 
 _KEY = "training.warm_start_model_path"
@@ -39,7 +47,9 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
             expected = f"an output folder or a checkpoint of a run of the same types of agents at {path}"
             raise ConfigError(Problem(_KEY, expected, "an exported model, which is of one type"))
         return f"warm start: weights of {folder}; {_of_model(learner, load(files[_WEIGHTS]), path)}"
-    _assign(learner, load(files[LEARNER]), path)
+    with fitting(Path(folder)):
+        saved = load(files[LEARNER])
+    _assign(learner, saved, path)
     if optimizer is None:
         return f"warm start: learner of {folder}; the optimizer starts anew"
     settings = json.loads(files[STATE])["optimizer"]
@@ -47,7 +57,8 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         expected, got = f"the state of {type(optimizer).__name__}", f"that of {settings['class']} at {path}"
         todo = "Set training.do_not_warm_start_optimizer to true, or the same training.optimizer"
         raise ConfigError(Problem(_KEY, expected, got, todo))
-    load_optimizer(optimizer, load(files[OPTIMIZER]), settings)
+    with fitting(Path(folder)):
+        load_optimizer(optimizer, load(files[OPTIMIZER]), settings)
     return f"warm start: learner and optimizer of {folder}"
 
 
@@ -72,7 +83,10 @@ def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _read(path: Path) -> Files:
     folder, kind = _find(path)
     wanted = {_WEIGHTS} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
-    return {_FOLDER: str(folder).encode(), **verified(folder, kind, keep=wanted)[1]}
+    files = verified(folder, kind, keep=wanted)[1]
+    if STATE in files:
+        read_state(files[STATE], folder)
+    return {_FOLDER: str(folder).encode(), **files}
 
 
 def _find(path: Path) -> tuple[Path, Kind]:

@@ -7,6 +7,7 @@ import pytest
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.section import Section
+from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
 from reagent_lite.data.writing.files import FORMATS
 from reagent_lite.errors import ConfigError
@@ -19,10 +20,12 @@ BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
     "beside": (DqnConfig, OUT | LOGGED | NAMED | {"simulation": PLAYED | {"share": 0.25}}),
     "candidates": (ParametricDqnConfig, OUT | LOGGED),
     "evaluate": (EvaluateConfig, {"model": "m", "simulation": PLAYED}),
+    "serve": (ServeConfig, {"model": "m", "log": "l"}),
     "simulate": (SimulateConfig, PLAYED | {"output_path": "out/log.jsonl"}),
 }
 RULES = [
     ("logged", 'epochs="3"', "epochs", "valid integer"),
+    ("serve", "host=", "host", "an address to listen on, got nothing"),
     ("logged", "training.minibatch_size=1.5", "training.minibatch_size", "valid integer"),
     ("logged", 'actions=["a","b","a"]', "actions", "'a' 2 times"),
     ("logged", 'actions=["a",""]', "actions", 'names that are not empty, got ["a", ""]'),

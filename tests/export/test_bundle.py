@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pandas as pd
 import polars as pl
@@ -135,6 +136,86 @@ def test_a_model_of_another_release_is_exported_again(
     (folder / "manifest.json").write_bytes(sealed({**bundle.manifest, **changes}))
     with pytest.raises(BundleError, match=f"manifest.json, {next(iter(changes))}: .* Export the model again"):
         load_bundle(folder)
+
+
+ODD_MANIFESTS = [
+    ("policy", {"kind": "softmax", "temperature": -1}),
+    ("policy", {"kind": "softmax", "temperature": 0}),
+    ("policy", {"kind": "epsilon_greedy", "epsilon": 5}),
+    ("policy", {"kind": "epsilon_greedy", "epsilon": True}),
+    ("state_feature_ids", [7, 7]),
+    ("action_names", ["left", "left", "stay"]),
+    ("action_names", ["left", "", "stay"]),
+    ("workflow", "parametric_dqn"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), ODD_MANIFESTS, ids=[str(value) for _, value in ODD_MANIFESTS])
+def test_a_manifest_that_no_model_has_is_refused_also_where_its_hash_is_right(
+    key: str, value: object, discrete_folder: Path, bundle: Bundle, copied: Copy
+) -> None:
+    folder = copied(discrete_folder)
+    (folder / "manifest.json").write_bytes(sealed({**bundle.manifest, key: value}))
+    with pytest.raises(BundleError, match=f"manifest.json, {key}: expected"):
+        load_bundle(folder)
+
+
+def scalar_model(folder: Path) -> None:
+    """Writes a model that takes and returns one number."""
+    scalar = onnx.helper.make_tensor_value_info("values", onnx.TensorProto.FLOAT, [])
+    node = onnx.helper.make_node("Identity", ["values"], ["q"])
+    out = onnx.helper.make_tensor_value_info("q", onnx.TensorProto.FLOAT, [])
+    graph = onnx.helper.make_graph([node], "scalar", [scalar], [out])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def without_outputs(folder: Path) -> None:
+    """Renames an output of the model."""
+    model = onnx.load_model(folder / "model.onnx")
+    node = next(node for node in model.graph.node if "greedy" in node.output)
+    node.output[list(node.output).index("greedy")] = "best"
+    next(output for output in model.graph.output if output.name == "greedy").name = "best"
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("change", [scalar_model, without_outputs])
+def test_another_graph_is_refused_also_where_its_hash_is_right(
+    change: Callable[[Path], None], discrete_folder: Path, bundle: Bundle, copied: Copy
+) -> None:
+    folder = copied(discrete_folder)
+    change(folder)
+    seal_folder(folder, bundle.manifest, {name: {} for name in bundle.manifest["files"]})
+    with pytest.raises(BundleError, match="Export the model again"):
+        load_bundle(folder)
+
+
+GOLDEN: list[Callable[[Any], object]] = [
+    lambda golden: golden.pop("tolerance"),
+    lambda golden: golden["tolerance"].update(atol="1"),
+    lambda golden: golden["tolerance"].update(atol=float("inf")),
+    lambda golden: golden["inputs"].update(values=1.0),
+    lambda golden: golden["inputs"].update(values=[[1.0]]),
+    lambda golden: golden["inputs"].update(values=[["a", "b"]]),
+    lambda golden: golden["inputs"].update(values=[[1.0], [1.0, 2.0]]),
+    lambda golden: golden["outputs"].update(q=[]),
+    lambda golden: golden["outputs"].update(q=1.0),
+    lambda golden: golden["outputs"].update(choices=[[1.0]]),
+    lambda golden: golden.clear(),
+]
+
+
+@pytest.mark.parametrize("change", GOLDEN)
+def test_golden_rows_of_any_shape_are_refused_in_words(
+    change: Callable[[Any], object], discrete_folder: Path, bundle: Bundle, copied: Copy
+) -> None:
+    folder = copied(discrete_folder)
+    golden = json.loads((folder / "golden.json").read_text())
+    change(golden)
+    (folder / "golden.json").write_text(json.dumps(golden))
+    seal_folder(folder, bundle.manifest, {name: {} for name in bundle.manifest["files"]})
+    with pytest.raises(BundleError, match=r"golden\.json: expected"):
+        load_bundle(folder).check_golden()
 
 
 def test_golden_q_and_choices_are_repeated(bundle: Bundle, parametric: Bundle, restricted_folder: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_checked_bundle_replaces_the_older_one_and_a_failed_one_leaves_nothing
     wrong, failed = other_weights(discrete_predictor), r"model.onnx: expected at most a share of 0\.0 of q"
     with pytest.raises(BundleError, match=failed):
         make(wrong)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
     make(steps=1)
     folder = make(steps=2)
     with pytest.raises(BundleError, match=failed):

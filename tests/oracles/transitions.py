@@ -144,14 +144,18 @@ def check_same(one: TrainingCopy, other: TrainingCopy) -> None:
 
 
 def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:
-    now = [features_of(one) for one in (row.get("possible_actions") or [row["action"]])]
+    now = _distinct([features_of(one) for one in (row.get("possible_actions") or [row["action"]])])
     assert lists[copy.actions_list[at]] == now
     assert copy.action[at] == now.index(features_of(row["action"]))
     listed = row.get("possible_next_actions")
-    after = [features_of(one) for one in (listed if listed is not None else [row.get("next_action")])]
+    after = _distinct([features_of(one) for one in (listed if listed is not None else [row.get("next_action")])])
     assert lists[copy.next_list[at]] == ([] if terminal else after)
     unknown = terminal or row["next_action"] is None
     assert copy.next_action[at] == (-1 if unknown else after.index(features_of(row["next_action"])))
+
+
+def _distinct(candidates: list[Features]) -> list[Features]:
+    return [one for number, one in enumerate(candidates) if one not in candidates[:number]]
 
 
 def _named(ids: tuple[int, ...], values: Any, rows: Any) -> list[Features]:

@@ -16,8 +16,9 @@ from oracles.runs import trained
 from serving.conftest import IDS, NAMES, Open, Worker
 
 from reagent_lite.config.serve import ServeConfig
-from reagent_lite.errors import ConfigError
+from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.serving.decision_log import DecisionLog, epoch_of_clock, open_log, worker_of
+from reagent_lite.serving.served_model import ServedModel
 
 ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
 EVENT = {"model": "m", "mdp_id": None, "sequence_number": None, "state_features": {"3": 1.0}, "action": "mail",
@@ -274,6 +275,39 @@ def test_a_model_that_is_copied_file_by_file_takes_over_when_it_is_whole(
         asyncio.run(worker.model.poll())
     assert (worker.model.version != before, worker.model.swapped) == (True, 1)
     assert worker.model.refused >= 1
+
+
+def test_a_server_that_starts_while_its_model_is_copied_waits_until_it_is_whole(
+    named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = linear_bundle(tmp_path / "new", np.array([[2.0, 0], [0, 1], [0, 0]]), NAMES, IDS)
+    left = sorted(new.iterdir())
+    shutil.copy(left.pop(), named)
+    monkeypatch.setattr(time, "sleep", lambda _: left and shutil.copy(left.pop(), named))
+    assert ServedModel(str(named)).version == ServedModel(str(new)).version
+    left.clear()  # nobody copies any more
+    (named / "model.onnx").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"model\.onnx"):
+        ServedModel(str(named))
+
+
+def test_one_log_has_one_kind_of_actions_also_after_a_restart(
+    named: Path, candidates: Path, opened: Open, tmp_path: Path
+) -> None:
+    worker = opened(named, reward_seconds=1e-6)
+    decided(worker)
+    assert len(rotated(worker)) == 1
+    shutil.copytree(worker.folder, tmp_path / "again", ignore=shutil.ignore_patterns(".*"))
+    config = ServeConfig(model="m", log=str(tmp_path / "again"))
+    with (
+        pytest.raises(ConfigError, match="decisions among candidates, got others"),
+        open_log(config, 0, parametric=True),
+    ):
+        pass
+    with open_log(config, 0, parametric=False):
+        pass
+    with pytest.raises(BundleError, match="a model of dqn, as the log, got parametric_dqn"):
+        ServedModel(str(candidates), parametric=False)
 
 
 @pytest.mark.parametrize("kind", ["named", "candidates"])

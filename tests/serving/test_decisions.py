@@ -53,14 +53,18 @@ def test_candidates_are_chosen_and_ranked(candidates: Path, opened: Open) -> Non
 
 ROW = {"state_features": {"3": 1.0}}
 REFUSED: list[tuple[Any, str]] = [
-    (b"{", "body, character 1"),
-    (b'{"rows": [{"state_features": {"3": NaN}}]}', "body.rows.0.state_features.3"),
+    (b"{", "body"),
+    (b'{"rows": [{"state_features": {"3": NaN}}]}', "body"),
+    (b'{"rows": [{"state_features": {"3": 1.0, "3": 2.0}}]}', "body"),
+    (b'{"rows": [{"state_features": {"3": 1.0}}], "rows": [{"state_features": {"3": 2.0}}]}', "body"),
     (b'{"rows": [{"state_features": {"3": 1e39}}]}', "body.rows.0.state_features.3"),
     ({"rows": []}, "body.rows"),
     ({"rows": [ROW | {"state_features": {"4": 1.0}}]}, "states[0]"),
     ({"rows": [ROW | {"state_features": {"3": "1.0"}}]}, "body.rows.0.state_features.3"),
     ({"rows": [ROW | {"state_features": {"3": True}}]}, "body.rows.0.state_features.3"),
     ({"rows": [{}]}, "body.rows.0.state_features"),
+    ({"rows": [{"state_features": {}}]}, "body.rows.0.state_features"),
+    ({"rows": [ROW | {"state_features": {"3": None}}]}, "body.rows.0.state_features"),
     ({"rows": [ROW, ROW | {"possible_actions": ["mail", "fax"]}]}, "rows.1.possible_actions"),
     ({"rows": [ROW | {"possible_actions": ["mail", "mail"]}]}, "rows.0.possible_actions"),
     ({"rows": [ROW | {"possible_actions": []}]}, "body.rows.0.possible_actions"),
@@ -79,6 +83,21 @@ def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, bo
     assert worker.log.waiting == 0
 
 
+def test_equal_candidates_are_one_as_a_log_cannot_tell_them_apart(candidates: Path, opened: Open) -> None:
+    worker = opened(candidates)
+    items = [{"7": 0.0}, {"7": -0.0, "8": None}, {"8": 2.0}, {"8": 2.0}, {"8": 1e-50}]
+    rows = [{"state_features": {"3": 1.0, "age": 0.0}, "possible_actions": items}] * 50  # all values are 0
+    decided = worker.post("/decide", rows=rows)["decisions"]
+    assert {one["index"] for one in decided} == {0, 2, 4}
+    assert all(one["action"] == items[one["index"]] for one in decided)
+    assert [one["propensity"] for one in decided] == [pytest.approx(1 / 3)] * 50
+    logged = [one.row() for one in worker.log._waiting.values()]
+    assert all(row["possible_actions"] == [items[0], items[2], items[4]] for row in logged)
+    twin = ROW | {"possible_actions": [{"7": 1.0}, {"7": 1.0}]}
+    assert [one["propensity"] for one in worker.post("/decide", rows=[twin])["decisions"]] == [1.0]
+    assert len(worker.post("/rank", rows=[twin])["rankings"][0]) == 2
+
+
 MISSPELT = [
     ("/decide", {"row": [ROW]}, "Did you mean 'rows'?"),
     ("/decide", {"rows": [ROW | {"mdp": "7"}]}, "Did you mean 'mdp_id'?"),
@@ -91,6 +110,16 @@ MISSPELT = [
 def test_a_misspelt_key_is_told_the_nearest(named: Path, opened: Open, path: str, body: Any, todo: str) -> None:
     problem = opened(named).client.post(path, json=body).json()["problems"][-1]
     assert (problem["expected"], problem["todo"]) == ("a known key", todo)
+
+
+def test_a_body_is_read_as_strictly_as_a_file(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    for body, got in ((b"{", "Expecting property name enclosed in double quotes at character 2"),
+                      (b'{"reward": 1, "decision_id": "1", "reward": 2}', "the key 'reward' twice in one object"),
+                      (b"[" * 101, "more than 100 objects and lists inside one another")):  # fmt: skip
+        answer = worker.client.post("/reward", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["problems"]) == (
+            422, [{"where": "body", "expected": "JSON", "got": got, "todo": ""}])  # fmt: skip
 
 
 def test_every_refusal_has_one_form(named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,9 @@ def test_a_worker_that_is_stopped_while_it_starts_ends(named: Path, tmp_path: Pa
     before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = _Server(config=config, listening=listening, folder=tmp_path, epoch=epoch_of_clock(tmp_path))
+            server = _Server(
+                config=config, listening=listening, folder=tmp_path, epoch=epoch_of_clock(tmp_path), parametric=False
+            )
             answering = _answering(server, 0, threading.Event(), stopping)
             asyncio.run(asyncio.wait_for(answering, 30))
     finally:
@@ -166,13 +168,13 @@ def test_a_reward_for_a_worker_that_does_not_answer_is_refused_for_now(
         writer.close()
 
     async def refuse(listening: socket.socket) -> Problem:
-        server = _Server(config=config, listening=listening, folder=tmp_path, epoch=0)
+        server = _Server(config=config, listening=listening, folder=tmp_path, epoch=0, parametric=False)
         path = tmp_path / f"{number}.sock"
         async with _rewards(server, 2, log) as join, await asyncio.start_unix_server(end_later, path):
             with pytest.raises(RefusedError) as caught:
                 await join("1-20261123T000000000000-1", {"reward": 1.0})
             await asyncio.sleep(0.3)
-        assert caught.value.status == 503
+        assert caught.value.status_code == 503
         return caught.value.problems[0]
 
     with socket.socket() as listening:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 from oracles.batches import random_batch
 from oracles.disks import small_disk
 from oracles.runs import ALONE
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.training import OPTIMIZERS
 from reagent_lite.errors import BundleError, ConfigError
+from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints
@@ -56,6 +59,7 @@ def running(optimizer: str = "Adam", *, hidden: int = 8, step: int = 0, rate: fl
     return Running(
         learner=learner, optimization=Optimization(optimizer=made, schedule=schedule), source=Numbered(),
         evaluators=Numbered(), position=Position(step=step, rows=10 * step),
+        reported=lambda: {"lines": 0, "figures": {}},
     )  # fmt: skip
 
 
@@ -74,7 +78,9 @@ def steps(run: Running, *seeds: int) -> None:
 def checkpoints(
     folder: Path, run: Running, *, name: str = "r", serial: int = 0, since: str | None = None
 ) -> Checkpoints:
-    document = {"run": name, "serial": serial, "world": {"processes": 1}}
+    order = {"order": {}, "steps_per_epoch": 1, "rows_per_epoch": 10}
+    document = {"run": name, "serial": serial, "world": {"processes": 1}, "config": {}, "identity": {},
+                "versions": {}, **order}  # fmt: skip
     return Checkpoints(CheckpointFolder(folder), ALONE, run, document, keep=2, since=since)
 
 
@@ -283,6 +289,72 @@ def test_a_full_disk_keeps_what_stands(tmp_path: Path) -> None:
             path.unlink()
         assert made.save() == ""
         assert made.latest == "step_000001"
+
+
+def resealed(folder: Path, file: str, change: Callable[[Any], object]) -> None:
+    """Changes the content of a checkpoint's file and seals it again, as another release might have written it."""
+    path = folder / file
+    content = json.loads(path.read_text()) if file == "state.json" else load_file(path)
+    change(content)
+    if file == "state.json":
+        path.write_text(json.dumps(content))
+    else:
+        save_file(content, path)
+    document = read_document(folder, CHECKPOINT)
+    seal_folder(folder, document, {name: {} for name in document["files"]})
+
+
+STATES: list[Callable[[Any], object]] = [
+    *(
+        lambda state, key=key: state.pop(key)
+        for key in ("run", "step", "rows", "told", "optimizer", "schedule", "world")
+    ),
+    lambda state: state.clear(),
+    lambda state: state.update(run=None),
+    lambda state: state.update(step="1"),
+    lambda state: state.update(step=-1),
+    lambda state: state.update(finished="no"),
+    lambda state: state.update(world=1),
+    lambda state: state.update(versions=["torch"]),
+    lambda state: state["optimizer"].pop("groups"),
+]
+
+
+@pytest.mark.parametrize("change", STATES)
+def test_a_state_that_no_run_has_is_damage_also_where_its_hash_is_right(
+    tmp_path: Path, change: Callable[[Any], object]
+) -> None:
+    saved(tmp_path, 1)
+    resealed(tmp_path / "step_000001", "state.json", change)
+    with pytest.raises(BundleError, match=r"state\.json"):
+        found(tmp_path)
+    made = running()
+    with pytest.raises(BundleError, match=r"state\.json"):
+        warm_start(str(tmp_path), made.learner, made.optimization.optimizer, ALONE)
+
+
+TENSORS: list[tuple[str, Callable[[Any], object]]] = [
+    ("learner.safetensors", lambda tensors: tensors.clear()),
+    ("learner.safetensors", lambda tensors: tensors.update({name: torch.zeros(2, 3, 4) for name in tensors})),
+    ("learner.safetensors", lambda tensors: tensors.update(x=torch.zeros(1))),
+    ("optimizer.safetensors", lambda tensors: tensors.update(x=torch.zeros(1))),
+    ("judge.safetensors", lambda tensors: tensors.clear()),
+    ("judge.safetensors", lambda tensors: tensors.update(number=torch.zeros(2))),
+    ("rank_0000.safetensors", lambda tensors: tensors.clear()),
+    ("rank_0000.safetensors", lambda tensors: tensors.update({"rng/cpu": torch.zeros(1)})),
+]
+
+
+@pytest.mark.parametrize(("file", "change"), TENSORS)
+def test_tensors_that_no_run_has_are_refused_in_words(
+    tmp_path: Path, file: str, change: Callable[[Any], object]
+) -> None:
+    saved(tmp_path, 1)
+    resealed(tmp_path / "step_000001", file, change)
+    state = found(tmp_path)
+    assert state is not None
+    with pytest.raises(BundleError, match="step_000001: expected"):
+        restore(state, CheckpointFolder(tmp_path), running(), ALONE, None)
 
 
 def test_a_warm_start_takes_learner_and_optimizer(tmp_path: Path) -> None:

@@ -16,13 +16,16 @@ def test_a_run_on_candidates_scores_its_logging_policy(
 ) -> None:
     """So hot a softmax is uniform over each list, as the log is: every weight is 1 and importance sampling the mean.
 
-    Of some rows the candidates are unknown. MAGIC comes with the end of the run, the others after every epoch.
+    Of some rows the candidates are unknown, some list a candidate twice. MAGIC comes with the end of the run, the
+    others after every epoch.
     """
     rows = candidate_rows(400)
     for number, row in enumerate(rows):
         row["action_probability"] = 1 / len(row["possible_actions"])
         if number % 17 == 3:
             row["possible_actions"] = []
+        elif number % 3 == 0:
+            row["possible_actions"] = [*row["possible_actions"], dict(row["possible_actions"][0])]
     del small["actions"]
     small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
     trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))

@@ -1,15 +1,38 @@
 """A run that is refused leaves its output folder as it was: an earlier run's files stay, a new folder is not made."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from oracles.bundles import linear_bundle
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.resuming import Tree, candidates, logged, simulated
 from oracles.runs import merged, trained
 
+from reagent_lite.config import check
+from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.section import Section
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError
+from reagent_lite.serving.workers import serve
+from workflows.convert import convert
+from workflows.evaluate import evaluate
+from workflows.normalize import normalize
+from workflows.score import score
+from workflows.shard import shard
+from workflows.simulate import simulate
 
 BUILDERS: dict[str, Callable[[Path], Tree]] = {
     "dqn": logged,
@@ -64,3 +87,53 @@ def test_a_refused_run_changes_nothing(kind: str, tmp_path: Path) -> None:
             assert f"Nearest there: {tmp_path}/out" not in str(error.value), name
         assert found(tmp_path / "out") == before, name
         assert not (tmp_path / "fresh").exists(), name
+
+
+def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Section], Tree]]:
+    """Returns commands with an input that is found wrong late, and outputs two folders below one that is there."""
+    model = linear_bundle(folder / "model", np.eye(2), ("a", "b"), (0, 1))
+    out = folder / "new" / "deep"
+    damaged = shutil.copytree(model, folder / "damaged")
+    (damaged / "golden.json").write_text("{}")
+    rows = random_rows(300)
+    bad = str(write_lines(folder / "bad.jsonl", [*rows, {**rows[0], "state_features": {"0": "much"}}]))
+    event = {"mdp_id": "a", "sequence_number": 1, "state_features": {"0": 1.0}, "action": "a", "reward": 1.0}
+    broken = folder / "broken.jsonl"
+    broken.write_text(json.dumps(rows[0]) + "\n{")
+    events = str(write_lines(folder / "events.jsonl", [event] * 30 + [{**event, "reward": "much"}]))
+    played = {"env": "cartpole_v1", "output_path": str(out / "log.jsonl"), "episodes": 1}
+    return {
+        "convert": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.parquet")}),
+        "any that reads rows": (lambda _: prepare_training_copy(bad, actions=("a", "b")), ConvertConfig,
+                                {"input_path": bad, "output_path": "log.jsonl"}),
+        "convert to lines": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.jsonl")}),
+        "evaluate": (evaluate, EvaluateConfig,
+                     {"model": str(model), "data_path": bad, "output_path": str(out / "evaluation.json")}),
+        "normalize": (normalize, NormalizeConfig,
+                      {"training_data_path": bad, "norm_params": {"output_dir": str(out / "norm")}}),
+        "score": (score, ScoreConfig,
+                  {"model": str(model), "data_path": bad, "output_path": str(out / "scores.parquet")}),
+        "score by a damaged model": (
+            score, ScoreConfig,
+            {"model": str(damaged), "data_path": str(write_lines(folder / "good.jsonl", rows)),
+             "output_path": str(out / "scores.parquet")}),
+        "serve": (serve, ServeConfig, {"model": str(damaged), "log": str(out), "port": 0}),
+        "serve at no address": (serve, ServeConfig, {"model": str(model), "log": str(out), "host": "no.such.host."}),
+        "simulate": (simulate, SimulateConfig, {**played, "policy": {"kind": "softmax", "model": str(damaged)}}),
+        "simulate nothing": (simulate, SimulateConfig, {**played, "env": "none"}),
+        "timeline": (run_timeline, TimelineConfig,
+                     {"timeline": {"inputTableName": events, "outputTableName": str(out / "train"),
+                                   "evalTableName": str(folder / "other" / "deep" / "eval")}}),
+        "shard": (shard, ShardConfig, {"training_data_path": str(broken), "shards_path": str(out / "shards")}),
+    }  # fmt: skip
+
+
+def test_a_refused_command_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    for name, (command, model, tree) in commands(tmp_path).items():
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(ReagentLiteError):
+            command(check(model, tree))
+        left = set(tmp_path.rglob("*")) - set(before)
+        assert left == set(), name

@@ -216,3 +216,11 @@ def test_what_cannot_be_scored_is_refused_and_older_scores_stay(
     assert sorted(tmp_path.rglob("*")) == content
     assert (tmp_path / "s.parquet").read_bytes() == before
     assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == given
+
+
+def test_the_probability_of_a_candidate_that_is_listed_twice_is_that_of_both(candidates: Path, tmp_path: Path) -> None:
+    items = [{"7": 1.0}, {"7": 2.0}, {"size": None, "7": 1.0}]
+    given = [{"state_features": {"3": 0.0, "age": 0.0}, "possible_actions": items}] * 30  # all values are 0
+    _, table = scored(candidates, write_lines(tmp_path / "rows.jsonl", given), tmp_path / "s.parquet", seed=1)
+    assert set(table["index"].to_pylist()) == {0, 1, 2}
+    close(table["action_probability"].to_pylist(), [1 / 3 if k == 1 else 2 / 3 for k in table["index"].to_pylist()])

@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +25,11 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import NO_ROOM, free_disk_bytes, sweep, sync, user_cache
+from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
 
 KIND = "training copy"
-LAYOUT = 4
+LAYOUT = 5
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 
@@ -86,12 +85,17 @@ class Place:
         Raises:
             DataError: the disk is full, or a limit of the system is reached.
         """
-        temporary = self.parent / f".{self.stem}-{uuid.uuid4().hex}.tmp"
-        try:
-            self.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.parent / f".{self.stem}-{process_mark()}.tmp"
+        with made_folder(self.parent), self._room(temporary):
             sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
             temporary.mkdir()
             yield temporary
+
+    @contextmanager
+    def _room(self, temporary: Path) -> Iterator[None]:
+        """Removes a temporary folder after the block, and turns the error of a full disk into one that says so."""
+        try:
+            yield
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

@@ -13,7 +13,6 @@ import ctypes
 import dataclasses
 import mmap
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.frames import Log, path_of, place
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
-from reagent_lite.files import is_writable
+from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.manifest import TRAINING_COPY
 
 
@@ -181,8 +180,8 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     """
     from reagent_lite.data.copy.build import build
 
-    with tempfile.TemporaryDirectory() as folder:
-        return dataclasses.replace(_opened(Path(folder), build((), actions, Path(folder), None)), folder=Path())
+    with scratch_folder() as folder:
+        return dataclasses.replace(_opened(folder, build((), actions, folder, None)), folder=Path())
 
 
 def prepare_training_copy(

@@ -4,7 +4,8 @@ Events are logged decisions; transitions also have what followed them. Rules of 
 
     action               null = unknown
     features             null and NaN count as absent
-    possible_actions     are names, or 0 or 1 for each named action; of parametric rows a list of candidates
+    possible_actions     are names, or 0 or 1 for each named action; of parametric rows a list of candidates, equal ones
+                         being one
     reward, metrics      are finite
     propensity           is above 0 and at most 1
     next_state_features, possible_next_actions   of events count where `truncated` is true: what was seen at the limit
@@ -123,7 +124,7 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     then, see Faults.unlisted. A row without a list has none here.
     """
     action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
-    lists = candidate_lists(column("possible_actions"), faults)
+    lists = candidate_lists(column("possible_actions"), faults).distinct()
     faults.unlisted = column("possible_actions").present & (lists.lengths == 0) & taken
     lists = lists.or_alone(action, taken, faults.unlisted)
     index = match(action, taken, lists)

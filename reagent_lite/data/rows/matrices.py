@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reagent_lite.data.rows.hashes import mix
+
 Mask = NDArray[np.bool_]
 
 
@@ -47,6 +49,24 @@ class Lists:
     def rows(self) -> NDArray[np.int64]:
         """[candidates] row of each candidate."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def first_equal(self) -> NDArray[np.int64]:
+        """[candidates] number of the first candidate of the same list with the same features, absent = absent."""
+        values = np.where(np.isnan(self.features.values), np.float32(np.nan), self.features.values) + np.float32(0)
+        bits = values.view(np.uint32)
+        key = mix(self.rows.astype(np.uint64))
+        for column in bits.T:
+            key = mix(key ^ column)
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        earlier = first[number]
+        return np.where((bits == bits[earlier]).all(axis=1), earlier, np.arange(len(bits)))
+
+    def distinct(self) -> Lists:
+        """Returns the lists with one of equal candidates, the first: an action is known by its features."""
+        kept = self.first_equal == np.arange(len(self.rows))
+        lengths = np.bincount(self.rows[kept], minlength=len(self.lengths))
+        return Lists(lengths, FeatureMatrix(self.features.ids, self.features.values[kept]))
 
     def without(self, rows: Mask) -> Lists:
         """Returns the lists with those of some rows emptied."""

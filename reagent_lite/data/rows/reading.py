@@ -266,7 +266,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) ->
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     without, after = ~column("possible_actions").present, column("possible_next_actions")
     lists, index = lists.or_alone(action, taken, without), np.where(without & taken, 0, index)
-    next_lists = candidate_lists(after, faults).or_alone(next_action, next_taken, ~after.present)
+    next_lists = candidate_lists(after, faults).distinct().or_alone(next_action, next_taken, ~after.present)
     next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
     faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)

@@ -149,7 +149,7 @@ def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array
 def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     action, taken, listed, _ = candidates(column.__getitem__, faults)
     after = "possible_next_actions"
-    lists = {"possible_actions": listed, after: candidate_lists(column[after], faults)}
+    lists = {"possible_actions": listed, after: candidate_lists(column[after], faults).distinct()}
     found = {"action": map_array(action, taken)}
     for name, one in lists.items():
         every = map_array(one.features, np.ones(len(one.features.values), bool))

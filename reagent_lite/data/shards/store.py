@@ -117,8 +117,6 @@ class Store:
     @contextmanager
     def building(self) -> Iterator[Path]:
         """Yields an empty folder to build a generation in and removes it afterwards; for a bucket it is in TMPDIR."""
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
         with work_folder(self._folder or Path(tempfile.gettempdir()), "making") as folder:
             built = folder / "shards"  # readable by others, unlike the temporary folder around it
             built.mkdir()

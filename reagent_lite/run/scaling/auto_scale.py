@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,7 +32,7 @@ from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.worker import Reports
 from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.files import user_cache, write_whole
+from reagent_lite.files import scratch_folder, user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compiled
@@ -303,8 +302,7 @@ class Probes:
         seconds = min(_PROBE_SECONDS, self._deadline - time.monotonic())
         if seconds <= 0:
             return 0.0, "the search has taken too long"
-        with tempfile.TemporaryDirectory(prefix="reagent_lite_probe_") as name:
-            folder = Path(name)
+        with scratch_folder() as folder:
             task = folder / "probe.json"
             task.write_text(json.dumps(self._task(scale, folder)))
             reports = Reports(folder, self._count)

@@ -213,6 +213,25 @@ def test_parametric_lists_by_hand(tmp_path: Path) -> None:
     assert copy.action_names == ()
 
 
+def test_equal_candidates_of_a_list_are_one(tmp_path: Path) -> None:
+    one, two = {"1": 1.0, "4": 0.0}, {"1": 2.0}
+    base = row(mdp_id="a", sequence_number=1, next_action=one, possible_next_actions=[two, one, two])
+    copy = copied(
+        tmp_path,
+        # 1 + 1e-9 is 1 as float32, -0.0 equals 0.0, null is absent
+        {**base, "action": two, "possible_actions": [one, {"1": 1 + 1e-9, "4": -0.0}, two, {**two, "4": None}]},
+        {**base, "action": {}, "possible_actions": [one, {}, {"4": None}, {}], "mdp_id": "b"},
+        actions=None,
+    )
+    nan = np.float32(np.nan)
+    lists = np.split(copy.candidates, copy.list_offsets[1:-1])
+    np.testing.assert_array_equal(lists[copy.actions_list[0]], [[1, 0], [2, nan]])
+    np.testing.assert_array_equal(lists[copy.actions_list[1]], [[1, 0], [nan, nan]])
+    np.testing.assert_array_equal(lists[copy.next_list[0]], [[2, nan], [1, 0]])
+    assert copy.action.tolist() == [1, 1]
+    assert copy.next_action.tolist() == [1, 1]
+
+
 def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> None:
     one, two = {"1": 1.0}, {"1": 2.0}
     base = row(action=one, next_action=one, possible_next_actions=[one, two], mdp_id="a", propensity=0.25)
