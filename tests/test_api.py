@@ -50,7 +50,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     return {
         "model_output_path": str(tmp_path / "out"), "use_gpu": False, "actions": ["mail", "call"], "epochs": 2,
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 16},
-        "data": {"columns": COLUMNS}, "evaluation": {"bootstrap_resamples": 100},
+        "data": {"columns": COLUMNS}, "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True},
     }  # fmt: skip
 
 

@@ -73,16 +73,25 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureFacts:
+    """A feature in a sample of rows: the share that has it, and its mean and deviation in the units of the data."""
+
+    present: float
+    mean: float
+    stddev: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Facts about what was learned from; empty for simulation.
 
     Attributes:
-        present: {column: {id: share of sampled rows that have the feature}}.
-        note: what the shares are of.
+        features: {column: {id: facts}}.
+        note: what they are of.
         sources: what was learned from and evaluated on.
     """
 
-    present: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    features: Mapping[str, Mapping[int, FeatureFacts]] = field(default_factory=dict)
     note: str = ""
     sources: tuple[Source, ...] = ()
 
@@ -140,7 +149,7 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
             curves_section(series),
             actions_section(_shares(config.actions, series), _WHERE),
             candidates_section(figures.candidates, _WHERE),
-            features_section(figures.normalization, figures.facts.present, figures.facts.note),
+            features_section(figures.normalization, figures.facts.features, figures.facts.note),
             drift_section(config),
             lineage_section(figures.facts.sources),
             config_section(resolved(config)),
@@ -244,17 +253,18 @@ def _shares(names: Sequence[str], series: Series) -> Shares:
 
 
 def features_section(
-    normalization: Mapping[str, Mapping[str, Any]], present: Mapping[str, Mapping[int, float]], note: str
+    normalization: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[int, FeatureFacts]], note: str
 ) -> Section:
     """Returns type and statistics of every feature of states, then of candidates."""
     found = [(name, column, text) for column, parameters in normalization.items() for name, text in parameters.items()]
     rows = []
     for name, column, text in found[:_MOST_FEATURES]:
         one = json.loads(text) if isinstance(text, str) else text
-        share = present.get(column, {}).get(id_of(name))
-        rows.append((name, column, one["feature_type"], share, one.get("mean"), one.get("stddev")))
+        sampled = facts.get(column, {}).get(id_of(name))
+        figures = (None, None, None) if sampled is None else (sampled.present, sampled.mean, sampled.stddev)
+        rows.append((name, column, one["feature_type"], *figures))
     table = Table(
-        title="Normalization of features; mean and deviation in the space of the type",
+        title="Features and how they are normalized",
         columns=(
             ("Feature", "name"),
             ("Of", "name"),

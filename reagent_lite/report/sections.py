@@ -1,6 +1,6 @@
 """What an evaluation found, as sections of the pages of runs and evaluations and of the model card."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reagent_lite.config.evaluation import EvaluationConfig
@@ -18,6 +18,22 @@ _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
 _MOST_FEATURES = 100  # of candidates, those that differ most
 _MOST_POINTS = 500  # of a curve by step
+_EXPLAINED = {
+    "Direct_Method_Reward": "the reward model's mean over the policy's choices",
+    "IPS_Reward": "logged rewards, weighted by how much likelier the policy makes the logged action than the log did",
+    "Self_Normalized_IPS_Reward": "IPS divided by the mean weight",
+    "Doubly_Robust_Reward": "the reward model, corrected by the weighted errors that it makes on the log",
+    "Self_Normalized_Doubly_Robust_Reward": "doubly robust, the correction divided by the mean weight",
+    "Switch_Doubly_Robust_Reward": "doubly robust, without rows of large weights",
+    "Shrunk_Doubly_Robust_Reward": "doubly robust, with smaller weights",
+    "Fitted_Q_Evaluation": "the value model's mean at the starts of episodes",
+    "Per_Decision_Importance_Sampling": "logged rewards, each weighted by all decisions up to it",
+    "Weighted_Per_Decision_Importance_Sampling": "the same, divided by the mean weight of each step",
+    "Sequential_Doubly_Robust": "the value model, corrected by the weighted errors that it makes on the log",
+    "Weighted_Sequential_Doubly_Robust": "the same, divided by the mean weight of each step",
+    "MAGIC": "a blend of the value model and weighted returns with the least estimated error",
+}
+"""Estimators in words, for whoever decides; formulas and papers are in rl.estimators."""
 _SIGN = {"trustworthy": "●", "support only": "◇", "do not use": "✕"}
 
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
@@ -85,20 +101,29 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         title="Estimates",
         notes=(note, _weight_of(evidence.overlap), cut_note(evidence.overlap), rest if len(shown) > 1 else ""),
         charts=tuple(_estimates_chart(one, plain) for one in shown),
-        tables=tuple(map(_estimates_table, shown)),
+        tables=(*map(_estimates_table, shown), *_glossary(shown)),
         rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
         in_brief=True,
     )
+
+
+def _glossary(comparisons: Sequence[Comparison]) -> tuple[Table, ...]:
+    """Returns what the estimators of comparisons are, in words."""
+    names = dict.fromkeys(row.name for comparison in comparisons for row in comparison.rows)
+    rows = [(_words(name), _EXPLAINED[name]) for name in names if name in _EXPLAINED]
+    columns: tuple[Column, ...] = (("Estimator", "name"), ("What it is", "words"))
+    return (Table(title="What the estimators are", columns=columns, rows=rows),) if rows else ()
 
 
 def _weight_of(overlap: Overlap | None) -> str:
     """Returns a sentence on how much evidence the log has about the policy; empty where its rows have no weights."""
     if overlap is None:
         return ""
+    at = f" (effective episodes at step {overlap.judged_step})" if overlap.horizon > 1 else ""
     return (
         f"{counted(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
-        f"policy's own (effective episodes at step {overlap.judged_step}); the mean weight of a row is "
-        f"{overlap.mean_weight.written(overlap.mean_weight.value)} and should be 1."
+        f"policy's own{at}; the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
+        "should be 1."
     )
 
 
@@ -175,32 +200,39 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
     if overlap is None:
         return Section(title=title)
     step = overlap.judged_step
+    several = overlap.horizon > 1
     shares = {
         "Largest share of one row": overlap.largest_row_share,
-        "Largest share of one episode": overlap.largest_episode_share,
+        **({"Largest share of one episode": overlap.largest_episode_share} if several else {}),
         "Rows logged with probability 1 where the policy may choose otherwise": overlap.unsupported_share,
         "Episodes cut before their end": overlap.cut_share,
     }
+    by_episode: tuple[tuple[str, Cell], ...] = (
+        (f"Effective episodes at step {step}", overlap.effective_episodes),
+        ("Mean weight of an episode there, should be 1", overlap.mean_episode_weight),
+        ("Steps with enough effective episodes", f"{overlap.horizon_reached} of {overlap.horizon}"),
+    )
     facts: tuple[tuple[str, Cell], ...] = (
         ("Episodes scored", overlap.num_episodes),
         ("Rows scored", overlap.num_rows),
         ("Effective rows", overlap.effective_rows),
-        (f"Effective episodes at step {step}", overlap.effective_episodes),
+        ("Rows whose action the policy may choose", overlap.matched_rows),
         ("Mean weight of a row, should be 1", overlap.mean_weight),
-        ("Mean weight of an episode there, should be 1", overlap.mean_episode_weight),
-        ("Steps with enough effective episodes", f"{overlap.horizon_reached} of {overlap.horizon}"),
+        *(by_episode if several else ()),
         *((name, percent(share)) for name, share in shares.items()),
     )
     note = (
-        "Weighted estimates rest on the actions that the log has tried. Effective episodes: how many equally weighted "
-        f"ones say as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
+        "Weighted estimates rest on the actions that the log has tried. Effective rows: how many equally weighted ones "
+        "say as much."
     )
+    if several:
+        note += f" A return is evaluated at step {step}, by which 95% of discounted time has passed."
     by_step = (
         ("effective episodes", overlap.effective_episodes_by_step, (enough, f"enough: {number(enough)}")),
         ("mean weight", overlap.mean_weight_by_step, (1.0, "should be 1")),
     )
     charts = []
-    for name, values, mark in by_step:
+    for name, values, mark in by_step if several else ():
         points = thinned([(float(step), value) for step, value in enumerate(values)], _MOST_POINTS)
         lines = (Line(name=name, points=points),)
         title_of = f"{name.capitalize()} by step"

@@ -56,7 +56,7 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
         model=model,
         example=example,
         settings="--set training.learning_rate=0.01 --set num_processes_per_node=2",
-        outcome="model, steps, rows, rows_per_second, seconds, scores; with publish_if, not_published",
+        outcome="model, decision, steps, rows, rows_per_second, seconds, scores; with publish_if, not_published",
         codes=(
             "0  done",
             "1  unexpected error, or training diverged",

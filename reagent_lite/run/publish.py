@@ -131,16 +131,18 @@ class Outcome(Result):
     """The result of a run, printed as the last line of standard output.
 
     Attributes:
-        model: folder of the exported model, or a folder for each type of agents; None if publish_if held it back.
+        model: folder of the exported model, or a folder for each type of agents; None if publish_if blocked the export.
+        decision: what to do with the policy: choice, reason, next; None on ranks other than 0.
         steps: optimizer steps of the whole run.
         rows: rows read in the whole run.
         rows_per_second: rows read per second since this start.
         seconds: total wall-clock time since this start.
         scores: scores of the policy by TensorBoard tag.
-        not_published: why publish_if held the model back; None, and not printed, if it did not.
+        not_published: why publish_if blocked the export; None, and not printed, if it did not.
     """
 
     model: str | dict[str, str] | None
+    decision: dict[str, str] | None
     steps: int
     rows: int
     rows_per_second: float
@@ -201,11 +203,12 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     """
     give_back_memory()
     facts = source.facts()
-    reason = brief = None
+    reason = brief = decision = None
     if group.is_first:
         gate = gate_of(config, learned.evaluation)
         found = {kind: _report_of(config, learned, gate, kind) for kind in {ONLY, *source.types}}
         brief = Brief.of(found[ONLY])
+        decision = found[ONLY].decision.json()
         logger.info(str(found[ONLY].decision))
         if gate is None or gate.passed:
             _export(config, source, learned, found)
@@ -221,6 +224,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     models = {kind: str(model_folder(config.folder, kind)) for kind in source.types}
     return Outcome(
         model=None if reason else models.get(ONLY, models),
+        decision=decision,
         steps=learned.position.step,
         rows=learned.position.rows,
         rows_per_second=round(learned.rows_per_second, 1),

@@ -11,7 +11,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts
 from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
-from reagent_lite.report.run import Facts, Source
+from reagent_lite.report.run import Facts, FeatureFacts, Source
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
 from reagent_lite.run.normalization import Normalization
@@ -20,15 +20,15 @@ _PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most
 
 
 def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
-    """Returns the files of training and eval data, and how often each feature is present in the training data.
+    """Returns the files of training and eval data, and what the features of the training data are like.
 
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
     train, found = data.train.copy, data.train.found
-    present = {
-        "state": _present(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
-        "action": _present(data.shards, train.candidates, train.action_ids, found.action_ids),
+    features = {
+        "state": _described(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
+        "action": _described(data.shards, train.candidates, train.action_ids, found.action_ids),
     }
     train.release()
     used = (
@@ -47,22 +47,28 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
         for use, path, log in used
         if log is not None
     )
-    note = f"Present: in at most {_PRESENCE_ROWS:,} rows spread over the training data."
-    return Facts(present=present, note=note, sources=sources)
+    note = f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data."
+    return Facts(features=features, note=note, sources=sources)
 
 
-def _present(
+def _described(
     shards: Shards, values: NDArray[np.float32], ids: tuple[int, ...], wanted: tuple[int, ...]
-) -> dict[int, float]:
+) -> dict[int, FeatureFacts]:
     if not wanted:
         return {}
     counts = shards.counts(len(values))
     own = apportion(counts, min(_PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
     numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
     sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
-    present = torch.from_numpy((~np.isnan(sample)).sum(0).astype(np.float64))
+    known = torch.from_numpy(sample.astype(np.float64))
+    present = ~known.isnan()
+    count, total = shards.group.sum(torch.stack((present.double().sum(0), known.nansum(0))))
+    mean = total / count
+    square = shards.group.sum(torch.where(present, (known - mean).square(), 0.0).sum(0))
     rows = max(sum(shards.group.each(len(numbers))), 1)
-    return dict(zip(wanted, (shards.group.sum(present) / rows).tolist(), strict=True))
+    columns = zip((count / rows).tolist(), mean.tolist(), (square / count).sqrt().tolist(), strict=True)
+    facts = [FeatureFacts(present=share, mean=mean, stddev=stddev) for share, mean, stddev in columns]
+    return dict(zip(wanted, facts, strict=True))
 
 
 def logged_sample(data: Data, count: int) -> SampleRows:

@@ -1,6 +1,6 @@
 """How often do intervals of trustworthy estimates hold the truth, and how often is a decision false?
 
-    python -m tests.benchmarks.coverage [--logs 500] [--seed 0] [--only one-step] [--processes 2]
+    python -m tests.benchmarks.coverage [--logs 500] [--seed 0] [--only size] [--processes 2]
 
 Logs of known value (tests/oracles/regimes.py), each evaluated as a run evaluates its held-out episodes. By regime:
 
@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -33,45 +34,27 @@ FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
 
 def regimes() -> Iterator[tuple[str, Regime]]:
     """Yields kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
-    one = "one-step"
-    for episodes, actions, rate in (
+    sizes = (
         (300, 34, 0.004), (300, 34, 0.02), (300, 2, 0.2), (2_000, 34, 0.004), (2_000, 34, 0.02), (2_000, 200, 0.2),
         (2_000, 2, 0.001), (10_000, 34, 0.001), (10_000, 34, 0.004), (10_000, 200, 0.02), (100_000, 34, 0.001),
         (100_000, 200, 0.004),
-    ):  # fmt: skip
-        yield one, Regime(episodes=episodes, actions=actions, rate=rate)
-    for logging in ("softmax", "greedy"):
-        for policy in ("equal", "near", "far"):
-            yield one, Regime(episodes=2_000, actions=34, logging=logging, policy=policy, rate=0.02)
-            yield one, Regime(episodes=10_000, actions=2, logging=logging, policy=policy, rate=0.004)
-    for policy in ("equal", "near", "far"):
-        yield one, Regime(episodes=2_000, actions=34, policy=policy, rate=0.02)
+    )  # fmt: skip
+    for episodes, actions, rate in sizes:
+        kind = "large" if episodes > 10_000 else "size"
+        yield kind, Regime(episodes=episodes, actions=actions, rate=rate)
+    for logging, policy in product(("uniform", "softmax", "greedy"), ("equal", "near", "far")):
+        yield "policy", Regime(episodes=2_000, logging=logging, policy=policy)
+        yield "policy", Regime(episodes=10_000, actions=2, logging=logging, policy=policy, rate=0.004)
     for outcome in ("cost", "normal", "heavy", "heavy cost", "purchase"):
-        for episodes, logging, policy in (
-            (300, "uniform", "near"),
-            (2_000, "uniform", "one"),
-            (2_000, "greedy", "far"),
-        ):
-            yield (
-                one,
-                Regime(
-                    episodes=episodes,
-                    actions=2 if episodes == 300 else 34,
-                    logging=logging,
-                    policy=policy,
-                    outcome=outcome,
-                ),
-            )
-    for horizon, near in ((5, 0.8), (5, 0.5), (50, 0.98), (50, 0.9)):
-        for outcome, rate in (("event", 0.02), ("event", 0.2), ("cost", 0.02), ("normal", 0.0), ("heavy", 0.0)):
-            yield (
-                "sequential",
-                Regime(
-                    episodes=2_000, actions=4, policy="near", near=near, outcome=outcome, rate=rate, horizon=horizon
-                ),
-            )
-    yield "sequential", Regime(episodes=300, actions=2, policy="near", outcome="normal", horizon=5)
-    yield "sequential", Regime(episodes=10_000, actions=4, logging="softmax", policy="near", near=0.5, horizon=5)
+        yield "outcome", Regime(episodes=300, actions=2, policy="near", outcome=outcome)
+        yield "outcome", Regime(episodes=2_000, outcome=outcome)
+        yield "outcome", Regime(episodes=2_000, logging="greedy", policy="far", outcome=outcome)
+    for (horizon, near), outcome in product(
+        ((5, 0.8), (5, 0.5), (50, 0.98), (50, 0.9)), ("event", "cost", "normal", "heavy")
+    ):
+        yield "steps", Regime(episodes=2_000, actions=4, policy="near", near=near, outcome=outcome, horizon=horizon)
+    yield "steps", Regime(episodes=300, actions=2, policy="near", outcome="normal", horizon=5)
+    yield "steps", Regime(episodes=10_000, actions=4, logging="softmax", policy="near", near=0.5, horizon=5)
     for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34)):
         yield "gain", Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
     yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
@@ -142,7 +125,7 @@ def main() -> None:
     """Prints the table."""
     torch.set_num_threads(1)
     options = options_of(__doc__, logs=500, seed=0, only="", processes=2)
-    chosen = [regime for kind, regime in regimes() if not options.only or kind == options.only]
+    chosen = [regime for kind, regime in regimes() if not options.only or kind in options.only.split(",")]
     header: list[str] = []
     with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
         for regime, figures in zip(

@@ -17,7 +17,7 @@ from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import Kind, Report, Section, Table
 from reagent_lite.report.page import render
-from reagent_lite.report.run import config_section, features_section
+from reagent_lite.report.run import FeatureFacts, config_section, features_section
 from reagent_lite.report.sections import (
     actions_section,
     candidates_section,
@@ -38,6 +38,7 @@ OVERLAP = Overlap(
     mean_episode_weight=FIGURE, largest_episode_share=0.5, effective_episodes_by_step=(30.0, 4.0),
     mean_weight_by_step=(1.0, 0.5), cut_share=0.125,
 )  # fmt: skip
+SAMPLED = FeatureFacts(present=0.5, mean=1.0, stddev=2.0)
 RESULT = CPEResult(
     outcomes=(), overlap=OVERLAP, weighted=True, level=0.95, num_episodes_left_out=0, num_rows_beyond_horizon=0
 )
@@ -169,7 +170,7 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
                 curve_chart(Curves(title=title, x=title, y=title, lines=lines, mark=(0.0005, title))),
             )),
             actions_section({name: (0.75, 0.25, 0.5)}, name),
-            features_section({title: {str(n): feature for n in range(40)}}, {title: {1: 0.5}}, name),
+            features_section({title: {str(n): feature for n in range(40)}}, {title: {1: SAMPLED}}, name),
             Section(title="Data lineage", tables=(
                 Table(title=name, columns=tuple((title, kind) for kind in wide),
                       rows=[("7", title, "◇ moderate", 0.1234, 0.0001234, figure, figure)]),

@@ -53,12 +53,15 @@ def test_aliases_and_the_last_line(
     def train(config: DqnConfig, group: Any) -> Outcome:
         print("chatter")
         assert config.node_index == 0
-        return Outcome(model="m", steps=1, rows=2, rows_per_second=3.0, seconds=4.0, scores={"x": None})
+        return Outcome(model="m", decision=None, steps=1, rows=2, rows_per_second=3.0, seconds=4.0, scores={"x": None})
 
     monkeypatch.setattr(launch, "train", train)
     assert started([flag, config_file(tmp_path), index, "0"]) == 0
     captured = capsys.readouterr()
-    expected = {"model": "m", "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0, "scores": {"x": None}}
+    expected = {
+        "model": "m", "decision": None, "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0,
+        "scores": {"x": None},
+    }  # fmt: skip
     assert json.loads(captured.out) == expected
     assert "chatter" in captured.err
 

@@ -73,7 +73,10 @@ def test_the_2019_config_runs_unchanged(run: Runner, tmp_path: Path, processes: 
 def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     done = run("dqn", small)
     assert done.code == 0, done.err
-    assert set(done.outcome) == {"model", "steps", "rows", "rows_per_second", "seconds", "scores"}
+    assert set(done.outcome) == {
+        "model", "decision", "steps", "rows", "rows_per_second", "seconds", "scores",
+    }  # fmt: skip
+    assert done.outcome["decision"].keys() == {"choice", "reason", "next"}
     assert (done.outcome["steps"], done.outcome["rows"]) == (2 * 7, 400)  # 200 rows are 6 batches of 32 and one of 8
     assert len(done.out.splitlines()) == 1
     out = tmp_path / "out"
