@@ -11,8 +11,8 @@ class EvaluationConfig(Section):
     """How the learned policy's value is estimated from logged episodes."""
 
     calc_cpe_in_training: bool = True
-    """Evaluate after every epoch too, by fit_passes and at most 100 resamples, all estimates but MAGIC; false: only
-    once, at the end."""
+    """Evaluate after every epoch too, by fit_passes, all estimates but MAGIC, without intervals; false: only once, at
+    the end."""
     figures_share: Positive = 1 / 32
     """Rows evaluated after an epoch, as a share of those it trained on, at least 256; all are evaluated at the end."""
     held_out_share: Fraction = 0.2
