@@ -387,7 +387,8 @@ class _Outcome:
         questions: list[tuple[Basis, Basis | None]] = [(basis, None) for basis in (logged, continued, *own.values())]
         questions += [(own[name], bases[name]) for name in names]
         logged_figure, continued_figure, *figures = figures_of(questions, level)
-        by_name = dict(zip(names, figures[: len(names)], strict=True))
+        low, high = self._range(kind)
+        by_name = {name: figure.within(low, high) for name, figure in zip(names, figures[: len(names)], strict=True)}
         differences = dict(zip(names, figures[len(names) :], strict=True))
         events = self._events(kind)
         verdicts = self._verdicts(kind, by_name, events)
@@ -427,6 +428,11 @@ class _Outcome:
                 found = replace(found, bounds=(low - shift, high - shift))
             self._contributions[evidence] = found
         return self._contributions[evidence]
+
+    def _range(self, kind: _Kind) -> tuple[float, float]:
+        """Returns the lowest and the highest outcome, observed or possible: no policy's mean lies beyond."""
+        low, high = self._logged(kind).outcomes
+        return (low, high) if self._bounds is None else (min(low, self._bounds[0]), max(high, self._bounds[1]))
 
     def _events(self, kind: _Kind) -> Events | None:
         if kind.check in self._missing:

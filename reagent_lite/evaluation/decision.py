@@ -341,7 +341,10 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
-    """Uses the trustworthy estimates: they decide if all of their differences lie on the same side of 0."""
+    """Uses the trustworthy estimates: the one whose difference has the narrowest interval, unless others contradict it.
+
+    All of them are valid; a poor model makes a doubly robust one wide.
+    """
     trusted = comparison.trusted
     name = comparison.reference_name
     if not trusted:
@@ -354,9 +357,8 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
         return _finding(Source.LOG, Standing.CONTRADICTED, reason)
-    side = sides.pop() if len(sides) == 1 else 0
-    # the estimate with the weakest evidence
-    row = min(trusted, key=lambda estimate: (estimate.difference.side != 0, _nearest(estimate.difference)))
+    row = min(trusted, key=lambda estimate: estimate.difference.high - estimate.difference.low)
+    side = row.difference.side
     what = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
         reason = f"{what} difference of {row.difference} from the {name} in the {comparison.unit}"
@@ -435,6 +437,3 @@ def _from_simulation(played: Played) -> Finding:
     )
     return _finding(Source.SIMULATION, _standing(difference.side), reason, weak=other == RANDOM)
 
-
-def _nearest(difference: Interval) -> float:
-    return min(abs(difference.low), abs(difference.high))

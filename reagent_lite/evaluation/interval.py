@@ -19,6 +19,14 @@ class Interval:
         half = NormalDist().inv_cdf((1 + level) / 2) * error
         return cls(value=value, low=value - half, high=value + half)
 
+    def within(self, low: float, high: float) -> "Interval":
+        """Returns the part of the interval in a range; the figure itself stays in it."""
+        return Interval(
+            value=self.value,
+            low=min(max(self.low, low), self.value) if self.low < low else self.low,
+            high=max(min(self.high, high), self.value) if self.high > high else self.high,
+        )
+
     def json(self) -> dict[str, float | None]:
         """Returns value, low and high, null where one is undefined."""
         return {"value": finite(self.value), "low": finite(self.low), "high": finite(self.high)}

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 _CORNER = 0.01
-_BEYOND = 0.1
+_BEYOND = 0.05
 _TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
 _ROUNDING = 1e-18
 _OUTER_STEPS = 60
@@ -163,7 +163,7 @@ def _corners(parts: Sequence[Contributions]) -> Tensor:
 def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
     """Returns weights that episodes have in each part: the lowest and the highest of each, the most different, and 1.
 
-    The highest is the one above which a tenth of all deviation from 1 lies. A larger weight that few episodes have,
+    The highest is the one above which 5 % of all deviation from 1 lies. A larger weight that few episodes have,
     together with an outcome that few have, would be a corner that hardly any log comes near: intervals of sequential
     estimates were up to twice as wide, and held the truth no oftener.
     """
@@ -176,7 +176,7 @@ def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
 
 
 def _highest(deviation: Tensor) -> int:
-    """Returns the number of the episode above whose deviation a tenth of all deviation lies."""
+    """Returns the number of the episode above whose deviation 5 % of all deviation lies."""
     ascending, order = deviation.sort(stable=True)
     passed = ascending.abs().cumsum(0)
     return int(order[(passed < (1 - _BEYOND) * passed[-1]).sum()])

@@ -11,25 +11,15 @@ low, high most misses of any estimator on a side: intervals above, and below the
 ship, not decisions in all logs: where what is done makes no difference (gain 1) both are false
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 
-import numpy as np
 import torch
 
-from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import evaluate_page
-from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
-from reagent_lite.evaluation.verdict import Verdict
 from tests.benchmarks.turns import options_of
-from tests.oracles.regimes import Regime, draw
-
-CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)
-ROUNDING = 1e-9
-FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
+from tests.oracles.regimes import Regime, measure
 
 
 def regimes() -> Iterator[tuple[str, Regime]]:
@@ -58,55 +48,6 @@ def regimes() -> Iterator[tuple[str, Regime]]:
     for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34)):
         yield "gain", Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
     yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
-
-
-def outcome_of(regime: Regime, seed: int) -> tuple[dict[str, tuple[float, float, float, float]], str]:
-    """Returns how far the interval of each trustworthy estimate misses on each side, and the decision.
-
-    Misses are of the value below and above, and of the difference below and above; 0 where the interval holds it.
-    """
-    log = draw(regime, np.random.default_rng(seed))
-    result = evaluate_page(log.page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
-    decision = decide(Evidence(result=result, comparisons=tuple(compared(result))))
-    misses = {}
-    for family, rows in ((result.outcomes[0].sequential, 1), (result.outcomes[0].one_step, regime.horizon)):
-        for estimate in family.estimates:
-            if estimate.verdict is Verdict.TRUSTWORTHY:
-                truths = log.value / rows, (log.value - log.logged) / rows
-                figures = estimate.figure, estimate.difference
-                misses[estimate.name] = tuple(
-                    side
-                    for figure, truth in zip(figures, truths, strict=True)
-                    for side in (figure.low > truth + ROUNDING, figure.high < truth - ROUNDING)
-                )
-    return misses, decision.choice
-
-
-def measure(regime: Regime, logs: int, seed: int) -> dict[str, float]:
-    """Returns the figures of a regime."""
-    trusted = 0
-    choices: Counter[str] = Counter()
-    misses: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
-    for number in range(logs):
-        found, choice = outcome_of(regime, seed + number)
-        trusted += bool(found)
-        choices[choice] += 1
-        for name, missed in found.items():
-            misses[name].append(missed)
-    shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs)]
-    worst = np.max(shares, axis=0) if shares else np.full(4, np.nan)
-    cover = [1 - max(share[first] + share[first + 1] for share in shares) if shares else np.nan for first in (0, 2)]
-    return {
-        "trusted": trusted / logs,
-        "cover": cover[0],
-        "low": worst[0],
-        "high": worst[1],
-        "cover difference": cover[1],
-        "difference low": worst[2],
-        "difference high": worst[3],
-        "ship": choices[Choice.SHIP] / logs,
-        "do not ship": choices[Choice.DO_NOT_SHIP] / logs,
-    }
 
 
 def described(regime: Regime) -> str:

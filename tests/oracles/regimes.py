@@ -6,17 +6,25 @@ outcome; contexts are drawn anew at every step. The tables are drawn anew for ea
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.verdict import Verdict
 
 Array = NDArray[np.float64]
 
 CONTEXTS = 20
+CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)
+ROUNDING = 1e-9
+FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
 HEAVY = 1.2  # deviation of the logarithm of a heavy-tailed reward
 
 
@@ -176,3 +184,52 @@ def _page(taken: Array, propensity: Array, reward: Array, model: Array, expected
         q_values=both(model + rest, expected + rest),
         next_value=torch.zeros(count, 1, dtype=torch.float64),
     )
+
+
+def outcome_of(regime: Regime, seed: int) -> tuple[dict[str, tuple[bool, ...]], str]:
+    """Returns on which sides the intervals of each trustworthy estimate miss, and the decision.
+
+    Intervals of the value above and below the truth, then intervals of the difference.
+    """
+    log = draw(regime, np.random.default_rng(seed))
+    result = evaluate_page(log.page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
+    decision = decide(Evidence(result=result, comparisons=tuple(compared(result))))
+    misses = {}
+    for family, rows in ((result.outcomes[0].sequential, 1), (result.outcomes[0].one_step, regime.horizon)):
+        for estimate in family.estimates:
+            if estimate.verdict is Verdict.TRUSTWORTHY:
+                truths = log.value / rows, (log.value - log.logged) / rows
+                figures = estimate.figure, estimate.difference
+                misses[estimate.name] = tuple(
+                    side
+                    for figure, truth in zip(figures, truths, strict=True)
+                    for side in (figure.low > truth + ROUNDING, figure.high < truth - ROUNDING)
+                )
+    return misses, decision.choice
+
+
+def measure(regime: Regime, logs: int, seed: int) -> dict[str, float]:
+    """Returns the figures of a regime."""
+    trusted = 0
+    choices: Counter[str] = Counter()
+    misses: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
+    for number in range(logs):
+        found, choice = outcome_of(regime, seed + number)
+        trusted += bool(found)
+        choices[choice] += 1
+        for name, missed in found.items():
+            misses[name].append(missed)
+    shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs)]
+    worst = np.max(shares, axis=0) if shares else np.full(4, np.nan)
+    cover = [1 - max(share[first] + share[first + 1] for share in shares) if shares else np.nan for first in (0, 2)]
+    return {
+        "trusted": trusted / logs,
+        "cover": cover[0],
+        "low": worst[0],
+        "high": worst[1],
+        "cover difference": cover[1],
+        "difference low": worst[2],
+        "difference high": worst[3],
+        "ship": choices[Choice.SHIP] / logs,
+        "do not ship": choices[Choice.DO_NOT_SHIP] / logs,
+    }
