@@ -9,6 +9,9 @@ cover     the least coverage of any estimator's nominal 95 % interval of the val
           policy, among logs in which it was called trustworthy
 low, high most misses of any estimator on a side: intervals above, and below the truth
 ship, not decisions in all logs: where what is done makes no difference (gain 1) both are false
+
+`--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
+exact test of the events on matched and on other rows, the best test of two counts.
 """
 
 from collections.abc import Iterator
@@ -16,8 +19,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 
+import numpy as np
 import torch
+from scipy.stats import fisher_exact
 
+from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
 from tests.oracles.regimes import Regime, measure
 
@@ -50,6 +56,37 @@ def regimes() -> Iterator[tuple[str, Regime]]:
     yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
 
 
+def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed: int) -> tuple[float, float]:
+    """Returns in which share of uniform logs a policy of one action is found to be better: by us, by Fisher's test."""
+    rng, found = np.random.default_rng([seed, episodes]), np.zeros(2)
+    for _ in range(logs):
+        match = rng.random(episodes) < 1 / actions
+        event = rng.random(episodes) < np.where(match, rate * gain, rate)
+        weight, reward = (torch.from_numpy(values.astype(float)) for values in (match * actions, event))
+        one = torch.ones_like(reward)
+        evaluated = Contributions(total=weight * reward, size=one, weight=weight, outcome=reward)
+        logged = Contributions(total=reward, size=one, weight=one, outcome=reward)
+        ((low, _),) = intervals([(evaluated, logged)], 0.95)
+        table = [[(event & rows).sum(), (~event & rows).sum()] for rows in (match, ~match)]
+        found += low > 0, fisher_exact(table, alternative="greater").pvalue < 0.025
+    share, fisher = found / logs
+    return float(share), float(fisher)
+
+
+def show_power(logs: int, seed: int) -> None:
+    """Prints the table of power."""
+    print("| event | actions | gain | episodes | found | Fisher's exact test |\n|---|---|---|---|---|---|")
+    for actions, rate, gain, sizes in (
+        (34, 0.004, 10.0, (3_000, 4_500, 6_000)),
+        (34, 0.004, 3.0, (20_000, 40_000)),
+        (2, 0.004, 3.0, (1_000, 2_000, 3_000)),
+        (2, 0.2, 1.3, (600, 1_000, 1_500)),
+    ):
+        for episodes in sizes:
+            found, fisher = power(episodes, actions, rate, gain, logs, seed)
+            print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {found:.3f} | {fisher:.3f} |", flush=True)
+
+
 def described(regime: Regime) -> str:
     """Returns a regime in words."""
     rate = f" {regime.rate:.1%}" if regime.sparse else ""
@@ -66,6 +103,9 @@ def main() -> None:
     """Prints the table."""
     torch.set_num_threads(1)
     options = options_of(__doc__, logs=500, seed=0, only="", processes=2)
+    if options.only == "power":
+        show_power(options.logs, options.seed)
+        return
     chosen = [regime for kind, regime in regimes() if not options.only or kind in options.only.split(",")]
     header: list[str] = []
     with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
