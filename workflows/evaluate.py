@@ -125,10 +125,10 @@ def _findings(config: EvaluateConfig, models: tuple[ExportedModel, ...]) -> Find
     arena = None if config.simulation is None else Arena(config, config.simulation, models)
     log = None
     if config.data_path:
-        log = Log.of(config, models, _copy(config, models[0]))
+        log = Log.of(config, models, _copy(config, models[0]), gamma)
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0])
-    estimates = None if log is None else estimates_of(config, models, log, gamma)
+    estimates = None if log is None else estimates_of(config, models, log)
     return Findings(config=config, models=models, gamma=gamma, estimates=estimates, played=played)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
@@ -191,22 +190,21 @@ class Choices:
         """Returns the choices of a bundle without `misfits` in an environment."""
         return cls(bundle, range(spec.observation_size), spec.action_names, range(spec.action_feature_size))
 
-    def __call__(
-        self, state: NDArray[np.float32], mask: NDArray[np.bool_] | None, features: NDArray[np.float32] | None
-    ) -> Prediction:
+    def __call__(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
         """Returns the predictions for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
 
         Raises:
             BundleError: an infinite feature.
         """
-        values = in_order(state, self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
+        values = in_order(state.cpu().numpy(), self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
+        allowed = None if mask is None else mask.cpu().numpy()
         if self._bundle.parametric:
             assert features is not None
-            flat = features.reshape(-1, features.shape[2])
+            flat = features.cpu().numpy().reshape(-1, features.shape[2])
             choices = in_order(flat, self._action_ids, self._bundle.action_feature_ids, absent=np.nan)
-            return self._bundle.predict(values, mask=mask, candidates=list(choices.reshape(*features.shape[:2], -1)))
+            return self._bundle.predict(values, mask=allowed, candidates=list(choices.reshape(*features.shape[:2], -1)))
         inverse = self._order.argsort()
-        prediction = self._bundle.predict(values, mask=None if mask is None else mask[:, inverse])
+        prediction = self._bundle.predict(values, mask=None if allowed is None else allowed[:, inverse])
         return replace(
             prediction,
             q=prediction.q[:, self._order],
@@ -214,6 +212,17 @@ class Choices:
             propensities=prediction.propensities[:, self._order],
             mask=prediction.mask[:, self._order],
         )
+
+    def values(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns the values [N, K] of what environments show; -inf for a choice that the model does not take."""
+        prediction = self(state, mask, features)
+        q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
+        return torch.from_numpy(q).to(state.device)
+
+    def logarithms(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns the logarithms [N, K] of the model's probabilities: at temperature 1 their softmax is these."""
+        probabilities = torch.from_numpy(self(state, mask, features).propensities)
+        return probabilities.log().float().to(state.device)
 
 
 class ExportedPolicy:
@@ -239,8 +248,7 @@ class ExportedPolicy:
         Raises:
             BundleError: the model gives a value that is no finite number, or an infinite feature.
         """
-        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
-        prediction = self._choices(state.cpu().numpy(), *arrays)
+        prediction = self._choices(state, mask, features)
         allowed, q = torch.from_numpy(prediction.mask), torch.from_numpy(prediction.q)
         decides = torch.ones(len(state), dtype=torch.bool) if mask is None else mask.cpu().any(1)
         if self._policy is None:

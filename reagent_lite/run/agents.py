@@ -180,16 +180,5 @@ def agent_type(
     if problems:
         raise BundleError(problems)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
-    choices = Choices.in_simulation(bundle, spec)
-    return AgentType(name=name, agents=agents, plays=plays, model=_policy_of(choices), digest=digest)
-
-
-def _policy_of(choices: Choices) -> Policy:
-    """Returns a policy whose values are the logarithms of an exported model's probabilities."""
-
-    def logarithms(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
-        probabilities = torch.from_numpy(choices(observation.cpu().numpy(), *arrays).propensities)
-        return probabilities.log().float().to(observation.device)
-
-    return logarithms
+    policy = Choices.in_simulation(bundle, spec).logarithms
+    return AgentType(name=name, agents=agents, plays=plays, model=policy, digest=digest)
