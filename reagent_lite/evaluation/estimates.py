@@ -1,32 +1,37 @@
-"""Estimates of exported models on a log: of each one, and of two their difference.
+"""Estimates of exported models and given policies on a log: of each one, and of two their difference.
 
 training copy ─► Log: split, checked against what the models read ─┬─► PolicyEvaluator of each ─► page ─► estimates
                                                                     └─► of two also the difference
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.algorithms.cpe_heads import Policy
+from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.normalized import raw_columns
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import build_rows
+from reagent_lite.data.sampling.spans import single_steps
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
 from reagent_lite.evaluation.episodes import Sides, scored_episodes, spread
 from reagent_lite.evaluation.evaluator import EvaluatedLog, PolicyEvaluator, own_seed
-from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy
+from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy, Reading
 from reagent_lite.evaluation.fitting import split_log
+from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.page import EvaluationPage
 
 ALONE = Group(Place(), torch.device("cpu"))
+EvaluatedPolicy = ExportedModel | GivenPolicy
 _TAKEN = 1e-6  # share of rows; a softmax gives less than that to what it would not do
 _NAMED = 8  # actions that have a sentence each
 _MOST_NAMED = 10  # features
@@ -39,12 +44,16 @@ class Log:
     Attributes:
         copy: its rows.
         evaluated: the rows as they are gathered, raw, and how they are used.
-        seen: whether each model has learned from this log.
+        columns: probabilities in columns of the log, by the key of the policy.
+        reading: how models of policies read the log that are no models themselves.
+        seen: whether each policy has learned from this log.
         warnings: what was found wrong.
     """
 
     copy: TrainingCopy
     evaluated: EvaluatedLog
+    columns: Mapping[str, PolicyColumn]
+    reading: Reading
     seen: tuple[bool, ...]
     warnings: tuple[str, ...]
 
@@ -62,26 +71,53 @@ class Log:
             "rows_without_propensity": self.evaluated.without_propensity,
         }
 
+    def scored_lines(self) -> dict[str, list[int]]:
+        """Returns {file: [line, ...]} of the scored rows, ascending."""
+        rows = self.evaluated.split.scored.numbers
+        files = np.asarray(self.copy.origin_file)[rows]
+        lines = np.asarray(self.copy.origin_line)[rows]
+        return {self.copy.files[file]: np.sort(lines[files == file]).tolist() for file in np.unique(files)}
+
     @classmethod
-    def of(cls, config: EvaluateConfig, models: Sequence[ExportedModel], copy: TrainingCopy, gamma: float) -> "Log":
-        """Returns the log for models that decide among the same choices.
+    def of(
+        cls,
+        config: EvaluateConfig,
+        policies: Sequence[EvaluatedPolicy],
+        copy: TrainingCopy,
+        columns: Mapping[str, PolicyColumn],
+        gamma: float,
+    ) -> "Log":
+        """Returns the log for policies that decide among the same choices.
+
+        Args:
+            config: the config of the workflow.
+            policies: the policies.
+            copy: the rows.
+            columns: see the attributes.
+            gamma: discount per step.
 
         Raises:
             DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
         """
         content, warnings = content_of(copy), [*copy.notes]
-        seen = tuple(one.learned_from(content) for one in models)
-        for model, learned in zip(models, seen, strict=True):
+        models = [policy for policy in policies if isinstance(policy, ExportedModel)]
+        seen = tuple(isinstance(one, ExportedModel) and one.learned_from(content) for one in policies)
+        for model in models:
             warnings += _feature_warnings(model, copy)
-            if learned:
+            if model.learned_from(content):
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
         sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        scored = scored_episodes(sides, config.evaluation, config.seed, few=True)
+        settings = config.evaluation
+        fitted = any(_is_modelled(policy, columns) for policy in policies)
+        if not fitted:
+            settings = settings.model_copy(update={"held_out_share": 1.0})
+        scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
             raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
         split = split_log(sides, scored, config.evaluation)
+        spans = models[0].spans(copy) if models else single_steps(copy)
         features = raw_columns(copy.candidates) if copy.parametric else None
-        rows = build_rows(copy, models[0].spans(copy), np.arange(len(copy)), raw_columns(copy.state), features)
+        rows = build_rows(copy, spans, np.arange(len(copy)), raw_columns(copy.state), features)
         evaluated = EvaluatedLog(
             sides=sides,
             # no more rows than are read are asked for the policy's probabilities
@@ -95,7 +131,14 @@ class Log:
             settings=config.evaluation,
             seed=config.seed,
         )
-        return cls(copy=copy, evaluated=evaluated, seen=seen, warnings=(*warnings, *scored.notes))
+        return cls(
+            copy=copy,
+            evaluated=evaluated,
+            columns=columns,
+            reading=models[0].reading if models else Reading.fitted(copy, config),
+            seen=seen,
+            warnings=(*warnings, *scored.notes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,21 +161,24 @@ class Estimates:
     warnings: tuple[str, ...]
 
 
-def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log: Log) -> Estimates:
-    """Fits reward and value models to each exported model's policy and returns every estimate of it.
+def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], log: Log) -> Estimates:
+    """Fits reward and value models to each policy and returns every estimate of it.
 
     Raises:
         BundleError: a model gives a value that is no number.
     """
     results, choices, warnings = [], [], [*log.warnings]
-    for model in models:
-        evaluator = _evaluator(config, model, log)
+    for policy in policies:
+        evaluator = _evaluator(config, policy, log)
         evaluator.fit(final=True)
         page, candidates = evaluator.page(final=True)
         assert page is not None, "one process has all rows"
         results.append(evaluator.result(page))
-        choices.append({"actions": _shares(page, log), **candidates})
-        warnings += _never_logged(model, page, log)
+        if _is_modelled(policy, log.columns):
+            choices.append({"actions": _shares(page, log), **candidates})
+            warnings += _never_logged(policy, page, log)
+        else:
+            choices.append({"actions": {}})
     return Estimates(
         log=log,
         results=tuple(results),
@@ -142,13 +188,27 @@ def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log:
     )
 
 
-def _evaluator(config: EvaluateConfig, model: ExportedModel, log: Log) -> PolicyEvaluator:
-    copy, rate = log.copy, config.evaluation.target_update_rate
-    policy = ExportedPolicy(model, config, Choices(model.bundle, copy.state_ids, copy.action_names, copy.action_ids))
+def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
+    """Returns whether the probabilities of all choices are known, so that models can be fitted to the policy."""
+    if isinstance(policy, ExportedModel):
+        return True
+    return columns[policy.key].complete if policy.key in columns else policy.path == UNIFORM
+
+
+def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: Log) -> PolicyEvaluator:
+    copy, rows, reading = log.copy, log.evaluated, log.reading
+    ids = copy.action_ids if _is_modelled(policy, log.columns) else ()
+    if isinstance(policy, ExportedModel):
+        bundle, reading = policy.bundle, policy.reading
+        choices = Choices(bundle, copy.state_ids, copy.action_names, copy.action_ids)
+        probabilities: Policy = ExportedPolicy(policy, config, choices)
+        ids = tuple(bundle.action_feature_ids)
+    else:
+        rows, probabilities = policy.on(rows, log.columns.get(policy.key))
     with own_seed(config.seed + 1, ALONE.device):
-        heads = model.heads(copy, gamma=log.evaluated.gamma, target_update_rate=rate)
-    ids = tuple(model.bundle.action_feature_ids)
-    return PolicyEvaluator(log.evaluated, policy, heads, title=model.key, candidate_ids=ids, asked_once=True)
+        heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
+    once = isinstance(policy, ExportedModel)
+    return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_ids=ids, asked_once=once)
 
 
 def _shares(page: EvaluationPage, log: Log) -> dict[str, Any]:
@@ -195,7 +255,7 @@ def _listed(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:_MOST_NAMED])) + more if len(ids) else "none"
 
 
-def _never_logged(model: ExportedModel, page: EvaluationPage, log: Log) -> list[str]:
+def _never_logged(model: EvaluatedPolicy, page: EvaluationPage, log: Log) -> list[str]:
     """Returns sentences on named actions that the policy takes and no row of the log does, the likeliest first."""
     share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # none of candidates
     action = np.asarray(log.copy.action)

@@ -9,13 +9,12 @@ A policy is a function of states and choices. All processes of a group work toge
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -48,6 +47,7 @@ class EvaluatedLog:
         gamma: discount per step.
         settings: the settings of the evaluation.
         seed: seed of initial models, of the order of rows, and of resamples.
+        unknown: reasons why the policy cannot feed an estimator, by its name.
     """
 
     sides: Sides
@@ -60,6 +60,7 @@ class EvaluatedLog:
     gamma: float
     settings: EvaluationConfig
     seed: int
+    unknown: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def fit_rows(self) -> LoggedRows:
@@ -80,17 +81,13 @@ class EvaluatedLog:
     def missing(self) -> dict[str, str]:
         """Reasons why an estimator has no estimate, by its name."""
         fitted = sum(self.fit_counts) > 0
-        return missing_estimates(rows=self.num_rows, without_propensity=self.without_propensity, fitted=fitted)
+        reasons = missing_estimates(rows=self.num_rows, without_propensity=self.without_propensity, fitted=fitted)
+        return reasons | self.unknown
 
     @property
     def group(self) -> Group:
         """The processes that evaluate together."""
         return self.sides.shards.group
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        """[scored rows] indices that sort them by episode, as a page does."""
-        return np.argsort(self.split.scored.episode, kind="stable")
 
     def plan(self, passes: int) -> ReadPlan:
         """Returns the order in which models are fitted to the rows."""
@@ -122,6 +119,7 @@ class PolicyEvaluator:
             and slow each other down.
 
     Attributes:
+        log: the rows.
         policy: the policy.
         models: its models, as far as they are fitted.
     """
@@ -137,7 +135,7 @@ class PolicyEvaluator:
         asked_once: bool = False,
     ) -> None:
         self.policy = policy
-        self._log = log
+        self.log = log
         self._title = title
         self._candidate_ids = candidate_ids
         self._asked_once = asked_once
@@ -154,7 +152,7 @@ class PolicyEvaluator:
         Args:
             final: fits as often as the config says for the end of a run, otherwise as it says for an epoch.
         """
-        log = self._log
+        log = self.log
         if not sum(log.fit_counts):
             return {}
         passes = log.settings.final_fit_passes if final else log.settings.fit_passes
@@ -176,15 +174,7 @@ class PolicyEvaluator:
         Args:
             final: describes the candidates; otherwise nothing is said of them.
         """
-        part, choices = self.part(final=final)
-        sequence = torch.from_numpy(self._log.split.scored.sequence[self._log.order])
-        page = gather_page(part, sequence, self._log.group)
-        self._log.rows.release()
-        return page, choices
-
-    def part(self, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
-        """Returns the page of this rank's scored rows, and as JSON the candidates that are chosen on all ranks."""
-        log = self._log
+        log = self.log
         scored = log.split.scored
         rows = rows_in_order(log.rows, scored.numbers, log.group.device)
         part = build_page(
@@ -194,25 +184,31 @@ class PolicyEvaluator:
             models=self.models.heads,
             metric_names=log.metric_names,
         )
-        if not final or not self._candidate_ids:
-            return part, {}
-        numbers = scored.numbers[log.order]
-        known = not log.without_propensity
-        choices = candidate_choices(
-            part, log.sides.scored, numbers, self._candidate_ids, log.group, propensities_known=known
-        )
-        return part, {"candidates": choices}
+        order = np.argsort(scored.episode, kind="stable")  # as the page has them
+        choices = {}
+        if final and self._candidate_ids:
+            choices["candidates"] = candidate_choices(
+                part,
+                log.sides.scored,
+                scored.numbers[order],
+                self._candidate_ids,
+                log.group,
+                propensities_known=not log.without_propensity,
+            )
+        page = gather_page(part, torch.from_numpy(scored.sequence[order]), log.group)
+        log.rows.release()
+        return page, choices
 
     def values(self, page: EvaluationPage) -> dict[str, float]:
         """Returns the cheap estimates by TensorBoard tag, without intervals."""
-        log = self._log
+        log = self.log
         return estimates_of_page(
             page, gamma=log.gamma, config=log.settings, generator=self._generator, missing=log.missing
         )
 
     def result(self, page: EvaluationPage) -> CPEResult:
         """Returns all estimates with intervals and verdicts."""
-        log = self._log
+        log = self.log
         with progress(f"estimating {self._title}", "outcomes", brief=True) as show:
             return evaluate_page(
                 page,
@@ -225,9 +221,9 @@ class PolicyEvaluator:
 
     def _remembered(self, source: LoggedSource) -> Policy:
         """Returns the policy at the next states of the batch that the source yields last."""
-        numbers = self._log.fit_rows.usable
+        numbers = self.log.fit_rows.usable
         assert numbers is not None
-        rows = rows_in_order(self._log.fit_rows, numbers.cpu().numpy(), self._log.group.device)
+        rows = rows_in_order(self.log.fit_rows, numbers.cpu().numpy(), self.log.group.device)
         parts = [self.policy(batch.next_state, batch.next_actions) for batch in self._shown("asking", rows)]
         longest = max(part.shape[1] for part in parts)
         propensities = torch.cat([pad(part, (0, longest - part.shape[1])) for part in parts])
@@ -239,13 +235,13 @@ class PolicyEvaluator:
 
     @property
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self._log.seed)
+        return torch.Generator().manual_seed(self.log.seed)
 
     def _shown(
         self, title: str, batches: Iterable[TransitionBatch], rows: int | None = None
     ) -> Iterator[TransitionBatch]:
-        count = self._log.fit_rows.count if rows is None else rows
-        return with_progress(f"{title} {self._title}", batches, count, enabled=self._log.group.is_first)
+        count = self.log.fit_rows.count if rows is None else rows
+        return with_progress(f"{title} {self._title}", batches, count, enabled=self.log.group.is_first)
 
 
 def _first(source: LoggedSource, steps: int) -> Iterator[TransitionBatch]:

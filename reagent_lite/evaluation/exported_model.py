@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.training import TrainingConfig
+from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
+from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.normalization import parse_normalization
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.normalized import Reordered
@@ -34,6 +38,63 @@ from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
 
 CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
 """What a model decides among, in words: by whether it is parametric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How models of a policy read the raw columns of a log.
+
+    Attributes:
+        normalization: by column, "state" and for candidates "action".
+        training: shape of the networks.
+        missing_as_zero: whether missing features are read as 0.
+    """
+
+    normalization: dict[str, NormalizationSpec]
+    training: TrainingConfig
+    missing_as_zero: bool = False
+
+    @classmethod
+    def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "Reading":
+        """Returns the defaults of training, with the normalization fitted to a log; of rare features there is none.
+
+        Raises:
+            DataError: a feature that cannot be fitted.
+        """
+        names = {"state": "state_features"} | ({"action": "action"} if copy.parametric else {})
+        columns = {name: summarize_copy(copy, name, NormParams(), config.seed) for name in names.values()}
+        rare = [
+            str(feature)
+            for column in columns.values()
+            for feature, summary in column.features.items()
+            if summary.moments.count < MIN_PRESENT_VALUES
+        ]
+        settings = NormParams(feature_overrides=dict.fromkeys(rare, "DO_NOT_PREPROCESS"))
+        specs = fit_columns(columns, settings, where=config.data_path)
+        return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
+
+    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
+        """Returns models of a policy that read a log's raw columns."""
+        spec = SourceSpec(
+            num_state_features=self.normalization["state"].width,
+            num_action_features=self.normalization["action"].width if copy.parametric else 0,
+            action_names=copy.action_names,
+            metric_names=copy.metric_names,
+        )
+        training = self.training
+        shape = NetworkSettings(
+            hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std
+        )
+        heads = build_cpe_heads(spec, shape, gamma=gamma, target_update_rate=target_update_rate)
+        state = self._reader("state", copy.state_ids)
+        action = self._reader("action", copy.action_ids) if copy.parametric else None
+        for name in ("reward_network", "value_network", "target_network"):
+            setattr(heads, name, FromRaw(state, action, getattr(heads, name)))
+        return heads
+
+    def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
+        spec = self.normalization[column]
+        return Reordered(ids, spec, Preprocessor(spec, missing_as_zero=self.missing_as_zero))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +164,6 @@ class ExportedModel:
         """Whether it was trained to discount by the time between rows, not by steps."""
         return bool(self.config.get("rl", {}).get("use_seq_num_diff_as_time_diff", False))
 
-    @property
-    def training(self) -> TrainingConfig:
-        """Shape of its network, by default that of a config that does not say."""
-        return check(TrainingConfig, self.config.get("training", {}))
-
     def policy(self, config: EvaluateConfig) -> TargetPolicy:
         """Returns the evaluated policy: the one it was exported with, unless the config names another."""
         if config.policy == "acting":
@@ -117,32 +173,13 @@ class ExportedModel:
         return Softmax(config.temperature or check(RLConfig, self.config.get("rl", {})).temperature)
 
     @property
-    def missing_as_zero(self) -> bool:
-        """Whether it was trained to read missing features as 0."""
-        return bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False))
-
-    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
-        """Returns models of its policy that read a log's raw columns, with networks as wide as its own."""
-        spec = SourceSpec(
-            num_state_features=self.normalization["state"].width,
-            num_action_features=self.normalization["action"].width if self.bundle.parametric else 0,
-            action_names=copy.action_names,
-            metric_names=copy.metric_names,
+    def reading(self) -> Reading:
+        """How models of its policy read a log: by its normalization, with networks as wide as its own."""
+        return Reading(
+            normalization=self.normalization,
+            training=check(TrainingConfig, self.config.get("training", {})),
+            missing_as_zero=bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False)),
         )
-        training = self.training
-        shape = NetworkSettings(
-            hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std
-        )
-        heads = build_cpe_heads(spec, shape, gamma=gamma, target_update_rate=target_update_rate)
-        state = self._reader("state", copy.state_ids)
-        action = self._reader("action", copy.action_ids) if self.bundle.parametric else None
-        for name in ("reward_network", "value_network", "target_network"):
-            setattr(heads, name, FromRaw(state, action, getattr(heads, name)))
-        return heads
-
-    def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
-        spec = self.normalization[column]
-        return Reordered(ids, spec, Preprocessor(spec, missing_as_zero=self.missing_as_zero))
 
 
 class FromRaw(nn.Module):

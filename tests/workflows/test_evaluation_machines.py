@@ -138,10 +138,14 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     torch.manual_seed(0)  # the weights that a policy begins with are the same in every process
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, ALONE.device), group)
     evaluation = evaluator.evaluate(final=True)
-    part, _ = evaluator.policy.part(final=False)
     page, _ = evaluator.policy.page(final=False)
     facts = logged_facts(config, data)
-    told = {"name": name, "rows": len(part), "present": facts.present, "found": str(facts.sources[0].rows)}
+    told = {
+        "name": name,
+        "rows": len(evaluator.policy.log.split.scored.numbers),
+        "present": facts.present,
+        "found": str(facts.sources[0].rows),
+    }
     if page is None:
         assert evaluation == Evaluation()
         return told
