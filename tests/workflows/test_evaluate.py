@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from oracles.bundles import bilinear_bundle, linear_bundle
@@ -666,3 +669,30 @@ def test_episodes_of_several_rows_need_a_discount_without_a_model(tmp_path: Path
         given(tmp_path, rows, model="logged")
     outcome, _ = given(tmp_path, rows, model="logged", gamma=0.5)
     assert outcome.scores["CPE/Reward/Per_Decision_Importance_Sampling"] == 1.5
+
+
+@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "struct", "map"])
+def test_probabilities_in_other_formats(tmp_path: Path, kind: str, events: bool) -> None:
+    """JSON text in CSV, structs and maps in Parquet, also through a timeline: 7.75 as above."""
+    column = [{"a": 0.4, "b": 0.6}, {"a": 0.7, "b": 0.3}, {"a": 0.7, "b": 0.3}]
+    rows = [*bandit_rows(p=column), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5) | {"p": {"a": 1.0, "b": 0.0}}]
+    rows = [{**one, "next_state_features": None} for one in rows]
+    if events:
+        rows = [{key: one[key] for key in one if "next" not in key} | {"terminal": True} for one in rows]
+    log = tmp_path / f"log.{'csv' if kind == 'csv' else 'parquet'}"
+    if kind == "csv":
+        texts = [{key: json.dumps(v) if isinstance(v, dict | list) else v for key, v in one.items()} for one in rows]
+        pd.DataFrame(texts).to_csv(log, index=False)
+    else:
+        pairs = pa.map_(pa.string(), pa.float64())
+        table = pa.Table.from_pylist(rows)
+        if kind == "map":
+            probabilities = pa.array([list(one["p"].items()) for one in rows], pairs)
+            table = table.set_column(table.column_names.index("p"), "p", probabilities)
+        pq.write_table(table, log)
+    tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json"),
+            "evaluation": {"held_out_share": ALL, "bootstrap_resamples": 100}}  # fmt: skip
+    scores = evaluate(check(EvaluateConfig, tree)).scores
+    assert scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    assert scores["CPE/Reward/Direct_Method_Reward"] is not None
