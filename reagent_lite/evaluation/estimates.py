@@ -196,19 +196,21 @@ def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -
 
 
 def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: Log) -> PolicyEvaluator:
-    copy, rows, reading = log.copy, log.evaluated, log.reading
-    ids = copy.action_ids if _is_modelled(policy, log.columns) else ()
+    copy = log.copy
+    exported = isinstance(policy, ExportedModel)
     if isinstance(policy, ExportedModel):
-        bundle, reading = policy.bundle, policy.reading
-        choices = Choices(bundle, copy.state_ids, copy.action_names, copy.action_ids)
+        choices = Choices(policy.bundle, copy.state_ids, copy.action_names, copy.action_ids)
         probabilities: Policy = ExportedPolicy(policy, config, choices)
-        ids = tuple(bundle.action_feature_ids)
+        rows = log.evaluated
+        reading = policy.reading
+        ids = tuple(policy.bundle.action_feature_ids)
     else:
-        rows, probabilities = policy.on(rows, log.columns.get(policy.key))
+        rows, probabilities = policy.on(log.evaluated, log.columns.get(policy.key))
+        reading = log.reading
+        ids = copy.action_ids if _is_modelled(policy, log.columns) else ()
     with own_seed(config.seed + 1, ALONE.device):
         heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
-    once = isinstance(policy, ExportedModel)
-    return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_ids=ids, asked_once=once)
+    return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_ids=ids, asked_once=exported)
 
 
 def _shares(page: EvaluationPage, log: Log) -> dict[str, Any]:

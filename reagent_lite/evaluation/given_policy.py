@@ -63,7 +63,8 @@ class GivenPolicy:
             column = PolicyColumn(values=np.array(copy.propensity)[:, None], complete=False)
         width = log.rows.state.width
         if column.complete:
-            values, unknown = column.values, _unknown_next(copy, self.key)
+            values = column.values
+            unknown = _unknown_next(copy, self.key)
             split = log.split
             policy: Policy = partial(_complete, width)
         else:

@@ -661,6 +661,12 @@ def test_probabilities_that_are_none(tmp_path: Path, value: Any, said: str) -> N
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"log.jsonl:1: expected a column 'new', got columns"):
         given(tmp_path, bandit_rows(nw=[0.5, 0.5, 0.5]), model="column:new")
+    log = tmp_path / "log.csv"
+    pd.DataFrame([{**one, "state_features": '{"0": 1}', "possible_actions": "[1, 1]", "next_state_features": "",
+                   "possible_next_actions": "[0, 0]", "p": "half"} for one in bandit_rows()]).to_csv(log)  # fmt: skip
+    tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json")}
+    with pytest.raises(DataError, match=r"log.csv:2: expected probabilities in p, got half"):
+        evaluate(check(EvaluateConfig, tree))
 
 
 def test_episodes_of_several_rows_need_a_discount_without_a_model(tmp_path: Path) -> None:

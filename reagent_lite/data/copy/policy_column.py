@@ -22,11 +22,12 @@ from reagent_lite.data.rows.columns import Column, column_of, is_list, is_number
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import named_numbers
-from reagent_lite.data.rows.matrices import Mask, PolicyColumn
+from reagent_lite.data.rows.matrices import Mask, PolicyColumn, in_order
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem, listed
 
 _ROUNDING = 1e-3  # of a sum of probabilities, which a log may have with three digits
+_MOST = 1 + 1e-6  # as float32 may have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +57,21 @@ def read_policy_column(path: str, name: str, copy: TrainingCopy, columns: Column
     positions = [Position() for _ in files]
     parts = list(read_blocks(files, lambda block: _part(block, name, copy), positions, readers=readers_of((name,))))
     lengths = np.concatenate([part.lengths for part in parts])
-    key = np.concatenate([_keys(part.file, part.lines) for part in parts])
-    order = np.argsort(key)
-    row = order[np.searchsorted(key[order], _keys(copy.origin_file, copy.origin_line)).clip(max=len(key) - 1)]
-    if (key[row] != _keys(copy.origin_file, copy.origin_line)).any():
+    read = np.concatenate([_keys(part.file, part.lines) for part in parts])
+    wanted = _keys(copy.origin_file, copy.origin_line)
+    order = np.argsort(read)
+    row = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
+    if (read[row] != wanted).any():
         raise DataError(Problem(path, "the rows that were read before", "others", "Start again"))
     complete = parts[0].complete
     if any(part.complete != complete for part in parts):
         expected = f"numbers alone in {name}, or objects and lists alone"
         raise DataError(Problem(path, expected, "both", "Write the probabilities of all rows alike"))
     starts = np.cumsum(lengths) - lengths
-    place = np.arange(lengths.max())
-    within = place < lengths[row, None]
+    number = np.arange(lengths.max())
+    within = number < lengths[row, None]
     table = np.zeros(within.shape, np.float32)
-    table[within] = np.concatenate([part.values for part in parts])[(starts[row, None] + place)[within]]
+    table[within] = np.concatenate([part.values for part in parts])[(starts[row, None] + number)[within]]
     if complete:
         _require_possible(copy, name, table, lengths[row])
     return PolicyColumn(values=table, complete=complete)
@@ -86,32 +88,27 @@ def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
         DataError: values that are none.
     """
     require_columns(block.table.column_names, (name,), block.where(0))
-    column, faults = column_of(block, name), Faults(block)
+    faults = Faults(block)
+    column = column_of(block, name)
     if is_string(column.array.type):
         column = replace(column, text=True)
     kind = _kind(column, faults)
+    lengths = np.ones(len(block.lines), np.int64)
+    values = np.zeros(len(lengths))
     if kind is float:
-        values, lengths = numbers(column, faults), np.ones(len(block.lines), np.int64)
+        values = numbers(column, faults)
     elif kind is list and copy.parametric:
         lengths, elements = pieces(column, faults, "a list of probabilities")
         values = numbers(elements, faults)
     elif kind is dict and not copy.parametric:
-        named = named_numbers(column, faults)
-        unknown = [number for number, one in enumerate(named.names) if one not in copy.action_names]
-        wrong = np.any(~np.isnan(named.values[:, unknown]), axis=1)
-        faults.add(wrong, f"probabilities of {listed(copy.action_names)} in {name}", column.value)
-        table = np.zeros((len(named.values), len(copy.action_names)))
-        for number, one in enumerate(named.names):
-            if one in copy.action_names:
-                table[:, copy.action_names.index(one)] = np.nan_to_num(named.values[:, number])
-        values, lengths = table.flatten(), np.full(len(table), table.shape[1])
+        values = _of_actions(column, faults, copy.action_names).flatten()
+        lengths *= len(copy.action_names)
     else:
         form = "a list as long as possible_actions" if copy.parametric else "an object {action: probability}"
         faults.add(column.present, f"a number or {form} in {name}", column.value)
-        values, lengths = np.zeros(0), np.zeros(len(block.lines), np.int64)
     faults.add(~column.present, f"a probability in {name}", lambda _: "null")
     rows = np.repeat(np.arange(len(lengths)), lengths)
-    outside = np.bincount(rows, ~((values >= 0) & (values <= 1)), len(lengths)) > 0  # NaN is outside too
+    outside = np.bincount(rows, ~((values >= 0) & (values <= _MOST)), len(lengths)) > 0  # NaN is outside too
     faults.add(outside, f"probabilities from 0 to 1 in {name}", column.value)
     sums = np.bincount(rows, values, len(lengths))
     if kind is not float:
@@ -121,21 +118,35 @@ def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
     return _Part(block.file_number, block.lines, lengths, values, kind is not float)
 
 
+def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDArray[np.float64]:
+    """Returns the probabilities [n, A] of objects {action: probability}, 0 where an object lacks an action."""
+    named = named_numbers(column, faults)
+    unknown = [number for number, name in enumerate(named.names) if name not in actions]
+    wrong = np.any(~np.isnan(named.values[:, unknown]), axis=1)
+    faults.add(wrong, f"probabilities of {listed(actions)} in {column.name}", column.value)
+    return np.nan_to_num(in_order(named.values, named.names, actions, absent=0.0)).astype(np.float64)
+
+
 def _kind(column: Column, faults: Faults) -> type:
     """Returns whether a column holds numbers, lists or objects; of JSON texts, by the first of them."""
-    array = column.array
+    kind = column.array.type
     if not column.text:
-        pairs = is_list(array.type) and pa.types.is_struct(array.type.value_type)
-        return float if is_number(array.type) else list if is_list(array.type) and not pairs else dict
-    first = int(column.present.argmax())
+        pairs = is_list(kind) and pa.types.is_struct(kind.value_type)
+        return float if is_number(kind) else list if is_list(kind) and not pairs else dict
+    valid = {text: _is_json(text) for text in column.array.unique().to_pylist()}
+    wrong = np.array([not valid[text] for text in column.array.to_pylist()])
+    faults.add(wrong, f"probabilities in {column.name}", column.value)
+    faults.require_none()
+    first = json.loads(column.array[int(column.present.argmax())].as_py() or "null")
+    return type(first) if isinstance(first, list | dict) else float
+
+
+def _is_json(text: str | None) -> bool:
     try:
-        value = json.loads(array[first].as_py() or "null")
-        for text in array.unique().to_pylist():
-            json.loads(text or "null")
+        json.loads(text or "null")
     except ValueError:
-        faults.add(column.present, f"probabilities in {column.name}", column.value)
-        faults.require_none()
-    return type(value) if isinstance(value, list | dict) else float
+        return False
+    return True
 
 
 def _require_possible(copy: TrainingCopy, name: str, table: NDArray[np.float32], lengths: NDArray[np.int64]) -> None:
