@@ -37,9 +37,10 @@ from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import ALONE, EvaluatedPolicy, Log, estimates_of
-from reagent_lite.evaluation.exported_model import CHOICES, ExportedModel, Reading
+from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.simulation import Arena
+from reagent_lite.export.choices import CHOICES
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation

@@ -30,11 +30,11 @@ from reagent_lite.config.simulation import RANDOM
 from reagent_lite.console import logger, progress
 from reagent_lite.data.dataset import stamped
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted, needing
-from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits, several_types
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.played import MODEL, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import load_bundle
+from reagent_lite.export.choices import Choices, kind_of, misfits, several_types
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table

@@ -25,10 +25,11 @@ from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
 from reagent_lite.evaluation.episodes import Sides, scored_episodes, spread
 from reagent_lite.evaluation.evaluator import EvaluatedLog, PolicyEvaluator, own_seed
-from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy, Reading
+from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
 from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.export.choices import Choices
 
 ALONE = Group(Place(), torch.device("cpu"))
 EvaluatedPolicy = ExportedModel | GivenPolicy

@@ -17,8 +17,8 @@ from torch import Tensor
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM
 from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest
-from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
 from reagent_lite.export.bundle import load_bundle
+from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.sim.env import Policy
 from reagent_lite.sim.rollout import ONLY, Player

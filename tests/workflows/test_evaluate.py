@@ -21,8 +21,8 @@ from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
-from reagent_lite.evaluation.exported_model import Choices
 from reagent_lite.export import load_bundle
+from reagent_lite.export.choices import Choices
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from workflows.evaluate import COMMAND, Evaluated, evaluate

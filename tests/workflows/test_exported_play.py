@@ -12,9 +12,9 @@ from oracles.simulated import made
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.evaluation.exported_model import Choices
 from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.export import load_bundle
+from reagent_lite.export.choices import Choices
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
 from reagent_lite.run.publish import Outcome
