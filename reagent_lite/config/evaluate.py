@@ -31,7 +31,8 @@ class LogEvaluationConfig(EvaluationConfig):
     """How a policy's value is estimated from a log that it need not have learned from."""
 
     held_out_share: Fraction = 0.5
-    """Share of the log's episodes that are scored; reward and value models are fitted to the others."""
+    """Share of the log's episodes that are scored; reward and value models are fitted to the others. All are scored if
+    of no policy more than the probability of the logged action is known."""
 
     unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about training")
 

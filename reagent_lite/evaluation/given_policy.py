@@ -64,12 +64,12 @@ class GivenPolicy:
         width = log.rows.state.width
         if column.complete:
             values = column.values
-            unknown = _unknown_next(copy, self.key)
+            unknown = _unknown_next(copy)
             split = log.split
             policy: Policy = partial(_complete, width)
         else:
             values = np.concatenate((column.values, np.asarray(copy.action)[:, None]), 1, dtype=np.float32)
-            reason = f"of {self.key} the probability of the logged action is known alone: no model is fitted to it"
+            reason = "only the probability of the logged action is known: no model is fitted to the policy"
             unknown = dict.fromkeys(MODELLED, reason)
             split = replace(log.split, fitted=log.split.fitted[:0], checked=log.split.checked[:0])
             policy = partial(_of_logged, width)
@@ -114,16 +114,16 @@ def _of_logged(width: int, state: Tensor, actions: Actions) -> Tensor:
     return torch.full(actions.mask.shape, torch.nan).scatter(1, index, probability.unsqueeze(1))
 
 
-def _unknown_next(copy: TrainingCopy, key: str) -> dict[str, str]:
-    """Returns why estimates of returns by a model are missing: rows whose next state is no row of the log."""
+def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
+    """Returns why estimates of returns by a model are missing: next states, with their choices, that are no rows."""
     after = np.minimum(np.arange(len(copy)) + 1, len(copy) - 1)
-    known = np.asarray(copy.next_index) == after
+    followed = np.asarray(copy.next_index) == after
     if copy.parametric:
-        known &= np.asarray(copy.next_list) == np.asarray(copy.actions_list)[after]
+        followed &= np.asarray(copy.next_list) == np.asarray(copy.actions_list)[after]
     else:
-        known &= (np.asarray(copy.next_mask) == np.asarray(copy.mask)[after]).all(1)
-    unknown = int(((np.asarray(copy.bootstrap) > 0) & ~known).sum())
+        followed &= (np.asarray(copy.next_mask) == np.asarray(copy.mask)[after]).all(1)
+    unknown = int(((np.asarray(copy.bootstrap) > 0) & ~followed).sum())
     if not unknown:
         return {}
-    reason = f"the next state of {counted(unknown, 'row')} is no row of the log, so that {key} is not known there"
+    reason = f"the next state of {counted(unknown, 'row')} is no row of the log, so that the policy is not known there"
     return {name: reason for name in MODELLED if ESTIMATORS[name].sequential}

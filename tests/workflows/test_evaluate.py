@@ -573,7 +573,7 @@ def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None
     assert difference[0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
     for name in MODELLED:
         assert outcome.scores[f"CPE/Reward/{name}"] is None
-    reason = "of model the probability of the logged action is known alone: no model is fitted to it"
+    reason = "only the probability of the logged action is known: no model is fitted to the policy"
     assert estimates(report)["Direct_Method_Reward"]["reason"] == reason
     assert report["log"]["scored_lines"] == {str(tmp_path / "log.jsonl"): [1, 2, 3]}
     assert report["model"]["policy"] == "probabilities in column new"
@@ -613,6 +613,21 @@ def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path:
         assert found[name]["reason"] == one["reason"]
     assert (outcome.difference or {})["CPE/Reward/Fitted_Q_Evaluation"][0] == pytest.approx(0, abs=1e-4)
     assert report["against"]["actions"]["a"]["policy"] == pytest.approx(report["model"]["actions"]["a"]["policy"])
+
+
+def test_a_column_is_not_known_at_states_that_are_no_rows(tmp_path: Path) -> None:
+    """The first row of each episode leads to another state than the second row has; a row's reward needs none."""
+    rows = [
+        row(name, ((0.3, 0.7), (0.6, 0.4))[at], at, 1.0, 0.5, at, at == 1) | {"p": {"a": 0.5, "b": 0.5}}
+        for name in names(6)
+        for at in range(2)
+    ]
+    outcome, report = given(tmp_path, rows, model="column:p", gamma=0.9)
+    reason = "the next state of 6 rows is no row of the log, so that the policy is not known there"
+    for name, one in ESTIMATORS.items():
+        missing = one.model and one.sequential
+        assert (estimates(report)[name]["reason"] == reason) == missing
+        assert (outcome.scores[f"CPE/Reward/{name}"] is None) == missing
 
 
 def test_a_column_of_candidates(tmp_path: Path) -> None:
