@@ -83,12 +83,12 @@ def evaluate(
     env: str | None = None,
     config: Source | None = None,
 ) -> evaluation.Evaluated:
-    """Evaluates an exported model on a log, in simulation, or both, as `workflows.evaluate` does.
+    """Evaluates a policy on a log, in simulation, or both, as `workflows.evaluate` does.
 
     Args:
-        model: folder of an exported model.
+        model: folder of an exported model; "uniform", "logged", or "column:NAME" with a column of the log.
         data: log to evaluate on: a path, or a frame of pandas, polars or Arrow.
-        against: folder of another model; the difference of the two is estimated as well.
+        against: another one, named likewise; the difference of the two is estimated as well.
         env: environment to play in.
         config: further keys; an argument is used in place of its key, with a warning where they differ.
 

@@ -1,9 +1,11 @@
-"""Evaluate an exported model: python -m workflows.evaluate --model BUNDLE --data LOGS --env ENVIRONMENT.
+"""Evaluate a policy: python -m workflows.evaluate --model BUNDLE --data LOGS --env ENVIRONMENT.
 
-Exported models evaluated on a log that they need not have learned from, in simulation, or both.
+Exported models evaluated on a log that they need not have learned from, in simulation, or both; on a log also policies
+that are no models.
 
 1 models    loaded, verified; two of them must decide among the same choices; checked against the environment
 2 log       events become transitions ─► training copy ─► its features are compared with those of the models
+                                      └► columns of policies
 3 play      each model in the environment, on the same starts
 4 estimate  of each model: heads fitted to its policy ─► page ─► estimators; of two also the difference
 5 report    JSON file, page beside it, text
@@ -21,19 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.evaluate import EvaluateConfig, is_model
+from reagent_lite.config.timeline import TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
-from reagent_lite.evaluation.estimates import ALONE, Log, estimates_of
-from reagent_lite.evaluation.exported_model import CHOICES, ExportedModel
+from reagent_lite.evaluation.estimates import ALONE, EvaluatedPolicy, Log, estimates_of
+from reagent_lite.evaluation.exported_model import ExportedModel, Reading
+from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.simulation import Arena
+from reagent_lite.export.choices import CHOICES
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
@@ -81,10 +88,11 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     """
     start = time.monotonic()
     given = None if config.output_path is None else Path(config.output_path).expanduser()
-    models = _models(config)
-    folder = models[0].path.resolve().parent if given is None else given.parent
+    policies = _policies(config)
+    folders = [one.path.resolve().parent for one in policies if isinstance(one, ExportedModel)]
+    folder = folders[0] if given is None else given.parent
     require_writable(folder, "output_path")
-    findings = _findings(config, models)
+    findings = _findings(config, policies)
     target = given or folder / _name(findings)
     for line in (*findings.lines(), str(findings.decision)):
         logger.info(line)
@@ -112,86 +120,128 @@ def _name(findings: Findings) -> str:
     """Returns the name of the report's file: another one for another model, log or config."""
     config, estimates = findings.config, findings.estimates
     log = "" if estimates is None else content_of(estimates.log.copy)
-    parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.models)]
+    parts = [
+        fingerprint(config),
+        log,
+        *(one.bundle.manifest for one in findings.models if isinstance(one, ExportedModel)),
+    ]
     source = config.data_path or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
     return f"evaluation_{words}_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]}.json"
 
 
-def _findings(config: EvaluateConfig, models: tuple[ExportedModel, ...]) -> Findings:
-    gamma = models[0].gamma if config.gamma is None else config.gamma
-    if gamma is None:
+def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> Findings:
+    gamma = next((one for one in (config.gamma, *(policy.gamma for policy in policies)) if one is not None), None)
+    models = [policy for policy in policies if isinstance(policy, ExportedModel)]
+    if gamma is None and models:
         raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))
     arena = None if config.simulation is None else Arena(config, config.simulation, models)
     log = None
     if config.data_path:
-        log = Log.of(config, models, _copy(config, models[0]))
+        copy, columns = _read(config, policies)
+        gamma = _one_row_gamma(copy) if gamma is None else gamma
+        log = Log.of(config, policies, copy, columns, gamma)
+    assert gamma is not None, "models alone play"
     played = None if arena is None else arena.play(gamma)
-    _choose_threads(config.evaluation.minibatch_size, models[0])
-    estimates = None if log is None else estimates_of(config, models, log, gamma)
-    return Findings(config=config, models=models, gamma=gamma, estimates=estimates, played=played)
+    _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)
+    estimates = None if log is None else estimates_of(config, policies, log)
+    return Findings(config=config, models=policies, gamma=gamma, estimates=estimates, played=played)
 
 
-def _models(config: EvaluateConfig) -> tuple[ExportedModel, ...]:
-    """Loads the models.
+def _one_row_gamma(copy: TrainingCopy) -> float:
+    """Returns a discount that has no effect, as every episode is one row.
+
+    Raises:
+        ConfigError: an episode has several rows.
+    """
+    longest = int(np.bincount(np.asarray(copy.episode)).max())
+    if longest > 1:
+        expected = "a number, as no model says it and episodes have several rows"
+        raise ConfigError(Problem("gamma", expected, f"nothing, and an episode of {longest:,} rows"))
+    return 1.0
+
+
+def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
+    """Loads the models; other policies need the log.
 
     Raises:
         BundleError: two that decide among other choices.
     """
-    model = ExportedModel.load("model", config.model)
-    if config.against is None:
-        return (model,)
-    against = ExportedModel.load("against", config.against)
-    names, others = model.bundle.action_names, against.bundle.action_names
-    if set(names) != set(others):
-        shown = [", ".join(one) or "candidates" for one in (names, others)]
+    names = {"model": config.model} | ({} if config.against is None else {"against": config.against})
+    policies = tuple(
+        ExportedModel.load(key, name) if is_model(name) else GivenPolicy(key=key, path=name)
+        for key, name in names.items()
+    )
+    models = [policy for policy in policies if isinstance(policy, ExportedModel)]
+    actions = [model.bundle.action_names for model in models]
+    if len({frozenset(one) for one in actions}) > 1:
+        shown = [", ".join(one) or "candidates" for one in actions]
         raise BundleError(
-            Problem(f"against {against.path}", f"a model that decides as {model.path}: {shown[0]}", shown[1])
+            Problem(f"against {models[1].path}", f"a model that decides as {models[0].path}: {shown[0]}", shown[1])
         )
-    return model, against
+    return policies
 
 
-def _copy(config: EvaluateConfig, model: ExportedModel) -> TrainingCopy:
-    """Returns the rows, after those stages that the log needs.
+def _read(
+    config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]
+) -> tuple[TrainingCopy, dict[str, PolicyColumn]]:
+    """Returns the rows, after those stages that the log needs, and the policies' columns by key.
 
     Raises:
         DataError: what is wrong with them.
     """
     with needing("data", "data_path"):
+        from reagent_lite.data.copy.policy_column import read_policy_column
         from reagent_lite.run.stages import staged
-    names = ", ".join(model.bundle.action_names)
-    logger.info(f"{model.key} {model.path} chooses among {CHOICES[model.bundle.parametric]}{names and f': {names}'}")
-    reading = staged(_as_training(config, model), ALONE)
+    actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
+    logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
+    names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
+    reading = staged(_as_training(config, actions, tuple(names.values())), ALONE)
     with progress("reading the log", "bytes") as show:
-        return prepare_training_copy(
+        copy = prepare_training_copy(
             reading.training_data_path,
-            actions=model.bundle.action_names or None,
+            actions=actions or None,
             directory=config.training_copy_dir,
             columns=config.columns,
             progress=lambda done, total: show(done, total),
         )
+    path = reading.training_data_path
+    return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
 
 
-def _as_training(config: EvaluateConfig, model: ExportedModel) -> WorkflowConfig:
-    """Returns the training config that reads the same log for the same choices; stages are made for such a one."""
+def _as_training(config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]) -> WorkflowConfig:
+    """Returns the training config that reads the same log for the same choices; stages are made for such a one.
+
+    Args:
+        config: the config of the workflow.
+        actions: names of the actions; none of candidates.
+        further: columns that transitions have as well.
+    """
     tree: dict[str, Any] = {
         "training_data_path": config.data_path,
-        "model_output_path": str(model.path),
+        "model_output_path": config.model,
         "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
         "query": config.query.model_dump(mode="json"),
     }
-    if config.timeline is not None:
-        section = config.timeline.model_dump(mode="json")
-        tree["timeline"] = {**section, "actionDiscrete": not model.bundle.parametric, "inputTableName": ""}
-    if model.bundle.parametric:
+    from reagent_lite.data.copy.first_look import holds_events
+
+    timeline = config.timeline
+    if further and holds_events(config.data_path, config.columns):
+        timeline = timeline or TimelineSection()
+        carried = dict.fromkeys((*timeline.extraFeatureColumns, *further))
+        timeline = timeline.model_copy(update={"extraFeatureColumns": tuple(carried)})
+    if timeline is not None:
+        section = timeline.model_dump(mode="json")
+        tree["timeline"] = {**section, "actionDiscrete": bool(actions), "inputTableName": ""}
+    if not actions:
         return check(ParametricDqnConfig, tree)
-    return check(DqnConfig, {**tree, "actions": list(model.bundle.action_names)})
+    return check(DqnConfig, {**tree, "actions": list(actions)})
 
 
-def _choose_threads(rows: int, model: ExportedModel) -> None:
+def _choose_threads(rows: int, reading: Reading) -> None:
     """Sets torch's threads by the size of one forward pass; a user's OMP_NUM_THREADS stands."""
     if "OMP_NUM_THREADS" not in os.environ:
-        widths = (sum(spec.width for spec in model.normalization.values()), *model.training.layers[1:-1], 1)
+        widths = (sum(spec.width for spec in reading.normalization.values()), *reading.training.layers[1:-1], 1)
         torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))
 
 
@@ -202,7 +252,7 @@ COMMAND = Command(
     settings="--model outputs/new/model --set against=outputs/old/model",
     outcome="decision, report, page, episodes, rows, scores, difference, warnings, seconds",
     flags={
-        "model": Flag("--model", "folder of an exported model"),
+        "model": Flag("--model", "folder of an exported model, uniform, logged or column:NAME"),
         "data_path": Flag("--data", "the log"),
         "simulation.env": Flag("--env", "environment to play in, a name, a .cuh file or gymnasium:name"),
     },

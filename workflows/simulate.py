@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
@@ -31,11 +30,11 @@ from reagent_lite.config.simulation import RANDOM
 from reagent_lite.console import logger, progress
 from reagent_lite.data.dataset import stamped
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted, needing
-from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits, several_types
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.played import MODEL, Played
 from reagent_lite.evaluation.returns import play
-from reagent_lite.export.bundle import Bundle, load_bundle
+from reagent_lite.export.bundle import load_bundle
+from reagent_lite.export.choices import Choices, kind_of, misfits, several_types
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table
@@ -233,23 +232,6 @@ def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> 
     )
 
 
-class BundlePolicy:
-    """Values of choices by an exported model, through onnxruntime."""
-
-    def __init__(self, bundle: Bundle, spec: EnvSpec) -> None:
-        self._choices = Choices.in_simulation(bundle, spec)
-
-    def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
-
-        A choice that the model does not take has -inf.
-        """
-        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
-        prediction = self._choices(observation.cpu().numpy(), *arrays)
-        q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
-        return torch.from_numpy(q).to(observation.device)
-
-
 def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
     """Returns a model's policy, or None for the random one and where none is wanted.
 
@@ -272,7 +254,7 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
         problems = [Problem(where, expected, got, "Or change `parametric`")]
     if problems:
         raise BundleError(problems)
-    return BundlePolicy(bundle, spec)
+    return Choices.in_simulation(bundle, spec).values
 
 
 def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
@@ -316,7 +298,7 @@ def _players(
     return tuple(players)
 
 
-def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: Tensor | None = None) -> Player:
+def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Player:
     drawing = _drawing(config)
     epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
     return Player(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)

@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.evaluate`: an exported model, perhaps a second one, and what they are evaluated on.
+"""The whole JSON of `workflows.evaluate`: a policy, perhaps a second one, and what they are evaluated on.
 
 That is a log, an environment in which they play, or both.
 """
@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.section import Episodes, Fraction, LocalPath, Positive, Section, Seed, Share
+from reagent_lite.config.section import Episodes, Fraction, LocalPath, Names, Positive, Section, Seed, Share
 from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
@@ -18,12 +18,21 @@ _OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_fr
 _OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
 """Keys of `evaluation` that have an effect without a log as well."""
 
+UNIFORM, LOGGED, COLUMN = "uniform", "logged", "column:"
+"""Policies that are no models: words, and what precedes the name of a log's column."""
+
+
+def is_model(policy: str) -> bool:
+    """Returns whether `model` or `against` is the folder of an exported model."""
+    return policy not in (UNIFORM, LOGGED) and not policy.startswith(COLUMN)
+
 
 class LogEvaluationConfig(EvaluationConfig):
     """How a policy's value is estimated from a log that it need not have learned from."""
 
     held_out_share: Fraction = 0.5
-    """Share of the log's episodes that are scored; reward and value models are fitted to the others."""
+    """Share of the log's episodes that are scored; reward and value models are fitted to the others. All are scored if
+    of no policy more than the probability of the logged action is known."""
 
     unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about training")
 
@@ -38,12 +47,15 @@ class PlayedEnvironmentConfig(EnvironmentConfig):
 
 
 class EvaluateConfig(Section):
-    """`python -m workflows.evaluate`: estimates what an exported model's policy is worth, on a log or in simulation."""
+    """`python -m workflows.evaluate`: estimates what a policy is worth, on a log or in simulation."""
 
     model: str = ""
-    """Folder of an exported model."""
+    """Folder of an exported model; or a policy that needs none, on a log: "uniform", all possible actions alike;
+    "logged", the logging policy; "column:NAME", probabilities in a column of the log."""
     against: str | None = None
-    """Folder of another one; the difference of the two is estimated as well."""
+    """Another model or policy, named likewise; the difference of the two is estimated as well."""
+    actions: Names = ()
+    """Names of the log's actions, if neither policy is a model, which knows them; absent: candidates."""
     data_path: str = ""
     """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
     only `simulation` is used."""
@@ -52,14 +64,18 @@ class EvaluateConfig(Section):
     """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None
     """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there. Absent: beside
-    the model's folder, under a name of its own for every model, log and config."""
+    the model's folder, under a name of its own for every model, log and config. Required if neither policy is a
+    model."""
+    write_scored_rows: bool = False
+    """List the scored rows in the JSON file: {file: [line, ...]}; in Parquet and Arrow files, the row."""
     policy: Literal["acting", "greedy", "softmax"] = "acting"
-    """acting: the policy that each model was exported with, which its `act` draws from; greedy: the largest value;
+    """Policy of a model. acting: the one it was exported with, which its `act` draws from; greedy: the largest value;
     softmax: a softmax of the values."""
     temperature: Positive | None = None
     """Temperature of policy softmax; absent: the rl.temperature that each model was trained with."""
     gamma: Share | None = None
-    """Discount per step of a return; absent: the rl.gamma that `model` was trained with."""
+    """Discount per step of a return; absent: the rl.gamma that `model`, or else `against`, was trained with. Required
+    without a model unless every episode is one row."""
     seed: Seed = 0
     """Seed of resamples, of the models that are fitted, and of simulated episodes, which no training run has seen."""
     training_copy_dir: LocalPath | None = None
@@ -70,16 +86,24 @@ class EvaluateConfig(Section):
     """Which episodes of the events are taken; actions are the model's."""
     evaluation: LogEvaluationConfig = LogEvaluationConfig()
 
+    @property
+    def given(self) -> dict[str, str]:
+        """{key: policy} of those that are no models."""
+        policies = {"model": self.model, "against": self.against}
+        return {key: policy for key, policy in policies.items() if policy and not is_model(policy)}
+
     def rules(self) -> Iterator[Problem]:
         """Yields missing models and logs, keys that nothing reads, and timelines that cannot be evaluated."""
         if not self.model:
-            yield self.wrong("model", "a path", "Or give --model")
+            yield self.wrong("model", "a path, uniform, logged or column:NAME", "Or give --model")
+        yield from self._policy_problems()
         if self.simulation is None and not self.data_path:
             expected = "a log here, an environment in `simulation`, or both"
             yield self.wrong("data_path", expected, "Or give --data, --env", got="neither")
         elif not self.data_path:
             unread = set(LogEvaluationConfig.model_fields) - {*_OF_INTERVALS, *_OF_TRAINING}
-            for name, keys in (("", {"columns", "training_copy_dir", "timeline", "query"}), ("evaluation", unread)):
+            log_keys = {"columns", "training_copy_dir", "timeline", "query", "write_scored_rows"}
+            for name, keys in (("", log_keys), ("evaluation", unread)):
                 yield from self.changes(name, sorted(keys), "its default without data_path", "It is about the log")
         if self.output_path is not None:
             yield from output_problems(self.output_path, (".json",))
@@ -97,3 +121,18 @@ class EvaluateConfig(Section):
             yield self.wrong("timeline.evalTableName", "absent", todo)
         if self.timeline.inputTableName not in ("", self.data_path):
             yield self.wrong("timeline.inputTableName", "data_path, or absent")
+
+    def _policy_problems(self) -> Iterator[Problem]:
+        """Yields what policies that are no models lack, and keys that have no effect on them."""
+        for key, policy in self.given.items():
+            if policy == COLUMN:
+                yield self.wrong(key, "column:NAME with the name of a column")
+        if self.given and self.simulation is not None:
+            yield Problem("simulation", "absent with a policy that is no model", "given", "It cannot play")
+        models = bool(self.model and is_model(self.model)) or bool(self.against and is_model(self.against))
+        if models or not self.given:
+            yield from self.changes("", ("actions",), "absent, as a model knows the actions")
+            return
+        yield from self.changes("", ("policy",), "its default without a model", "It is the policy of a model")
+        if self.output_path is None:
+            yield self.wrong("output_path", "a path, as there is no model beside which the report could lie")

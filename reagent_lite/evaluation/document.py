@@ -13,7 +13,7 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.decision import Comparison, Decision, Evidence, compared, compared_models, decide
-from reagent_lite.evaluation.estimates import Estimates
+from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import effective, finite, number, percent
 from reagent_lite.evaluation.overlap import Overlap
@@ -167,14 +167,14 @@ class Findings:
 
     Attributes:
         config: the workflow's.
-        models: the model, and the one it is compared with.
+        models: the model or policy, and the one it is compared with.
         gamma: discount per step.
         estimates: those on the log, if there is one.
         played: what was earned in simulation, if there was one.
     """
 
     config: EvaluateConfig
-    models: tuple[ExportedModel, ...]
+    models: tuple[EvaluatedPolicy, ...]
     gamma: float
     estimates: Estimates | None
     played: Played | None
@@ -197,7 +197,7 @@ class Findings:
         overlap = self.estimates.results[0].overlap
         estimated = EstimatedReturn(
             gamma=self.gamma,
-            by_time=self.models[0].by_time,
+            by_time=any(isinstance(one, ExportedModel) and one.by_time for one in self.models),
             horizon=self.config.evaluation.max_horizon,
             longest=int(np.bincount(np.asarray(self.estimates.log.copy.episode)).max()),
             cut_share=0.0 if overlap is None else overlap.cut_share,
@@ -242,7 +242,10 @@ class Findings:
             if self.played is not None:
                 document[model.key]["simulated"] = self.played.policies[model.key].json()
         if self.estimates is not None:
-            document["log"] = {"path": self.config.data_path, **self.estimates.log.counts}
+            log = self.estimates.log
+            document["log"] = {"path": self.config.data_path, **log.counts}
+            if self.config.write_scored_rows:
+                document["log"]["scored_lines"] = log.scored_lines()
         if self.estimates is not None and len(self.models) == 2:
             document["difference"] = {
                 name: {one.name: {**one.figure.json(), "verdict": one.verdict, "reason": one.reason} for one in found}

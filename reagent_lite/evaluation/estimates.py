@@ -1,35 +1,38 @@
-"""Estimates of exported models on a log: models fitted to each one's policy, its page, every estimate, differences.
+"""Estimates of exported models and given policies on a log: of each one, and of two their difference.
 
-training copy ─► Log: split, checked against what the models read ─┬─► of each: probabilities, fitted models ─► page
-                                                                    └─► estimates; of two also the difference
+training copy ─► Log: split, checked against what the models read ─┬─► PolicyEvaluator of each ─► page ─► estimates
+                                                                    └─► of two also the difference
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.console import progress, with_progress
+from reagent_lite.algorithms.cpe_heads import Policy
+from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.normalized import raw_columns
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.data.sampling.source import LoggedRows, build_rows, rows_in_order
+from reagent_lite.data.sampling.source import build_rows
+from reagent_lite.data.sampling.spans import single_steps
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import DataError, Problem, counted
-from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences, evaluate_page, missing_estimates
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
 from reagent_lite.evaluation.episodes import Sides, scored_episodes, spread
-from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy
-from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
-from reagent_lite.evaluation.page import EvaluationPage, build_page
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.evaluation.evaluator import EvaluatedLog, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
+from reagent_lite.evaluation.fitting import split_log
+from reagent_lite.evaluation.given_policy import GivenPolicy
+from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.export.choices import Choices
 
 ALONE = Group(Place(), torch.device("cpu"))
+EvaluatedPolicy = ExportedModel | GivenPolicy
 _TAKEN = 1e-6  # share of rows; a softmax gives less than that to what it would not do
 _NAMED = 8  # actions that have a sentence each
 _MOST_NAMED = 10  # features
@@ -41,52 +44,102 @@ class Log:
 
     Attributes:
         copy: its rows.
-        rows: what batches are gathered from, raw.
-        split: which rows models are fitted to, and which are scored.
-        seen: whether each model has learned from this log.
+        evaluated: the rows as they are gathered, raw, and how they are used.
+        columns: probabilities in columns of the log, by the key of the policy.
+        reading: how models of policies read the log that are no models themselves.
+        seen: whether each policy has learned from this log.
         warnings: what was found wrong.
     """
 
     copy: TrainingCopy
-    rows: LoggedRows
-    split: Split
+    evaluated: EvaluatedLog
+    columns: Mapping[str, PolicyColumn]
+    reading: Reading
     seen: tuple[bool, ...]
     warnings: tuple[str, ...]
 
     @property
     def counts(self) -> dict[str, int]:
         """Rows and episodes: all of them, and how they are used."""
-        episodes, scored = len(self.copy.episode_hash), len(self.split.scored.hashes)
+        used = self.evaluated.split.scored
+        episodes, scored = len(self.copy.episode_hash), len(used.hashes)
         return {
             "rows": len(self.copy),
-            "scored_rows": len(self.split.scored.numbers),
+            "scored_rows": len(used.numbers),
             "episodes": episodes,
             "fitted_episodes": episodes - scored,
             "scored_episodes": scored,
-            "rows_without_propensity": self.copy.counts.get("propensity_absent_rows", 0),
+            "rows_without_propensity": self.evaluated.without_propensity,
         }
 
+    def scored_lines(self) -> dict[str, list[int]]:
+        """Returns {file: [line, ...]} of the scored rows, ascending."""
+        rows = self.evaluated.split.scored.numbers
+        files = np.asarray(self.copy.origin_file)[rows]
+        lines = np.asarray(self.copy.origin_line)[rows]
+        return {self.copy.files[file]: np.sort(lines[files == file]).tolist() for file in np.unique(files)}
+
     @classmethod
-    def of(cls, config: EvaluateConfig, models: Sequence[ExportedModel], copy: TrainingCopy) -> "Log":
-        """Returns the log for models that decide among the same choices.
+    def of(
+        cls,
+        config: EvaluateConfig,
+        policies: Sequence[EvaluatedPolicy],
+        copy: TrainingCopy,
+        columns: Mapping[str, PolicyColumn],
+        gamma: float,
+    ) -> "Log":
+        """Returns the log for policies that decide among the same choices.
+
+        Args:
+            config: the config of the workflow.
+            policies: the policies.
+            copy: the rows.
+            columns: see the attributes.
+            gamma: discount per step.
 
         Raises:
             DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
         """
         content, warnings = content_of(copy), [*copy.notes]
-        seen = tuple(one.learned_from(content) for one in models)
-        for model, learned in zip(models, seen, strict=True):
+        models = [policy for policy in policies if isinstance(policy, ExportedModel)]
+        seen = tuple(isinstance(one, ExportedModel) and one.learned_from(content) for one in policies)
+        for model in models:
             warnings += _feature_warnings(model, copy)
-            if learned:
+            if model.learned_from(content):
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
         sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        scored = scored_episodes(sides, config.evaluation, config.seed, few=True)
+        settings = config.evaluation
+        fitted = any(_is_modelled(policy, columns) for policy in policies)
+        if not fitted:
+            settings = settings.model_copy(update={"held_out_share": 1.0})
+        scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
             raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
-        split = split_log(sides, scored, lambda counts: _num_steps(config, sum(counts)))
+        split = split_log(sides, scored, config.evaluation)
+        spans = models[0].spans(copy) if models else single_steps(copy)
         features = raw_columns(copy.candidates) if copy.parametric else None
-        rows = build_rows(copy, models[0].spans(copy), np.arange(len(copy)), raw_columns(copy.state), features)
-        return cls(copy=copy, rows=rows, split=split, seen=seen, warnings=(*warnings, *scored.notes))
+        rows = build_rows(copy, spans, np.arange(len(copy)), raw_columns(copy.state), features)
+        evaluated = EvaluatedLog(
+            sides=sides,
+            # no more rows than are read are asked for the policy's probabilities
+            split=replace(split, fitted=spread(split.fitted, config.evaluation.max_fit_rows)),
+            rows=rows,
+            train_rows=rows,
+            metric_names=copy.metric_names,
+            num_rows=len(copy),
+            without_propensity=copy.counts.get("propensity_absent_rows", 0),
+            gamma=gamma,
+            settings=config.evaluation,
+            seed=config.seed,
+        )
+        return cls(
+            copy=copy,
+            evaluated=evaluated,
+            columns=columns,
+            reading=models[0].reading if models else Reading.fitted(copy, config),
+            seen=seen,
+            warnings=(*warnings, *scored.notes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,28 +162,24 @@ class Estimates:
     warnings: tuple[str, ...]
 
 
-def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log: Log, gamma: float) -> Estimates:
-    """Fits reward and value models to each exported model's policy and returns every estimate of it.
+def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], log: Log) -> Estimates:
+    """Fits reward and value models to each policy and returns every estimate of it.
 
     Raises:
         BundleError: a model gives a value that is no number.
     """
-    counts = log.counts
-    missing = missing_estimates(
-        rows=counts["rows"], without_propensity=counts["rows_without_propensity"], fitted=len(log.split.fitted) > 0
-    )
     results, choices, warnings = [], [], [*log.warnings]
-    for model in models:
-        page = _page(config, model, log, gamma)
-        generator = torch.Generator().manual_seed(config.seed)
-        with progress(f"estimating {model.key}", "outcomes", brief=True) as show:
-            results.append(
-                evaluate_page(
-                    page, gamma=gamma, config=config.evaluation, generator=generator, missing=missing, show=show
-                )
-            )
-        choices.append(_choices(model, page, log))
-        warnings += _never_logged(model, page, log)
+    for policy in policies:
+        evaluator = _evaluator(config, policy, log)
+        evaluator.fit(final=True)
+        page, candidates = evaluator.page(final=True)
+        assert page is not None, "one process has all rows"
+        results.append(evaluator.result(page))
+        if _is_modelled(policy, log.columns):
+            choices.append({"actions": _shares(page, log), **candidates})
+            warnings += _never_logged(policy, page, log)
+        else:
+            choices.append({"actions": {}})
     return Estimates(
         log=log,
         results=tuple(results),
@@ -140,95 +189,40 @@ def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log:
     )
 
 
-def _choices(model: ExportedModel, page: EvaluationPage, log: Log) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "actions": {
-            name: {
-                "logged": float((page.action == number).double().mean()),
-                "policy": float(page.model_propensities[:, number].mean()),
-            }
-            for number, name in enumerate(log.copy.action_names)
-        }
-    }
-    if model.bundle.parametric:
-        scored = log.split.scored.numbers
-        order = scored[np.argsort(log.copy.episode[scored], kind="stable")]  # as the page orders its rows
-        found["candidates"] = candidate_choices(
-            page,
-            log.copy,
-            order,
-            model.bundle.action_feature_ids,
-            ALONE,
-            propensities_known=not log.counts["rows_without_propensity"],
-        )
-    return found
+def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
+    """Returns whether the probabilities of all choices are known, so that models can be fitted to the policy."""
+    if isinstance(policy, ExportedModel):
+        return True
+    return columns[policy.key].complete if policy.key in columns else policy.path == UNIFORM
 
 
-def _num_steps(config: EvaluateConfig, rows: int) -> int:
-    settings = config.evaluation
-    passes = settings.final_fit_passes * -(-rows // settings.minibatch_size)
-    return min(passes, max(settings.max_fit_rows // settings.minibatch_size, 1))
-
-
-def _page(config: EvaluateConfig, model: ExportedModel, log: Log, gamma: float) -> EvaluationPage:
-    """Fits models to a policy and returns the page of the scored rows."""
-    settings, split = config.evaluation, log.split
-    torch.manual_seed(config.seed)
-    heads = model.heads(log.copy, gamma=gamma, target_update_rate=settings.target_update_rate)
+def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: Log) -> PolicyEvaluator:
     copy = log.copy
-    policy = ExportedPolicy(model, config, Choices(model.bundle, copy.state_ids, copy.action_names, copy.action_ids))
-    if len(split.fitted):
-        rows = _FittedRows(config, model.key, policy, log)
-        models = PolicyModels(heads, settings, ALONE)
-        models.measure(rows.all("measuring outcomes for"))
-        checked = rows_in_order(log.rows, split.checked, ALONE.device)
-        asked = [(batch, policy(batch.next_state, batch.next_actions)) for batch in checked]
-        models.fit(rows.batches(), rows.policy, asked)
-    log.rows.release()
-    scored = split.scored.numbers
-    batches = rows_in_order(log.rows, scored, ALONE.device)
-    shown = with_progress(f"scoring rows by {model.key}", batches, len(scored))
-    episodes = np.asarray(log.copy.episode[scored], np.int64)
-    return build_page(shown, episodes, policy=policy, models=heads, metric_names=log.copy.metric_names)
+    exported = isinstance(policy, ExportedModel)
+    if isinstance(policy, ExportedModel):
+        choices = Choices(policy.bundle, copy.state_ids, copy.action_names, copy.action_ids)
+        probabilities: Policy = ExportedPolicy(policy, config, choices)
+        rows = log.evaluated
+        reading = policy.reading
+        ids = tuple(policy.bundle.action_feature_ids)
+    else:
+        rows, probabilities = policy.on(log.evaluated, log.columns.get(policy.key))
+        reading = log.reading
+        ids = copy.action_ids if _is_modelled(policy, log.columns) else ()
+    with own_seed(config.seed + 1, ALONE.device):
+        heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
+    return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_ids=ids, asked_once=exported)
 
 
-class _FittedRows:
-    """Batches of the fitted rows in random order, and the policy's probabilities at their next states.
-
-    An exported model is evaluated once for each row instead of in every pass: onnxruntime and torch each have threads
-    of their own, and slow each other down.
-    """
-
-    def __init__(self, config: EvaluateConfig, key: str, policy: ExportedPolicy, log: Log) -> None:
-        self._key, self._rows, self._size = key, log.rows, config.evaluation.minibatch_size
-        self._steps = _num_steps(config, len(log.split.fitted))
-        self._numbers = spread(log.split.fitted, self._steps * self._size)
-        after = [policy(batch.next_state, batch.next_actions) for batch in self.all("asking")]
-        most = max(one.shape[1] for one in after)
-        self._propensities = torch.cat([pad(part, (0, most - part.shape[1])) for part in after])
-        self._drawn = torch.zeros(0, dtype=torch.int64)
-
-    def all(self, title: str) -> Iterator[TransitionBatch]:
-        """Yields every row once."""
-        rows = rows_in_order(self._rows, self._numbers, ALONE.device)
-        return with_progress(f"{title} {self._key}", rows, len(self._numbers))
-
-    def batches(self) -> Iterator[TransitionBatch]:
-        """Yields the batches of a fit."""
-        places, count = torch.from_numpy(self._numbers), len(self._numbers)
-        with progress(f"fitting models of {self._key}", "steps") as show:
-            order, done = torch.randperm(count), 0
-            for step in range(self._steps):
-                if done == count:
-                    order, done = torch.randperm(count), 0
-                self._drawn = order[done : done + self._size]
-                done += len(self._drawn)
-                yield self._rows.take(places[self._drawn], torch.full((len(self._drawn),), 1 / len(self._drawn)))
-                show(step + 1, self._steps)
-
-    def policy(self, state: torch.Tensor, actions: Actions) -> torch.Tensor:
-        """Returns the probabilities [B, K] at the next states of the batch that was yielded last."""
-        return self._propensities[self._drawn, : actions.mask.shape[1]]
+def _shares(page: EvaluationPage, log: Log) -> dict[str, Any]:
+    """Returns how often log and policy take each named action."""
+    return {
+        name: {
+            "logged": float((page.action == number).double().mean()),
+            "policy": float(page.model_propensities[:, number].mean()),
+        }
+        for number, name in enumerate(log.copy.action_names)
+    }
 
 
 def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
@@ -264,7 +258,7 @@ def _listed(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:_MOST_NAMED])) + more if len(ids) else "none"
 
 
-def _never_logged(model: ExportedModel, page: EvaluationPage, log: Log) -> list[str]:
+def _never_logged(model: EvaluatedPolicy, page: EvaluationPage, log: Log) -> list[str]:
     """Returns sentences on named actions that the policy takes and no row of the log does, the likeliest first."""
     share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # none of candidates
     action = np.asarray(log.copy.action)

@@ -5,36 +5,91 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.training import TrainingConfig
+from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
+from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.normalization import parse_normalization
-from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
 from reagent_lite.errors import BundleError, Problem
-from reagent_lite.export.bundle import Bundle, Prediction, load_bundle
+from reagent_lite.export.bundle import Bundle, load_bundle
+from reagent_lite.export.choices import Choices
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
-from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
 
-CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
-"""What a model decides among, in words: by whether it is parametric."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How models of a policy read the raw columns of a log.
+
+    Attributes:
+        normalization: by column, "state" and for candidates "action".
+        training: shape of the networks.
+        missing_as_zero: whether missing features are read as 0.
+    """
+
+    normalization: dict[str, NormalizationSpec]
+    training: TrainingConfig
+    missing_as_zero: bool = False
+
+    @classmethod
+    def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "Reading":
+        """Returns the defaults of training, with the normalization fitted to a log; of rare features there is none.
+
+        Raises:
+            DataError: a feature that cannot be fitted.
+        """
+        names = {"state": "state_features"} | ({"action": "action"} if copy.parametric else {})
+        columns = {name: summarize_copy(copy, name, NormParams(), config.seed) for name in names.values()}
+        rare = [
+            str(feature)
+            for column in columns.values()
+            for feature, summary in column.features.items()
+            if summary.moments.count < MIN_PRESENT_VALUES
+        ]
+        settings = NormParams(feature_overrides=dict.fromkeys(rare, "DO_NOT_PREPROCESS"))
+        specs = fit_columns(columns, settings, where=config.data_path)
+        return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
+
+    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
+        """Returns models of a policy that read a log's raw columns."""
+        spec = SourceSpec(
+            num_state_features=self.normalization["state"].width,
+            num_action_features=self.normalization["action"].width if copy.parametric else 0,
+            action_names=copy.action_names,
+            metric_names=copy.metric_names,
+        )
+        training = self.training
+        shape = NetworkSettings(
+            hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std
+        )
+        heads = build_cpe_heads(spec, shape, gamma=gamma, target_update_rate=target_update_rate)
+        state = self._reader("state", copy.state_ids)
+        action = self._reader("action", copy.action_ids) if copy.parametric else None
+        for name in ("reward_network", "value_network", "target_network"):
+            setattr(heads, name, FromRaw(state, action, getattr(heads, name)))
+        return heads
+
+    def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
+        spec = self.normalization[column]
+        return Reordered(ids, spec, Preprocessor(spec, missing_as_zero=self.missing_as_zero))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +159,6 @@ class ExportedModel:
         """Whether it was trained to discount by the time between rows, not by steps."""
         return bool(self.config.get("rl", {}).get("use_seq_num_diff_as_time_diff", False))
 
-    @property
-    def training(self) -> TrainingConfig:
-        """Shape of its network, by default that of a config that does not say."""
-        return check(TrainingConfig, self.config.get("training", {}))
-
     def policy(self, config: EvaluateConfig) -> TargetPolicy:
         """Returns the evaluated policy: the one it was exported with, unless the config names another."""
         if config.policy == "acting":
@@ -118,32 +168,13 @@ class ExportedModel:
         return Softmax(config.temperature or check(RLConfig, self.config.get("rl", {})).temperature)
 
     @property
-    def missing_as_zero(self) -> bool:
-        """Whether it was trained to read missing features as 0."""
-        return bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False))
-
-    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
-        """Returns models of its policy that read a log's raw columns, with networks as wide as its own."""
-        spec = SourceSpec(
-            num_state_features=self.normalization["state"].width,
-            num_action_features=self.normalization["action"].width if self.bundle.parametric else 0,
-            action_names=copy.action_names,
-            metric_names=copy.metric_names,
+    def reading(self) -> Reading:
+        """How models of its policy read a log: by its normalization, with networks as wide as its own."""
+        return Reading(
+            normalization=self.normalization,
+            training=check(TrainingConfig, self.config.get("training", {})),
+            missing_as_zero=bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False)),
         )
-        training = self.training
-        shape = NetworkSettings(
-            hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std
-        )
-        heads = build_cpe_heads(spec, shape, gamma=gamma, target_update_rate=target_update_rate)
-        state = self._reader("state", copy.state_ids)
-        action = self._reader("action", copy.action_ids) if self.bundle.parametric else None
-        for name in ("reward_network", "value_network", "target_network"):
-            setattr(heads, name, FromRaw(state, action, getattr(heads, name)))
-        return heads
-
-    def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
-        spec = self.normalization[column]
-        return Reordered(ids, spec, Preprocessor(spec, missing_as_zero=self.missing_as_zero))
 
 
 class FromRaw(nn.Module):
@@ -169,53 +200,6 @@ class FromRaw(nn.Module):
         return self.network(self.state(state, ~state.isnan()), mask, features)  # type: ignore[no-any-return]
 
 
-class Choices:
-    """Predictions of a bundle, through onnxruntime, for rows with another order of columns and actions.
-
-    Args:
-        bundle: the model.
-        state_ids: features of the rows' states, by column.
-        action_names: the rows' actions in their order; of candidates they are not read.
-        action_ids: features of the rows' candidates, by column.
-    """
-
-    def __init__(
-        self, bundle: Bundle, state_ids: Sequence[int], action_names: Sequence[str], action_ids: Sequence[int]
-    ) -> None:
-        self._bundle, self._state_ids, self._action_ids = bundle, state_ids, action_ids
-        names = () if bundle.parametric else action_names
-        self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
-
-    @classmethod
-    def in_simulation(cls, bundle: Bundle, spec: EnvSpec) -> "Choices":
-        """Returns the choices of a bundle without `misfits` in an environment."""
-        return cls(bundle, range(spec.observation_size), spec.action_names, range(spec.action_feature_size))
-
-    def __call__(
-        self, state: NDArray[np.float32], mask: NDArray[np.bool_] | None, features: NDArray[np.float32] | None
-    ) -> Prediction:
-        """Returns the predictions for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
-
-        Raises:
-            BundleError: an infinite feature.
-        """
-        values = in_order(state, self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
-        if self._bundle.parametric:
-            assert features is not None
-            flat = features.reshape(-1, features.shape[2])
-            choices = in_order(flat, self._action_ids, self._bundle.action_feature_ids, absent=np.nan)
-            return self._bundle.predict(values, mask=mask, candidates=list(choices.reshape(*features.shape[:2], -1)))
-        inverse = self._order.argsort()
-        prediction = self._bundle.predict(values, mask=None if mask is None else mask[:, inverse])
-        return replace(
-            prediction,
-            q=prediction.q[:, self._order],
-            greedy=np.append(inverse, -1)[prediction.greedy],  # -1, where nothing is allowed, stays
-            propensities=prediction.propensities[:, self._order],
-            mask=prediction.mask[:, self._order],
-        )
-
-
 class ExportedPolicy:
     """Probabilities of an exported model's policy, on rows of a log or in simulation.
 
@@ -239,8 +223,7 @@ class ExportedPolicy:
         Raises:
             BundleError: the model gives a value that is no finite number, or an infinite feature.
         """
-        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
-        prediction = self._choices(state.cpu().numpy(), *arrays)
+        prediction = self._choices(state, mask, features)
         allowed, q = torch.from_numpy(prediction.mask), torch.from_numpy(prediction.q)
         decides = torch.ones(len(state), dtype=torch.bool) if mask is None else mask.cpu().any(1)
         if self._policy is None:
@@ -253,53 +236,3 @@ class ExportedPolicy:
             advice = "Train again: a model that diverged has no policy"
             raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers", advice))
         return found
-
-
-def kind_of(*, parametric: bool) -> str:
-    """Returns which kind of model decides so, in words."""
-    return f"a model of {CHOICES[parametric]}"
-
-
-def several_types(spec: EnvSpec, where: str) -> list[Problem]:
-    """Returns the problem of an environment whose agents are of several types, where one policy plays them all."""
-    if len(spec.agent_type_names) == 1:
-        return []
-    got = f"{spec.name} with {' and '.join(spec.agent_type_names)}"
-    advice = "A training run plays all types together: simulation.policies says who plays which"
-    return [Problem(where, "an environment whose agents are of one type", got, advice)]
-
-
-def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
-    """Returns why a model cannot play in an environment, nothing where it can.
-
-    Names of actions may stand in another order; of the features a model reads, the environment must show every one.
-
-    Args:
-        bundle: the model.
-        spec: the environment.
-        where: what the model is called in messages.
-    """
-    problems = []
-    advice = f"Play where it was trained, or train in {spec.name}"
-    if spec.candidates and not bundle.parametric:
-        expected = f"{kind_of(parametric=True)}, for {spec.name} has candidates that differ from step to step"
-        problems.append(Problem(where, expected, kind_of(parametric=False), advice))
-    elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
-        problems.append(
-            Problem(
-                where,
-                f"actions {', '.join(spec.action_names)} of {spec.name}",
-                ", ".join(bundle.action_names),
-                "Train with the environment's names",
-            )
-        )
-    sizes = {
-        "state": (bundle.state_feature_ids, spec.observation_size),
-        "action": (bundle.action_feature_ids, spec.action_feature_size),
-    }
-    for name, (ids, size) in sizes.items():
-        unknown = [str(one) for one in ids if not 0 <= one < size]
-        if unknown:
-            expected = f"{name} features among 0 to {size - 1} of {spec.name}"
-            problems.append(Problem(where, expected, ", ".join(unknown), advice))
-    return problems

@@ -5,7 +5,7 @@ episodes ─┬─► scored     (episodes.py)
           └─► fitted ─► reward and value models of the policy
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from reagent_lite.algorithms.cpe_heads import (
 from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.rows.hashes import mix
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group, rehearse
 from reagent_lite.evaluation.episodes import Scored, Sides, spread
 from reagent_lite.evaluation.page import held_out
@@ -50,17 +52,18 @@ class Split:
     checked: NDArray[np.int64]
 
 
-def split_log(sides: Sides, scored: Scored, steps: Callable[[tuple[int, ...]], int]) -> Split:
+def split_log(sides: Sides, scored: Scored, settings: EvaluationConfig) -> Split:
     """Divides the episodes of a log; every rank calls it.
 
     Args:
         sides: training and eval data.
         scored: what is scored of them.
-        steps: how many optimizer steps the longest fit to so many rows of each shard takes.
+        settings: the settings of the evaluation.
     """
     copy, hashes = sides.train, sides.hashes(sides.train)
     apart, checked = ~np.isin(hashes, scored.hashes), np.zeros(len(hashes), bool)
-    if steps(sides.shards.counts(int(apart[copy.episode].sum()))) > FEWEST_STEPS:
+    counts = sides.shards.counts(int(apart[copy.episode].sum()))
+    if num_steps(fit_plan(sides.shards, counts, settings, settings.final_fit_passes), settings) > FEWEST_STEPS:
         checked = apart & held_out(mix(hashes), CHECKED_SHARE)
     known = np.asarray(copy.action) >= 0
     return Split(
@@ -70,6 +73,27 @@ def split_log(sides: Sides, scored: Scored, steps: Callable[[tuple[int, ...]], i
     )
 
 
+def fit_plan(
+    shards: Shards, counts: tuple[int, ...], settings: EvaluationConfig, passes: int, seed: int = 0
+) -> ReadPlan:
+    """Returns the order in which models are fitted to rows.
+
+    Args:
+        shards: which process reads which rows.
+        counts: the fitted rows of each shard.
+        settings: the settings of the evaluation.
+        passes: over these rows.
+        seed: of the order.
+    """
+    minibatch = settings.minibatch_size * shards.group.world_size
+    return ReadPlan(shards=counts, minibatch=minibatch, epochs=passes, seed=seed, reads=shards.of_rank)
+
+
+def num_steps(plan: ReadPlan, settings: EvaluationConfig) -> int:
+    """Returns the largest number of optimizer steps that a fit takes."""
+    return min(plan.num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
+
+
 class PolicyModels:
     """Reward and value models of one policy; every rank calls every method.
 
@@ -77,24 +101,30 @@ class PolicyModels:
         heads: the models, on the group's device.
         settings: the settings of the evaluation.
         group: ranks fit together.
+
+    Attributes:
+        heads: the models.
+        passes: passes over the fitted rows so far.
     """
 
     def __init__(self, heads: CPEHeads, settings: EvaluationConfig, group: Group) -> None:
         self.heads, self._group = heads, group
+        self.passes = 0
         self._wrapped = group.wrap(heads)
         trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
         self._optimizer = optimizer_class("Adam")(trained, lr=settings.learning_rate, fused=True)
 
     def state_dict(self) -> Tree:
-        """Returns the models and the optimizer's moments."""
+        """Returns the models, the optimizer's moments and the number of passes."""
         moments, _ = optimizer_state(self._optimizer)
-        return {"heads": plain(self.heads), "moments": moments}
+        return {"heads": plain(self.heads), "moments": moments, "passes": self.passes}
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores what `state_dict` returned."""
         earlier = {"mean": torch.zeros_like(self.heads.mean)}  # checkpoints of 2026-11-22 have none
         self.heads.load_state_dict({**earlier, **state["heads"]})
         load_optimizer(self._optimizer, state.get("moments", {}), {"numbers": {}})
+        self.passes = int(state["passes"])
 
     def measure(self, batches: Iterable[TransitionBatch]) -> None:
         """Sets the units of outcomes and values from all rows that are fitted to."""

@@ -127,7 +127,7 @@ def build_page(
         batches: rows in order of time inside each episode; each row spans its own steps only, so an n-step source
             must be read with n = 1 here. Rows of weight 0 are padding and left out.
         episodes: [N] a code per row that is not padding; rows of an episode need not lie together.
-        policy: the evaluated policy.
+        policy: the evaluated policy; NaN for a probability that is not known, which counts as 0.
         models: those of the policy, fitted to other episodes (held_out).
         metric_names: names of the M columns of `metrics`.
 
@@ -286,7 +286,8 @@ def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalized(propensities: Tensor) -> Tensor:
     # float32 probabilities sum to 1 only to 1e-7, which products over hundreds of steps would show
-    return propensities / propensities.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    total = propensities.sum(1, keepdim=True).nan_to_num(1.0)  # NaN where the policy is known in part
+    return propensities.nan_to_num(0.0) / total.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _allowed_only(values: Tensor, mask: Tensor) -> Tensor:

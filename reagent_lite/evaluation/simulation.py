@@ -16,9 +16,10 @@ from torch import Tensor
 from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
-from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy, misfits, several_types
+from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy
 from reagent_lite.evaluation.played import RANDOM, Played
 from reagent_lite.evaluation.returns import play
+from reagent_lite.export.choices import Choices, misfits, several_types
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Player

@@ -17,8 +17,8 @@ from torch import Tensor
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM
 from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest
-from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
 from reagent_lite.export.bundle import load_bundle
+from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.sim.env import Policy
 from reagent_lite.sim.rollout import ONLY, Player
@@ -180,16 +180,5 @@ def agent_type(
     if problems:
         raise BundleError(problems)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
-    choices = Choices.in_simulation(bundle, spec)
-    return AgentType(name=name, agents=agents, plays=plays, model=_policy_of(choices), digest=digest)
-
-
-def _policy_of(choices: Choices) -> Policy:
-    """Returns a policy whose values are the logarithms of an exported model's probabilities."""
-
-    def logarithms(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
-        probabilities = torch.from_numpy(choices(observation.cpu().numpy(), *arrays).propensities)
-        return probabilities.log().float().to(observation.device)
-
-    return logarithms
+    policy = Choices.in_simulation(bundle, spec).logarithms
+    return AgentType(name=name, agents=agents, plays=plays, model=policy, digest=digest)

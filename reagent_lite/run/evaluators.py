@@ -8,11 +8,10 @@ The rows of all machines are used. Each process builds its part of the page; ran
 estimates. It holds the rows of at most evaluation.max_episodes episodes.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,20 +22,18 @@ from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.console import logger, progress, with_progress
-from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory
-from reagent_lite.data.sampling.plan import ReadPlan, apportion
-from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
+from reagent_lite.console import logger, with_progress
+from reagent_lite.data.copy.training_copy import give_back_memory
+from reagent_lite.data.sampling.plan import apportion
+from reagent_lite.data.sampling.source import rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.cpe import estimates_of_page, evaluate_page, missing_estimates
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.episodes import spread
+from reagent_lite.evaluation.evaluator import EvaluatedLog, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
-from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
@@ -122,31 +119,6 @@ class Evaluators:
         return whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Divided:
-    """This rank's rows for an evaluation: some are scored, models of the policy are fitted to others.
-
-    Attributes:
-        split: the scored rows, which the estimates are computed from, and the rows that models are fitted to.
-        scored_copy: training copy of the scored rows.
-        scored_rows: the rows of that copy as the learner reads them.
-        order: [scored rows] indices that sort the scored rows by episode.
-        fit_rows: the rows that models are fitted to.
-        fit_counts: how many rows of each shard models are fitted to.
-        checked: batches whose loss decides when a fit ends early.
-        missing: reasons why an estimator has no estimate, by its name.
-    """
-
-    split: Split
-    scored_copy: TrainingCopy
-    scored_rows: LoggedRows
-    order: NDArray[np.int64]
-    fit_rows: LoggedRows
-    fit_counts: tuple[int, ...]
-    checked: tuple[TransitionBatch, ...]
-    missing: dict[str, str]
-
-
 class LogEvaluator(Evaluator):
     """Evaluates the learner on logged rows; every rank builds it, as the ranks agree on the rows that are scored.
 
@@ -162,19 +134,16 @@ class LogEvaluator(Evaluator):
         self._scorer, self._restriction = learner.scorer, learner.restriction
         self._target = target_policy(config.rl)
         self._evaluated = data.evaluated.rows
-        self._divided = self._divide()
-        self._models = self._new_models()
-        self._passes = 0
+        self.policy = self._policy_evaluator()
 
     def state_dict(self) -> Tree:
         """Returns the models fitted so far and the number of passes over the rows."""
-        return {**self._models.state_dict(), "passes": self._passes}
+        return self.policy.models.state_dict()
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores a state that `state_dict` returned; an empty one changes nothing."""
         if state:
-            self._models.load_state_dict(state)
-            self._passes = int(state["passes"])
+            self.policy.models.load_state_dict(state)
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
         """Returns figures by TensorBoard tag, with estimates if evaluation.calc_cpe_in_training is true.
@@ -187,7 +156,7 @@ class LogEvaluator(Evaluator):
         if final:
             numbers = self._part_of_rows(sum(self._counts))
             rows = rows_in_order(self._evaluated, numbers, self._group.device)
-            batches = self._shown("valuing rows", rows, len(numbers))
+            batches = with_progress("valuing rows", rows, len(numbers), enabled=self._group.is_first)
         names = self._data.spec.action_names
         scalars = figures(batches, self._learner, self._group, action_names=names, policy=self._target)
         if self._config.evaluation.calc_cpe_in_training and not final:
@@ -219,33 +188,18 @@ class LogEvaluator(Evaluator):
             final: fits as often as the config says for the end of a run, and computes all estimators with intervals and
                 verdicts; otherwise fits as often as it says for an epoch, and computes the cheap estimates alone.
         """
-        divided = self._divided
         self._learner.eval()  # no dropout, fixed batch statistics
-        losses = self._fit(final=final)
-        divided.fit_rows.release()
-        part, choices = self._scored_part(final=final)
+        losses = self.policy.fit(final=final)
+        page, choices = self.policy.page(final=final)
         self._learner.train()
-        page = gather_page(part, torch.from_numpy(divided.split.scored.sequence[divided.order]), self._group)
-        divided.scored_rows.release()
         if page is None:
             return Evaluation()
-        generator = torch.Generator().manual_seed(self._config.seed)
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
             scalars |= reward_model_scalars(page, self._data.spec.action_names)
-        gamma, settings = self._config.rl.gamma, self._config.evaluation
         if not final:
-            values = estimates_of_page(page, gamma=gamma, config=settings, generator=generator, missing=divided.missing)
-            return Evaluation(scalars=scalars | values)
-        with progress("estimating", "outcomes", brief=True) as show:
-            result = evaluate_page(
-                page,
-                gamma=gamma,
-                config=settings,
-                generator=generator,
-                missing=divided.missing,
-                show=show,
-            )
+            return Evaluation(scalars=scalars | self.policy.values(page))
+        result = self.policy.result(page)
         scalars |= cpe_scalars(result)
         seen = self._data.seen and result.overlap is not None
         warnings = [LEARNED_FROM] if seen else [WARM_START] if self._config.training.warm_start_model_path else []
@@ -257,121 +211,46 @@ class LogEvaluator(Evaluator):
             seen=seen,
         )
 
-    def _divide(self) -> _Divided:
+    def _policy_evaluator(self) -> PolicyEvaluator:
+        """Returns the evaluator of the policy, with models of it in the units of the rows."""
         config, data, group = self._config, self._data, self._group
         train, scored = data.train, data.evaluated
-        scored_rows = rows = single_step_rows(config, scored, data, group)
-        if scored is not train:
-            rows = single_step_rows(config, train, data, group)
-        passes = config.evaluation.final_fit_passes
-        split = split_log(data.sides, data.scored, lambda counts: self._steps(counts, passes))
-        fit_rows = rows.only(split.fitted)
-        fit_counts = data.shards.counts(fit_rows.count)
-        for note in split.scored.notes:
-            logger.info(f"evaluation: {note}")
-        scored.copy.release()
-        train.copy.release()
-        train.rows.release()
-        give_back_memory()
-        return _Divided(
-            split=split,
-            scored_copy=scored.copy,
-            scored_rows=scored_rows,
-            order=np.argsort(split.scored.episode, kind="stable"),
-            fit_rows=fit_rows,
-            fit_counts=fit_counts,
-            checked=tuple(rows_in_order(rows, split.checked, group.device)),
-            missing=missing_estimates(
-                rows=sum(scored.found.rows),
-                without_propensity=scored.found.counts.get("propensity_absent_rows", 0),
-                fitted=sum(fit_counts) > 0,
-            ),
+        rows = single_step_rows(config, scored, data, group)
+        log = EvaluatedLog(
+            sides=data.sides,
+            split=split_log(data.sides, data.scored, config.evaluation),
+            rows=rows,
+            train_rows=rows if scored is train else single_step_rows(config, train, data, group),
+            metric_names=data.spec.metric_names,
+            num_rows=sum(scored.found.rows),
+            without_propensity=scored.found.counts.get("propensity_absent_rows", 0),
+            gamma=config.rl.gamma,
+            settings=config.evaluation,
+            seed=config.seed,
         )
-
-    def _new_models(self) -> PolicyModels:
-        """Returns models of the policy that are not fitted yet, in the units of the rows."""
-        config, group, fit_counts = self._config, self._group, self._divided.fit_counts
-        with _own_seed(config.seed + 1, group.device):
+        for note in data.scored.notes:
+            logger.info(f"evaluation: {note}")
+        with own_seed(config.seed + 1, group.device):
             heads = build_cpe_heads(
-                self._data.spec,
+                data.spec,
                 network_settings(config, outputs=1, dueling=False),
                 gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
             ).to(group.device)
-        models = PolicyModels(heads, config.evaluation, group)
-        if sum(fit_counts):
-            first = self._fit_batches(0, self._steps(fit_counts, 1))
-            models.measure(self._shown("measuring outcomes", first, self._divided.fit_rows.count))
-            batch = next(self._fit_batches(0, 1))
-            models.rehearse((batch, batch.next_actions.mask.float()))  # whatever the policy is
-        return models
-
-    def _plan(self, counts: tuple[int, ...], passes: int) -> ReadPlan:
-        minibatch = self._config.evaluation.minibatch_size * self._group.world_size
-        reads, seed = self._data.shards.of_rank, self._config.seed + 1
-        return ReadPlan(shards=counts, minibatch=minibatch, epochs=passes, seed=seed, reads=reads)
-
-    def _steps(self, counts: tuple[int, ...], passes: int) -> int:
-        """Returns the largest number of steps of a fit to `counts` rows of the shards."""
-        settings = self._config.evaluation
-        return min(self._plan(counts, passes).num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
-
-    def _fit_batches(self, first_pass: int, steps: int) -> Iterator[TransitionBatch]:
-        plan = self._plan(self._divided.fit_counts, first_pass + steps)  # no pass is shorter than a step
-        source = LoggedSource(self._divided.fit_rows, plan, self._group.rank, self._group.device)
-        source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
-        for _ in range(steps):
-            yield next(source)
-
-    def _fit(self, *, final: bool) -> dict[str, float]:
-        if not sum(self._divided.fit_counts):
-            return {}
-        settings = self._config.evaluation
-        passes = settings.final_fit_passes if final else settings.fit_passes
-        steps = self._steps(self._divided.fit_counts, passes)
-        rows = min(steps * settings.minibatch_size, passes * self._divided.fit_rows.count)
-        batches = self._shown("fitting models of the policy", self._fit_batches(self._passes, steps), rows)
-        checked = self._divided.checked if final else []
-        asked = [(batch, self._policy(batch.next_state, batch.next_actions)) for batch in checked]
-        self._passes += passes
-        return self._models.fit(batches, self._policy, asked)
-
-    def _scored_part(self, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
-        """Returns the page of this rank's scored rows, and in the final evaluation the candidates that are chosen."""
-        scored, normalization = self._divided.split.scored, self._data.normalization.action
-        rows = rows_in_order(self._divided.scored_rows, scored.numbers, self._group.device)
-        part = build_page(
-            self._shown("scoring rows", rows, len(scored.numbers)),
-            scored.episode,
-            policy=self._policy,
-            models=self._models.heads,
-            metric_names=self._data.spec.metric_names,
-        )
-        if not final or normalization is None:
-            return part, {}
-        ids, numbers = normalization.feature_ids, scored.numbers[self._divided.order]
-        known = not self._data.evaluated.found.counts.get("propensity_absent_rows", 0)
-        choices = candidate_choices(
-            part, self._divided.scored_copy, numbers, ids, self._group, propensities_known=known
-        )
-        return part, {"candidates": choices}
-
-    def _shown(self, title: str, batches: Iterable[TransitionBatch], rows: int) -> Iterator[TransitionBatch]:
-        return with_progress(title, batches, rows, enabled=self._group.is_first)
+        features = data.normalization.action
+        ids = () if features is None else features.feature_ids
+        evaluator = PolicyEvaluator(log, self._policy, heads, candidate_ids=ids)
+        scored.copy.release()
+        train.copy.release()
+        train.rows.release()
+        give_back_memory()
+        return evaluator
 
     @torch.no_grad()
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
         q = self._scorer(state, actions.mask, actions.features)
         taken = self._restriction(state, actions.mask, actions.features)
         return self._target.propensities(q, taken)
-
-
-@contextmanager
-def _own_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds torch's generators inside the block and restores them, so that the learner's dropout is not affected."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 class SimulationEvaluator(Evaluator):

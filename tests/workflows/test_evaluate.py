@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import episode_code, random_rows, write_lines
-from oracles.runs import Runner, trained
+from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
+from oracles.runs import Runner, merged, trained
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
-from reagent_lite.evaluation.exported_model import Choices
 from reagent_lite.export import load_bundle
+from reagent_lite.export.choices import Choices
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from workflows.evaluate import COMMAND, Evaluated, evaluate
@@ -217,7 +221,8 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
     assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(
         sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30, abs=1e-5
     )
-    states, masks = np.array([[1.0, 2.0]] * 3, np.float32), np.array([[True, True], [True, False], [False, False]])
+    states = torch.tensor([[1.0, 2.0]] * 3)
+    masks = torch.tensor([[True, True], [True, False], [False, False]])
     found = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
     assert found.greedy.tolist() == [1, 0, -1]
 
@@ -429,7 +434,7 @@ def test_without_flags_a_message_says_what_is_needed(capsys: pytest.CaptureFixtu
     assert main_alone(COMMAND, evaluate, []) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "model: expected a path, got nothing. Or give --model" in said.err
+    assert "model: expected a path, uniform, logged or column:NAME, got nothing. Or give --model" in said.err
     assert "data_path: expected a log here, an environment in `simulation`, or both, got neither" in said.err
 
 
@@ -455,6 +460,13 @@ LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
         (PLAY | {"timeline": {}}, "timeline: expected its default without data_path"),
         (PLAY | {"query": {"tableSample": 5}}, "query: expected its default without data_path"),
         (PLAY | {"evaluation": {"max_horizon": 5}}, "evaluation.max_horizon: expected its default"),
+        (PLAY | {"write_scored_rows": True}, "write_scored_rows: expected its default without data_path"),
+        (LOG | {"actions": ["a"]}, "actions: expected absent, as a model knows the actions"),
+        (LOG | {"model": "uniform"}, "output_path: expected a path, as there is no model beside which"),
+        (LOG | {"model": "column:"}, "model: expected column:NAME with the name of a column"),
+        (LOG | {"model": "logged", "policy": "greedy"}, "policy: expected its default without a model"),
+        (LOG | PLAY | {"against": "uniform"}, "simulation: expected absent with a policy that is no model"),
+        (LOG | {"model": "logged", "output_path": "e.json", "actions": ["a"]}, None),
         (PLAY | {"evaluation": {"confidence_level": 0.9, "bootstrap_resamples": 500}}, None),
     ],
 )
@@ -511,3 +523,197 @@ def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, 
     assert len(set(sums)) == 3
     # another episode pushes out one of the four, or none
     assert all(bin(one & scored(21, seed)).count("1") >= 3 for seed, one in enumerate(sums))
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_path: Path, parametric: bool) -> None:
+    """The same episodes, order of rows and first weights: what differs is the rounding of the exported model."""
+    settings = {"held_out_share": 0.5, "final_fit_passes": 30, "bootstrap_resamples": 100, "minibatch_size": 64}
+    tree = merged(small, {"evaluation": settings})
+    if parametric:
+        tree["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
+        del tree["actions"]
+    model = Path(str(trained(tree).model))
+    _, report = evaluated(Path(tree["training_data_path"]), model, gamma=None, evaluation=settings)
+    found, expected = estimates(report), estimates({"model": json.loads((model / "evaluation.json").read_text())})
+    assert found.keys() == expected.keys() == ESTIMATORS.keys()
+    for name, one in expected.items():
+        for key in ("figure", "difference"):
+            assert found[name][key] == pytest.approx(one[key], rel=2e-3, abs=2e-4), name
+
+
+def given(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
+    """Evaluates policies that are no models."""
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    tree = {"data_path": str(log), "output_path": str(tmp_path / "e.json"), "actions": list(AB), **keys}
+    tree["evaluation"] = {"bootstrap_resamples": 200, **keys.get("evaluation", {})}
+    outcome = evaluate(check(EvaluateConfig, tree))
+    return outcome, json.loads(Path(outcome.report).read_text())
+
+
+def bandit_rows(**column: list[Any]) -> list[dict[str, Any]]:
+    """Propensities .2, .5, .4 of a, b, a; rewards 4, 5, 7; columns by name."""
+    logged = zip(names(3), (0, 1, 0), (4, 5, 7), (0.2, 0.5, 0.4), strict=True)
+    return [
+        row(name, (0.5, 0.5), action, reward, propensity) | {key: values[number] for key, values in column.items()}
+        for number, (name, action, reward, propensity) in enumerate(logged)
+    ]
+
+
+def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None:
+    """Weights .4/.2, .3/.5, .7/.4: (8 + 3 + 12.25) / 3 = 7.75; the logging policy has the mean, 16 / 3."""
+    rows = bandit_rows(new=[0.4, 0.3, 0.7])
+    outcome, report = given(tmp_path, rows, model="column:new", against="logged", write_scored_rows=True)
+    assert (outcome.episodes, outcome.rows, report["gamma"]) == (3, 3, 1.0)
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] == pytest.approx(23.25 / 4.35, abs=1e-5)
+    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward", "Per_Decision_Importance_Sampling"):
+        assert estimates(report, "against")[name]["figure"]["value"] == 16 / 3
+    difference = (outcome.difference or {})["CPE/Reward/IPS_Reward"]
+    assert difference[0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
+    for name in MODELLED:
+        assert outcome.scores[f"CPE/Reward/{name}"] is None
+    reason = "only the probability of the logged action is known: no model is fitted to the policy"
+    assert estimates(report)["Direct_Method_Reward"]["reason"] == reason
+    assert report["log"]["scored_lines"] == {str(tmp_path / "log.jsonl"): [1, 2, 3]}
+    assert report["model"]["policy"] == "probabilities in column new"
+    assert "column:new" in Path(outcome.page).read_text()
+
+
+def test_the_uniform_policy(tmp_path: Path) -> None:
+    """Weights .5/.2, .5/.5, .5/.4: (10 + 5 + 8.75) / 3; a fourth episode is fitted to."""
+    rows = [*bandit_rows(), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5)]
+    outcome, report = given(tmp_path, rows, model="uniform", evaluation={"held_out_share": ALL})
+    scored = {rows[line - 1]["mdp_id"] for line in range(1, 5)} - {by_hash({one["mdp_id"] for one in rows})[-1]}
+    weighted = [0.5 / one["action_probability"] * one["reward"] for one in rows if one["mdp_id"] in scored]
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(sum(weighted) / 3, abs=1e-5)
+    assert report["model"]["actions"]["a"]["policy"] == 0.5
+    assert outcome.scores["CPE/Reward/Direct_Method_Reward"] is not None
+
+
+def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path: Path) -> None:
+    """Events, whose column goes through the timeline; all estimates agree, those by fitted models as well."""
+    rng = np.random.default_rng(0)
+    events = []
+    for number in range(120):
+        share = round(float(rng.uniform(0.1, 0.9)), 4)
+        action = int(rng.random() > 0.5)
+        events.append(
+            {"mdp_id": str(number // 3), "sequence_number": number % 3, "action": AB[action],
+             "terminal": number % 3 == 2,
+             "state_features": {"0": math.log(share), "1": math.log(1 - share)}, "possible_actions": list(AB),
+             "reward": float(rng.normal()), "action_probability": 0.5, "p": {"a": share, "b": 1 - share}}
+        )  # fmt: skip
+    log = write_lines(tmp_path / "events.jsonl", events)
+    settings = {"held_out_share": 0.5, "final_fit_passes": 20, "max_horizon": 5}
+    outcome, report = evaluated(log, known, against="column:p", evaluation=settings)
+    found, expected = estimates(report, "against"), estimates(report)
+    for name, one in expected.items():
+        assert found[name]["figure"] == pytest.approx(one["figure"], rel=1e-3, abs=1e-4), name
+        assert found[name]["reason"] == one["reason"]
+    assert (outcome.difference or {})["CPE/Reward/Fitted_Q_Evaluation"][0] == pytest.approx(0, abs=1e-4)
+    assert report["against"]["actions"]["a"]["policy"] == pytest.approx(report["model"]["actions"]["a"]["policy"])
+
+
+def test_a_column_is_not_known_at_states_that_are_no_rows(tmp_path: Path) -> None:
+    """The first row of each episode leads to another state than the second row has; a row's reward needs none."""
+    rows = [
+        row(name, ((0.3, 0.7), (0.6, 0.4))[at], at, 1.0, 0.5, at, at == 1) | {"p": {"a": 0.5, "b": 0.5}}
+        for name in names(6)
+        for at in range(2)
+    ]
+    outcome, report = given(tmp_path, rows, model="column:p", gamma=0.9)
+    reason = "the next state of 6 rows is no row of the log, so that the policy is not known there"
+    for name, one in ESTIMATORS.items():
+        missing = one.model and one.sequential
+        assert (estimates(report)[name]["reason"] == reason) == missing
+        assert (outcome.scores[f"CPE/Reward/{name}"] is None) == missing
+
+
+def test_a_column_of_candidates(tmp_path: Path) -> None:
+    """Lists as long as possible_actions; .4, .3 and .7 of the logged candidates."""
+    shares = [[0.4, 0.6], [0.2, 0.3, 0.5], [0.7, 0.3]]
+    logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0))
+    rows = [choice(name, [{"7": float(k)} for k in range(len(one))], *values) | {"p": one}
+            for name, one, values in zip(names(3), shares, logged, strict=True)]  # fmt: skip
+    rows.append(choice(names(4)[-1], [{"7": 0.0}], 0, 1.0, 9.0) | {"p": [1.0]})
+    keys: dict[str, Any] = {"model": "column:p", "actions": [], "evaluation": {"held_out_share": ALL}}
+    outcome, report = given(tmp_path, rows, **keys)
+    weighted = {
+        row["mdp_id"]: row["p"][k] / p * r for row, (k, p, r) in zip(rows, [*logged, (0, 1.0, 9.0)], strict=True)
+    }
+    kept = by_hash(weighted)[:-1]
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(sum(weighted[one] for one in kept) / 3, abs=1e-5)
+    assert report["model"]["candidates"]["rows"] == 3
+    rows[1]["p"] = [0.5, 0.5]
+    with pytest.raises(DataError, match="as many probabilities in p as possible_actions has, got 2"):
+        given(tmp_path, rows, **keys)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("x", r"log.jsonl:2: expected a number in p, got .x."),
+        (None, r"log.jsonl:2: expected a probability in p, got null"),
+        (-0.1, r"log.jsonl:2: expected probabilities from 0 to 1 in p, got -0.1"),
+        (1.5, r"log.jsonl:2: expected probabilities from 0 to 1 in p, got 1.5"),
+        ({"a": 0.5, "b": 0.4}, r"log.jsonl:2: expected probabilities in p whose sum is 1, got 0.9"),
+        ({"a": 0.5, "c": 0.5}, r"log.jsonl:2: expected probabilities of a, b in p, got \{.a.: 0.5, .c.: 0.5\}"),
+        ({"a": 0.5, "b": 0.5}, r"log.jsonl:2: expected probability 0 in p of actions that are not possible, got 0.5"),
+        ([0.5, 0.5], r"log.jsonl:1: expected a number or an object \{action: probability\} in p, got \[1.0, 0.0\]"),
+    ],
+)
+def test_probabilities_that_are_none(tmp_path: Path, value: Any, said: str) -> None:
+    usual: Any = {"a": 1.0} if isinstance(value, dict) else [1.0, 0.0] if isinstance(value, list) else 0.5
+    rows = bandit_rows(p=[usual, value, usual])
+    rows[1] |= {"possible_actions": [0, 1]}
+    if value == {"a": 0.5, "c": 0.5} or value == {"a": 0.5, "b": 0.4}:
+        rows[1]["possible_actions"] = [1, 1]
+    with pytest.raises(DataError, match=said):
+        given(tmp_path, rows, model="column:p")
+
+
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"log.jsonl:1: expected a column 'new', got columns"):
+        given(tmp_path, bandit_rows(nw=[0.5, 0.5, 0.5]), model="column:new")
+    log = tmp_path / "log.csv"
+    pd.DataFrame([{**one, "state_features": '{"0": 1}', "possible_actions": "[1, 1]", "next_state_features": "",
+                   "possible_next_actions": "[0, 0]", "p": "half"} for one in bandit_rows()]).to_csv(log)  # fmt: skip
+    tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json")}
+    with pytest.raises(DataError, match=r"log.csv:2: expected probabilities in p, got half"):
+        evaluate(check(EvaluateConfig, tree))
+
+
+def test_episodes_of_several_rows_need_a_discount_without_a_model(tmp_path: Path) -> None:
+    rows = [row("0", (0.5, 0.5), 0, 1.0, 0.5, at, at == 1) for at in range(2)]
+    with pytest.raises(ConfigError, match="gamma: expected a number, as no model says it and episodes have several"):
+        given(tmp_path, rows, model="logged")
+    outcome, _ = given(tmp_path, rows, model="logged", gamma=0.5)
+    assert outcome.scores["CPE/Reward/Per_Decision_Importance_Sampling"] == 1.5
+
+
+@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "struct", "map"])
+def test_probabilities_in_other_formats(tmp_path: Path, kind: str, events: bool) -> None:
+    """JSON text in CSV, structs and maps in Parquet, also through a timeline: 7.75 as above."""
+    column = [{"a": 0.4, "b": 0.6}, {"a": 0.7, "b": 0.3}, {"a": 0.7, "b": 0.3}]
+    rows = [*bandit_rows(p=column), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5) | {"p": {"a": 1.0, "b": 0.0}}]
+    rows = [{**one, "next_state_features": None} for one in rows]
+    if events:
+        rows = [{key: one[key] for key in one if "next" not in key} | {"terminal": True} for one in rows]
+    log = tmp_path / f"log.{'csv' if kind == 'csv' else 'parquet'}"
+    if kind == "csv":
+        texts = [{key: json.dumps(v) if isinstance(v, dict | list) else v for key, v in one.items()} for one in rows]
+        pd.DataFrame(texts).to_csv(log, index=False)
+    else:
+        pairs = pa.map_(pa.string(), pa.float64())
+        table = pa.Table.from_pylist(rows)
+        if kind == "map":
+            probabilities = pa.array([list(one["p"].items()) for one in rows], pairs)
+            table = table.set_column(table.column_names.index("p"), "p", probabilities)
+        pq.write_table(table, log)
+    tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json"),
+            "evaluation": {"held_out_share": ALL, "bootstrap_resamples": 100}}  # fmt: skip
+    scores = evaluate(check(EvaluateConfig, tree)).scores
+    assert scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    assert scores["CPE/Reward/Direct_Method_Reward"] is not None

@@ -88,5 +88,6 @@ def test_work_that_takes_longer_is_shown(
     monkeypatch.setattr(console, "_BRIEF_SECONDS", 0.0)
     at_end(tmp_path, final_fit_passes=1)
     said = caplog.text
-    for work in ("valuing rows", "measuring outcomes", "fitting models of the policy", "scoring rows", "estimating"):
+    for work in ("valuing rows", "measuring outcomes for the policy", "fitting models of the policy",
+                 "scoring rows by the policy", "estimating the policy"):  # fmt: skip
         assert f"{work}: " in said

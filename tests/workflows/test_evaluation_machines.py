@@ -20,7 +20,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import episodes as evaluated_episodes
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.episodes import Sides, drawn, episode_digests, scored_episodes
-from reagent_lite.evaluation.page import gather_page, held_out
+from reagent_lite.evaluation.page import held_out
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
@@ -138,11 +138,14 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     torch.manual_seed(0)  # the weights that a policy begins with are the same in every process
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, ALONE.device), group)
     evaluation = evaluator.evaluate(final=True)
-    part, _ = evaluator._scored_part(final=False)
-    divided = evaluator._divided
-    page = gather_page(part, torch.from_numpy(divided.split.scored.sequence[divided.order]), group)
+    page, _ = evaluator.policy.page(final=False)
     facts = logged_facts(config, data)
-    told = {"name": name, "rows": len(part), "present": facts.present, "found": str(facts.sources[0].rows)}
+    told = {
+        "name": name,
+        "rows": len(evaluator.policy.log.split.scored.numbers),
+        "present": facts.present,
+        "found": str(facts.sources[0].rows),
+    }
     if page is None:
         assert evaluation == Evaluation()
         return told

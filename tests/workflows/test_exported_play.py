@@ -14,13 +14,13 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, 
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.export import load_bundle
+from reagent_lite.export.choices import Choices
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
 from reagent_lite.sim.rollout import Player
 from workflows.evaluate import evaluate
-from workflows.simulate import BundlePolicy
 
 EPISODES = 12
 
@@ -51,7 +51,7 @@ def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
     env = simulation.envs(0, EPISODES, stream=FINAL)
     bundle = load_bundle(model)
     policy = policy_of(bundle.policy)
-    player = Player(policy=BundlePolicy(bundle, env.spec), epsilon=torch.tensor([policy.epsilon]),
+    player = Player(policy=Choices.in_simulation(bundle, env.spec).values, epsilon=torch.tensor([policy.epsilon]),
                     temperature=policy.temperature)  # fmt: skip
     (result,) = play(env, [player], gamma=0.9)
     settings = {"level": 0.95, "resamples": 200, "seed": config.seed}

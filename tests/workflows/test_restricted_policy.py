@@ -24,5 +24,5 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     evaluator = LogEvaluator(config, source.data, learner, ALONE)
     state = torch.randn(3, source.spec.num_state_features)
     mask = torch.tensor([[True, True], [False, True], [True, False]])
-    propensities = evaluator._policy(state, Actions(mask=mask))
+    propensities = evaluator.policy.policy(state, Actions(mask=mask))
     assert propensities.tolist() == [[1, 0], [0, 1], [1, 0]]

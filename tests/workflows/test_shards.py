@@ -23,8 +23,8 @@ from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.page import held_out
-from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.sources import logged_plan
@@ -191,7 +191,7 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
     """Returns the episodes that are scored, and those that models are fitted to."""
     config = load_config(DqnConfig, path)
     data = prepare(config, group)
-    split = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)._divided.split
+    split = split_log(data.sides, data.scored, config.evaluation)
     scored, fitted = split.scored, data.train.copy.episode[split.fitted]
     return {
         "scored": np.unique(scored.episode.view(np.uint64)).tolist(),

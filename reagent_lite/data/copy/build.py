@@ -342,7 +342,7 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     found = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
-        found.append(f"columns that are not used: {listed(ignored)}")
+        found.append(f"columns that training does not use: {listed(ignored)}")
     return tuple(found)
 
 

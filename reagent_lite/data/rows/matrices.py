@@ -89,3 +89,16 @@ class Lists:
         values[alone] = action.aligned(ids)[rows & taken]
         values[~alone] = self.features.aligned(ids)[~rows[self.rows]]
         return Lists(lengths, FeatureMatrix(ids, values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyColumn:
+    """A policy's probabilities on R rows.
+
+    Attributes:
+        values: [R, 1] of the logged action, or [R, K] of every named action or candidate, 0 where there is none.
+        complete: whether they are of every action.
+    """
+
+    values: NDArray[np.float32]
+    complete: bool

@@ -343,7 +343,7 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
 
 
 def _dumped(scalar: pa.Scalar) -> str | None:
-    """Returns JSON, dates and times by ISO 8601 and decimals by their digits.
+    """Returns JSON, a map as an object, dates and times by ISO 8601 and decimals by their digits.
 
     None of null, of what has bytes, and of what Python has no value for.
     """
@@ -354,7 +354,9 @@ def _dumped(scalar: pa.Scalar) -> str | None:
         return one.isoformat() if isinstance(one, date | time) else str(one)
 
     try:
-        return json.dumps(scalar.as_py(), default=plain) if scalar.is_valid else None
+        value = scalar.as_py()
+        pairs = pa.types.is_map(scalar.type) and value is not None
+        return json.dumps(dict(value) if pairs else value, default=plain) if scalar.is_valid else None
     except (TypeError, ArithmeticError, ValueError, pa.ArrowException):
         return None
 

@@ -250,11 +250,15 @@ class LoggedSource:
         plan: which rows when.
         rank: whose part.
         device: where batches go.
+
+    Attributes:
+        numbers: [B] row numbers of the latest batch, on the device of the rows.
     """
 
     def __init__(self, rows: LoggedRows, plan: ReadPlan, rank: int, device: torch.device) -> None:
         self._rows, self._plan, self._rank, self._device = rows, plan, rank, device
         self._step = 0
+        self.numbers = torch.zeros(0, dtype=torch.int64)
         self._batches = self._read()
 
     def __next__(self) -> TransitionBatch:
@@ -299,7 +303,7 @@ class LoggedSource:
         weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
         numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(place))
         batches = rows.take(numbers, weight).to(self._device).split(counts)
-        for (step, _, _), batch in zip(parts, batches, strict=True):
+        for (step, _, _), batch, self.numbers in zip(parts, batches, torch.split(numbers, counts), strict=True):
             # set before the last minibatch of a step is handed out, so that between steps it is the next one
             self._step = step + 1
             yield batch

@@ -181,7 +181,7 @@ def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> N
     assert copy.propensity.tolist() == [0.5, 0.25]
     assert copy.notes == (
         "2 rows have no mdp_id; each counts as an episode of its own",
-        "columns that are not used: shoe_size",
+        "columns that training does not use: shoe_size",
     )
 
 

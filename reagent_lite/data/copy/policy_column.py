@@ -1,0 +1,174 @@
+"""A policy that a log has as a column: its probability of the logged action, or of every possible action.
+
+blocks of the one column ─► numbers, objects or lists, checked ─► by file and line ─► in the order of a training copy
+
+It is no part of the copy, which stays the same whichever column is read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.config.columns import Columns
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.reading import read_blocks, readers_of
+from reagent_lite.data.rows.columns import Column, column_of, is_list, is_number, is_string, numbers, pieces
+from reagent_lite.data.rows.contract import require_columns
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import named_numbers
+from reagent_lite.data.rows.matrices import Mask, PolicyColumn, in_order
+from reagent_lite.data.stage import data_files
+from reagent_lite.errors import DataError, Problem, listed
+
+_ROUNDING = 1e-3  # of a sum of probabilities, which a log may have with three digits
+_MOST = 1 + 1e-6  # as float32 may have it
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a block has: lengths [n] of its rows, and the probabilities in order."""
+
+    file: int
+    lines: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    values: NDArray[np.float64]
+    complete: bool
+
+
+def read_policy_column(path: str, name: str, copy: TrainingCopy, columns: Columns | None = None) -> PolicyColumn:
+    """Reads a column of the files that a training copy was made of.
+
+    Args:
+        path: path of these files.
+        name: name of the column.
+        copy: the copy.
+        columns: the log's own names for columns of the contract.
+
+    Raises:
+        DataError: no such column, or what is wrong with its values, with file and line.
+    """
+    files = data_files(path, columns)
+    positions = [Position() for _ in files]
+    parts = list(read_blocks(files, lambda block: _part(block, name, copy), positions, readers=readers_of((name,))))
+    lengths = np.concatenate([part.lengths for part in parts])
+    read = np.concatenate([_keys(part.file, part.lines) for part in parts])
+    wanted = _keys(copy.origin_file, copy.origin_line)
+    order = np.argsort(read)
+    row = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
+    if (read[row] != wanted).any():
+        raise DataError(Problem(path, "the rows that were read before", "others", "Start again"))
+    complete = parts[0].complete
+    if any(part.complete != complete for part in parts):
+        expected = f"numbers alone in {name}, or objects and lists alone"
+        raise DataError(Problem(path, expected, "both", "Write the probabilities of all rows alike"))
+    starts = np.cumsum(lengths) - lengths
+    number = np.arange(lengths.max())
+    within = number < lengths[row, None]
+    table = np.zeros(within.shape, np.float32)
+    table[within] = np.concatenate([part.values for part in parts])[(starts[row, None] + number)[within]]
+    if complete:
+        _require_possible(copy, name, table, lengths[row])
+    return PolicyColumn(values=table, complete=complete)
+
+
+def _keys(file: int | NDArray[np.int32], line: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.asarray(file, np.int64) << 40 | line
+
+
+def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
+    """Returns the probabilities of a block.
+
+    Raises:
+        DataError: values that are none.
+    """
+    require_columns(block.table.column_names, (name,), block.where(0))
+    faults = Faults(block)
+    column = column_of(block, name)
+    if is_string(column.array.type):
+        column = replace(column, text=True)
+    kind = _kind(column, faults)
+    lengths = np.ones(len(block.lines), np.int64)
+    values = np.zeros(len(lengths))
+    if kind is float:
+        values = numbers(column, faults)
+    elif kind is list and copy.parametric:
+        lengths, elements = pieces(column, faults, "a list of probabilities")
+        values = numbers(elements, faults)
+    elif kind is dict and not copy.parametric:
+        values = _of_actions(column, faults, copy.action_names).flatten()
+        lengths *= len(copy.action_names)
+    else:
+        form = "a list as long as possible_actions" if copy.parametric else "an object {action: probability}"
+        faults.add(column.present, f"a number or {form} in {name}", column.value)
+    faults.add(~column.present, f"a probability in {name}", lambda _: "null")
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    outside = np.bincount(rows, ~((values >= 0) & (values <= _MOST)), len(lengths)) > 0  # NaN is outside too
+    faults.add(outside, f"probabilities from 0 to 1 in {name}", column.value)
+    sums = np.bincount(rows, values, len(lengths))
+    if kind is not float:
+        wrong = np.abs(sums - 1) > _ROUNDING
+        faults.add(wrong, f"probabilities in {name} whose sum is 1", lambda row: f"{sums[row]:g}")
+    faults.require_none()
+    return _Part(block.file_number, block.lines, lengths, values, kind is not float)
+
+
+def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDArray[np.float64]:
+    """Returns the probabilities [n, A] of objects {action: probability}, 0 where an object lacks an action."""
+    named = named_numbers(column, faults)
+    unknown = [number for number, name in enumerate(named.names) if name not in actions]
+    wrong = np.any(~np.isnan(named.values[:, unknown]), axis=1)
+    faults.add(wrong, f"probabilities of {listed(actions)} in {column.name}", column.value)
+    return np.nan_to_num(in_order(named.values, named.names, actions, absent=0.0)).astype(np.float64)
+
+
+def _kind(column: Column, faults: Faults) -> type:
+    """Returns whether a column holds numbers, lists or objects; of JSON texts, by the first of them."""
+    kind = column.array.type
+    if not column.text:
+        pairs = is_list(kind) and pa.types.is_struct(kind.value_type)
+        return float if is_number(kind) else list if is_list(kind) and not pairs else dict
+    valid = {text: _is_json(text) for text in column.array.unique().to_pylist()}
+    wrong = np.array([not valid[text] for text in column.array.to_pylist()])
+    faults.add(wrong, f"probabilities in {column.name}", column.value)
+    faults.require_none()
+    first = json.loads(column.array[int(column.present.argmax())].as_py() or "null")
+    return type(first) if isinstance(first, list | dict) else float
+
+
+def _is_json(text: str | None) -> bool:
+    try:
+        json.loads(text or "null")
+    except ValueError:
+        return False
+    return True
+
+
+def _require_possible(copy: TrainingCopy, name: str, table: NDArray[np.float32], lengths: NDArray[np.int64]) -> None:
+    """Checks that probabilities are of the row's possible actions.
+
+    Raises:
+        DataError: with the first row for which they are not.
+    """
+    if copy.parametric:
+        counts = np.diff(copy.list_offsets)[np.asarray(copy.actions_list)]
+        _refuse(copy, lengths != counts, f"as many probabilities in {name} as possible_actions has", lengths)
+    else:
+        impossible = np.where(np.asarray(copy.mask) > 0, 0.0, table)
+        _refuse(
+            copy,
+            np.any(impossible, axis=1),
+            f"probability 0 in {name} of actions that are not possible",
+            impossible.max(1),
+        )
+
+
+def _refuse(copy: TrainingCopy, wrong: Mask, expected: str, got: NDArray[np.int64] | NDArray[np.float64]) -> None:
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(Problem(copy.source_line(row), expected, f"{got[row]:g} ({int(wrong.sum())} such rows)"))

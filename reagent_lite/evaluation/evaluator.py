@@ -1,0 +1,257 @@
+"""The evaluator of one policy on a log, for a learner in training and for exported models.
+
+fitted rows ─► reward and value models of the policy ─┐
+scored rows ──────────────────────────────────────────┴─► page, joined on rank 0 ─► estimates
+
+A policy is a function of states and choices. All processes of a group work together; each reads its own rows, and rank
+0 holds the rows of at most evaluation.max_episodes episodes.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reagent_lite.algorithms.cpe_heads import CPEHeads, Policy
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.console import progress, with_progress
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
+from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.candidates import candidate_choices
+from reagent_lite.evaluation.cpe import CPEResult, estimates_of_page, evaluate_page, missing_estimates
+from reagent_lite.evaluation.episodes import Sides
+from reagent_lite.evaluation.fitting import PolicyModels, Split, fit_plan, num_steps
+from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.types import Actions, TransitionBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedLog:
+    """This process's rows of a log, the same for every policy that is evaluated on them.
+
+    Attributes:
+        sides: training and eval data.
+        split: which rows are scored, and which ones models are fitted to.
+        rows: what the scored rows are gathered from.
+        train_rows: what the others are gathered from.
+        metric_names: outcomes besides the reward.
+        num_rows: rows of the log, of all machines.
+        without_propensity: how many of them have no propensity.
+        gamma: discount per step.
+        settings: the settings of the evaluation.
+        seed: seed of initial models, of the order of rows, and of resamples.
+        unknown: reasons why the policy cannot feed an estimator, by its name.
+    """
+
+    sides: Sides
+    split: Split
+    rows: LoggedRows
+    train_rows: LoggedRows
+    metric_names: tuple[str, ...]
+    num_rows: int
+    without_propensity: int
+    gamma: float
+    settings: EvaluationConfig
+    seed: int
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def fit_rows(self) -> LoggedRows:
+        """The rows that models are fitted to."""
+        return self.train_rows.only(self.split.fitted)
+
+    @cached_property
+    def fit_counts(self) -> tuple[int, ...]:
+        """How many they are in each shard; every rank asks for it."""
+        return self.sides.shards.counts(self.fit_rows.count)
+
+    @cached_property
+    def checked(self) -> tuple[TransitionBatch, ...]:
+        """Batches whose loss decides when a fit ends early."""
+        return tuple(rows_in_order(self.train_rows, self.split.checked, self.group.device))
+
+    @cached_property
+    def missing(self) -> dict[str, str]:
+        """Reasons why an estimator has no estimate, by its name."""
+        fitted = sum(self.fit_counts) > 0
+        reasons = missing_estimates(rows=self.num_rows, without_propensity=self.without_propensity, fitted=fitted)
+        return reasons | self.unknown
+
+    @property
+    def group(self) -> Group:
+        """The processes that evaluate together."""
+        return self.sides.shards.group
+
+    def plan(self, passes: int) -> ReadPlan:
+        """Returns the order in which models are fitted to the rows."""
+        return fit_plan(self.sides.shards, self.fit_counts, self.settings, passes, self.seed + 1)
+
+    def steps(self, passes: int) -> int:
+        """Returns the largest number of optimizer steps of so many passes."""
+        return num_steps(self.plan(passes), self.settings)
+
+    def source(self, first_pass: int, steps: int) -> LoggedSource:
+        """Returns the fitted rows as batches, from the beginning of a pass on."""
+        plan = self.plan(first_pass + steps)  # no pass is shorter than a step
+        source = LoggedSource(self.fit_rows, plan, self.group.rank, self.group.device)
+        source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
+        return source
+
+
+class PolicyEvaluator:
+    """Estimates the value of one policy; every rank calls each method.
+
+    Args:
+        log: the rows.
+        policy: from states and choices to probabilities [B, K].
+        heads: models of the policy that are not fitted yet.
+        title: name of the policy in progress bars.
+        candidate_ids: features of candidates, whose choice is described; none for named actions.
+        asked_once: whether the policy is evaluated once for each fitted row instead of in every pass, which takes
+            memory for its probabilities. An exported model is: onnxruntime and torch each have threads of their own,
+            and slow each other down.
+
+    Attributes:
+        log: the rows.
+        policy: the policy.
+        models: its models, as far as they are fitted.
+    """
+
+    def __init__(
+        self,
+        log: EvaluatedLog,
+        policy: Policy,
+        heads: CPEHeads,
+        *,
+        title: str = "the policy",
+        candidate_ids: tuple[int, ...] = (),
+        asked_once: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.log = log
+        self._title = title
+        self._candidate_ids = candidate_ids
+        self._asked_once = asked_once
+        self.models = PolicyModels(heads, log.settings, log.group)
+        if sum(log.fit_counts):
+            steps = log.steps(1)
+            self.models.measure(self._shown("measuring outcomes for", _first(log.source(0, steps), steps)))
+            batch = next(log.source(0, 1))
+            self.models.rehearse((batch, batch.next_actions.mask.float()))  # whatever the policy is
+
+    def fit(self, *, final: bool) -> dict[str, float]:
+        """Fits the models further and returns the mean losses, none without rows.
+
+        Args:
+            final: fits as often as the config says for the end of a run, otherwise as it says for an epoch.
+        """
+        log = self.log
+        if not sum(log.fit_counts):
+            return {}
+        passes = log.settings.final_fit_passes if final else log.settings.fit_passes
+        steps = log.steps(passes)
+        source = log.source(self.models.passes, steps)
+        policy = self._remembered(source) if self._asked_once else self.policy
+        checked = log.checked if final else ()
+        asked = [(batch, self.policy(batch.next_state, batch.next_actions)) for batch in checked]
+        rows = min(steps * log.settings.minibatch_size, passes * log.fit_rows.count)
+        batches = self._shown("fitting models of", _first(source, steps), rows)
+        self.models.passes += passes
+        losses = self.models.fit(batches, policy, asked)
+        log.fit_rows.release()
+        return losses
+
+    def page(self, *, final: bool) -> tuple[EvaluationPage | None, dict[str, Any]]:
+        """Returns the page of all ranks' scored rows, None except on rank 0, and as JSON the candidates chosen.
+
+        Args:
+            final: describes the candidates; otherwise nothing is said of them.
+        """
+        log = self.log
+        scored = log.split.scored
+        rows = rows_in_order(log.rows, scored.numbers, log.group.device)
+        part = build_page(
+            self._shown("scoring rows by", rows, len(scored.numbers)),
+            scored.episode,
+            policy=self.policy,
+            models=self.models.heads,
+            metric_names=log.metric_names,
+        )
+        order = np.argsort(scored.episode, kind="stable")  # as the page has them
+        choices = {}
+        if final and self._candidate_ids:
+            choices["candidates"] = candidate_choices(
+                part,
+                log.sides.scored,
+                scored.numbers[order],
+                self._candidate_ids,
+                log.group,
+                propensities_known=not log.without_propensity,
+            )
+        page = gather_page(part, torch.from_numpy(scored.sequence[order]), log.group)
+        log.rows.release()
+        return page, choices
+
+    def values(self, page: EvaluationPage) -> dict[str, float]:
+        """Returns the cheap estimates by TensorBoard tag, without intervals."""
+        log = self.log
+        return estimates_of_page(
+            page, gamma=log.gamma, config=log.settings, generator=self._generator, missing=log.missing
+        )
+
+    def result(self, page: EvaluationPage) -> CPEResult:
+        """Returns all estimates with intervals and verdicts."""
+        log = self.log
+        with progress(f"estimating {self._title}", "outcomes", brief=True) as show:
+            return evaluate_page(
+                page,
+                gamma=log.gamma,
+                config=log.settings,
+                generator=self._generator,
+                missing=log.missing,
+                show=show,
+            )
+
+    def _remembered(self, source: LoggedSource) -> Policy:
+        """Returns the policy at the next states of the batch that the source yields last."""
+        numbers = self.log.fit_rows.usable
+        assert numbers is not None
+        rows = rows_in_order(self.log.fit_rows, numbers.cpu().numpy(), self.log.group.device)
+        parts = [self.policy(batch.next_state, batch.next_actions) for batch in self._shown("asking", rows)]
+        longest = max(part.shape[1] for part in parts)
+        propensities = torch.cat([pad(part, (0, longest - part.shape[1])) for part in parts])
+
+        def policy(state: Tensor, actions: Actions) -> Tensor:
+            return propensities[torch.searchsorted(numbers, source.numbers), : actions.mask.shape[1]]
+
+        return policy
+
+    @property
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.log.seed)
+
+    def _shown(
+        self, title: str, batches: Iterable[TransitionBatch], rows: int | None = None
+    ) -> Iterator[TransitionBatch]:
+        count = self.log.fit_rows.count if rows is None else rows
+        return with_progress(f"{title} {self._title}", batches, count, enabled=self.log.group.is_first)
+
+
+def _first(source: LoggedSource, steps: int) -> Iterator[TransitionBatch]:
+    for _ in range(steps):
+        yield next(source)
+
+
+@contextmanager
+def own_seed(seed: int, device: torch.device) -> Iterator[None]:
+    """Seeds torch's generators inside the block and restores them, so that a learner's dropout is not affected."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

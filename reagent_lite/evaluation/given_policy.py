@@ -1,0 +1,129 @@
+"""Policies that are no models: uniform, the logging policy, and probabilities in a column of the log.
+
+Probabilities of a row lie beside its state, so that these policies, too, are functions of states and choices.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reagent_lite.algorithms.cpe_heads import Policy
+from reagent_lite.config.evaluate import COLUMN, LOGGED, UNIFORM, EvaluateConfig
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.rows.matrices import PolicyColumn
+from reagent_lite.data.sampling.source import Columns
+from reagent_lite.errors import counted
+from reagent_lite.evaluation.cpe import MODELLED
+from reagent_lite.evaluation.evaluator import EvaluatedLog
+from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.types import Actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPolicy:
+    """A policy that is evaluated and is no model.
+
+    Attributes:
+        key: the config key that names it.
+        path: uniform, logged, or column:NAME.
+    """
+
+    origin: ClassVar[dict[str, Any]] = dict.fromkeys(("workflow", "steps", "data_hash", "config_hash"))
+    gamma: ClassVar[float | None] = None
+
+    key: str
+    path: str
+
+    @property
+    def column(self) -> str:
+        """Name of the log's column that has its probabilities; "" if none has."""
+        return self.path.removeprefix(COLUMN) if self.path.startswith(COLUMN) else ""
+
+    def policy(self, config: EvaluateConfig) -> str:
+        """Returns the policy in words."""
+        words = {UNIFORM: "uniform over the possible actions", LOGGED: "the logging policy"}
+        return words.get(self.path, f"probabilities in column {self.column}")
+
+    def on(self, log: EvaluatedLog, column: PolicyColumn | None) -> tuple[EvaluatedLog, Policy]:
+        """Returns the policy, and the log with what the policy reads.
+
+        Args:
+            log: the rows of one training copy.
+            column: the policy's column, if it has one.
+        """
+        copy = log.sides.train
+        if self.path == UNIFORM:
+            return log, _uniform
+        if column is None:
+            column = PolicyColumn(values=np.array(copy.propensity)[:, None], complete=False)
+        width = log.rows.state.width
+        if column.complete:
+            values = column.values
+            unknown = _unknown_next(copy)
+            split = log.split
+            policy: Policy = partial(_complete, width)
+        else:
+            values = np.concatenate((column.values, np.asarray(copy.action)[:, None]), 1, dtype=np.float32)
+            reason = "only the probability of the logged action is known: no model is fitted to the policy"
+            unknown = dict.fromkeys(MODELLED, reason)
+            split = replace(log.split, fitted=log.split.fitted[:0], checked=log.split.checked[:0])
+            policy = partial(_of_logged, width)
+        state = log.rows.state
+        beside = _Beside(values=state.values, width=width, mapped=state.mapped, probabilities=torch.from_numpy(values))
+        rows = replace(log.rows, state=beside)
+        return replace(log, rows=rows, train_rows=rows, split=split, unknown=unknown), policy
+
+
+def _uniform(state: Tensor, actions: Actions) -> Tensor:
+    allowed = actions.mask.float()
+    return allowed / allowed.sum(1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beside(Columns):
+    """States, and what a policy reads beside them.
+
+    Attributes:
+        probabilities: [R, P] of the log's rows; of other states they are not known.
+    """
+
+    probabilities: Tensor
+
+    def take(self, index: Tensor) -> Tensor:
+        """Returns states and probabilities [n, W + P]; NaN where they are not known."""
+        last = len(self.probabilities) - 1
+        beside = self.probabilities.index_select(0, index.clamp(max=last))
+        return torch.cat((Columns.take(self, index), beside.masked_fill((index > last).unsqueeze(1), torch.nan)), 1)
+
+
+def _complete(width: int, state: Tensor, actions: Actions) -> Tensor:
+    """Returns the probabilities of every choice, which lie behind `width` features."""
+    probabilities = state[:, width:].nan_to_num(0.0)
+    return pad(probabilities, (0, actions.mask.shape[1] - probabilities.shape[1])) * actions.mask
+
+
+def _of_logged(width: int, state: Tensor, actions: Actions) -> Tensor:
+    """Returns the probability of the logged action, behind `width` features with its index; NaN of others."""
+    probability, action = state[:, width:].unbind(1)
+    index = action.nan_to_num(0.0).long().clamp(0, actions.mask.shape[1] - 1).unsqueeze(1)
+    return torch.full(actions.mask.shape, torch.nan).scatter(1, index, probability.unsqueeze(1))
+
+
+def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
+    """Returns why estimates of returns by a model are missing: next states, with their choices, that are no rows."""
+    after = np.minimum(np.arange(len(copy)) + 1, len(copy) - 1)
+    followed = np.asarray(copy.next_index) == after
+    if copy.parametric:
+        followed &= np.asarray(copy.next_list) == np.asarray(copy.actions_list)[after]
+    else:
+        followed &= (np.asarray(copy.next_mask) == np.asarray(copy.mask)[after]).all(1)
+    unknown = int(((np.asarray(copy.bootstrap) > 0) & ~followed).sum())
+    if not unknown:
+        return {}
+    reason = f"the next state of {counted(unknown, 'row')} is no row of the log, so that the policy is not known there"
+    return {name: reason for name in MODELLED if ESTIMATORS[name].sequential}

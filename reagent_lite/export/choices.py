@@ -1,0 +1,123 @@
+"""An exported model on rows with another order of columns and actions than its own, and in environments."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reagent_lite.data.rows.matrices import in_order
+from reagent_lite.errors import Problem
+from reagent_lite.export.bundle import Bundle, Prediction
+from reagent_lite.sim.spec import EnvSpec
+
+CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
+"""What a model decides among, in words: by whether it is parametric."""
+
+
+class Choices:
+    """Predictions of a bundle, through onnxruntime, for rows with another order of columns and actions.
+
+    Args:
+        bundle: the model.
+        state_ids: features of the rows' states, by column.
+        action_names: the rows' actions in their order; of candidates they are not read.
+        action_ids: features of the rows' candidates, by column.
+    """
+
+    def __init__(
+        self, bundle: Bundle, state_ids: Sequence[int], action_names: Sequence[str], action_ids: Sequence[int]
+    ) -> None:
+        self._bundle, self._state_ids, self._action_ids = bundle, state_ids, action_ids
+        names = () if bundle.parametric else action_names
+        self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
+
+    @classmethod
+    def in_simulation(cls, bundle: Bundle, spec: EnvSpec) -> "Choices":
+        """Returns the choices of a bundle without `misfits` in an environment."""
+        return cls(bundle, range(spec.observation_size), spec.action_names, range(spec.action_feature_size))
+
+    def __call__(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
+        """Returns the predictions for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
+
+        Raises:
+            BundleError: an infinite feature.
+        """
+        values = in_order(state.cpu().numpy(), self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
+        allowed = None if mask is None else mask.cpu().numpy()
+        if self._bundle.parametric:
+            assert features is not None
+            flat = features.cpu().numpy().reshape(-1, features.shape[2])
+            choices = in_order(flat, self._action_ids, self._bundle.action_feature_ids, absent=np.nan)
+            return self._bundle.predict(values, mask=allowed, candidates=list(choices.reshape(*features.shape[:2], -1)))
+        inverse = self._order.argsort()
+        prediction = self._bundle.predict(values, mask=None if allowed is None else allowed[:, inverse])
+        return replace(
+            prediction,
+            q=prediction.q[:, self._order],
+            greedy=np.append(inverse, -1)[prediction.greedy],  # -1, where nothing is allowed, stays
+            propensities=prediction.propensities[:, self._order],
+            mask=prediction.mask[:, self._order],
+        )
+
+    def values(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns the values [N, K] of what environments show; -inf for a choice that the model does not take."""
+        prediction = self(state, mask, features)
+        q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
+        return torch.from_numpy(q).to(state.device)
+
+    def logarithms(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns the logarithms [N, K] of the model's probabilities: at temperature 1 their softmax is these."""
+        probabilities = torch.from_numpy(self(state, mask, features).propensities)
+        return probabilities.log().float().to(state.device)
+
+
+def kind_of(*, parametric: bool) -> str:
+    """Returns which kind of model decides so, in words."""
+    return f"a model of {CHOICES[parametric]}"
+
+
+def several_types(spec: EnvSpec, where: str) -> list[Problem]:
+    """Returns the problem of an environment whose agents are of several types, where one policy plays them all."""
+    if len(spec.agent_type_names) == 1:
+        return []
+    got = f"{spec.name} with {' and '.join(spec.agent_type_names)}"
+    advice = "A training run plays all types together: simulation.policies says who plays which"
+    return [Problem(where, "an environment whose agents are of one type", got, advice)]
+
+
+def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
+    """Returns why a model cannot play in an environment, nothing where it can.
+
+    Names of actions may stand in another order; of the features a model reads, the environment must show every one.
+
+    Args:
+        bundle: the model.
+        spec: the environment.
+        where: what the model is called in messages.
+    """
+    problems = []
+    advice = f"Play where it was trained, or train in {spec.name}"
+    if spec.candidates and not bundle.parametric:
+        expected = f"{kind_of(parametric=True)}, for {spec.name} has candidates that differ from step to step"
+        problems.append(Problem(where, expected, kind_of(parametric=False), advice))
+    elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
+        problems.append(
+            Problem(
+                where,
+                f"actions {', '.join(spec.action_names)} of {spec.name}",
+                ", ".join(bundle.action_names),
+                "Train with the environment's names",
+            )
+        )
+    sizes = {
+        "state": (bundle.state_feature_ids, spec.observation_size),
+        "action": (bundle.action_feature_ids, spec.action_feature_size),
+    }
+    for name, (ids, size) in sizes.items():
+        unknown = [str(one) for one in ids if not 0 <= one < size]
+        if unknown:
+            expected = f"{name} features among 0 to {size - 1} of {spec.name}"
+            problems.append(Problem(where, expected, ", ".join(unknown), advice))
+    return problems
