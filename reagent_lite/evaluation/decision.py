@@ -19,7 +19,7 @@ from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
-LOGGED, OTHER_MODEL = "logged policy", "other model"
+LOGGED, OTHER = "logged policy", "other policy"
 _CONTINUED = "continued by the value model"
 _MOSTLY = 0.5
 _MOST_EPISODES = 1e12
@@ -131,7 +131,7 @@ def compared_models(differences: Mapping[str, Sequence[Estimate]], *, one_step: 
                 outcome=_title(place, name),
                 unit=unit,
                 decides=not place and sequential != one_step,
-                reference_name=OTHER_MODEL,
+                reference_name=OTHER,
                 reference=None,
                 rows=tuple(row for row in estimates if ESTIMATORS[row.name].sequential == sequential),
             )
@@ -305,7 +305,7 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
     """Returns a finding; an undecided one where it favours a policy that has learned from the scored episodes."""
     whose = {
         Standing.BETTER: "policy" if evidence.seen else "",
-        Standing.WORSE: OTHER_MODEL if evidence.other_seen else "",
+        Standing.WORSE: OTHER if evidence.other_seen else "",
     }.get(finding.standing, "")
     if not whose or finding.source not in (Source.GATE, Source.LOG):
         return finding
@@ -436,4 +436,3 @@ def _from_simulation(played: Played) -> Finding:
         f"{'random actions' if other == RANDOM else 'the other model'}, a paired difference of {difference}"
     )
     return _finding(Source.SIMULATION, _standing(difference.side), reason, weak=other == RANDOM)
-

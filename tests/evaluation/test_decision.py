@@ -88,7 +88,7 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
         (Evidence(comparisons=(EQUAL,), gate=PASSED, seen=True), UNCLEAR, "is fulfilled: why; but the policy"),
         (Evidence(comparisons=(WORSE,), seen=True), NOT, "a difference of -2"),
         (Evidence(comparisons=(BETTER,), played=BEATS_OTHER, seen=True), SHIP, "in simulation"),
-        (Evidence(comparisons=(WORSE,), other_seen=True), UNCLEAR, "; but the other model has learned from scored"),
+        (Evidence(comparisons=(WORSE,), other_seen=True), UNCLEAR, "; but the other policy has learned from scored"),
         (Evidence(comparisons=(BETTER,), other_seen=True), SHIP, "a difference of 2.5"),
     ],
 )  # fmt: skip

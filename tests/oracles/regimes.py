@@ -219,7 +219,7 @@ def measure(regime: Regime, logs: int, seed: int) -> dict[str, float]:
         choices[choice] += 1
         for name, missed in found.items():
             misses[name].append(missed)
-    shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs)]
+    shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs // 2)]
     worst = np.max(shares, axis=0) if shares else np.full(4, np.nan)
     cover = [1 - max(share[first] + share[first + 1] for share in shares) if shares else np.nan for first in (0, 2)]
     return {

@@ -67,7 +67,7 @@ def assert_evaluations_agree(log: Path, model: Path) -> None:
     copy = log.with_name("copy.jsonl")
     copy.write_text("".join(sorted(log.read_text().splitlines(keepends=True), reverse=True)))
     other = linear_bundle(log.with_name("other"), np.eye(2), ("a", "b"), (0, 1))
-    for names, whose in (((model, other), "policy"), ((other, model), "other model")):
+    for names, whose in (((model, other), "policy"), ((other, model), "other policy")):
         tree = dict(zip(("model", "against"), map(str, names), strict=True)) | {"data_path": str(copy), "gamma": 0.0}
         found = evaluate(check(EvaluateConfig, {**tree, "evaluation": {"bootstrap_resamples": 200}}))
         assert found.decision["choice"] == "not enough to say"
