@@ -357,7 +357,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
         return _finding(Source.LOG, Standing.CONTRADICTED, reason)
-    row = min(trusted, key=lambda estimate: estimate.difference.high - estimate.difference.low)
+    row = min(trusted, key=_width)
     side = row.difference.side
     what = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
@@ -426,6 +426,12 @@ def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
         "log more episodes, or a policy that takes this policy's actions more often, or keep it nearer to the log by a "
         "larger rl.cql_alpha or rl.temperature; or run an A/B test."
     )
+
+
+def _width(estimate: Estimate) -> tuple[float, float]:
+    """Returns the width of the difference, and how far the difference is from the middle of its interval."""
+    difference = estimate.difference
+    return difference.high - difference.low, abs(difference.value - (difference.low + difference.high) / 2)
 
 
 def _from_simulation(played: Played) -> Finding:
