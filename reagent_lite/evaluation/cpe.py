@@ -463,6 +463,7 @@ class _Outcome:
                     weights=weights,
                     reliance=reliance_on_model(name, overlap),
                     constant=low == high and self._bounds is None,
+                    events=events if self._bounds is None else None,
                 )
         return verdicts
 

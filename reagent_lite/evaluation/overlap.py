@@ -23,11 +23,13 @@ class Events:
         logged: how many the scored rows or episodes have.
         expected: how many of them the evaluated policy would meet if they had nothing to do with what is chosen.
         seen: how many it met: effective number of weighted ones.
+        spread: deviation of their sizes over the mean size; 0 where all are alike.
     """
 
     logged: int
     expected: float
     seen: float
+    spread: float
 
     def __str__(self) -> str:
         return f"{number(self.seen)} events met of {number(self.expected)} expected"
@@ -39,10 +41,12 @@ def matched_events(weights: torch.Tensor, outcomes: torch.Tensor) -> Events | No
     event = outcomes != values[counts.argmax()]
     if not event.any() or float(event.double().mean()) >= _USUAL_SHARE:
         return None
+    sizes = (outcomes[event] - values[counts.argmax()]).abs()
     return Events(
         logged=int(event.sum()),
         expected=float(effective_sample_size(weights) * event.double().mean()),
         seen=float(effective_sample_size(weights[event])),
+        spread=float(sizes.std(correction=0) / sizes.mean()),
     )
 
 

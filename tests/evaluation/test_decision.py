@@ -128,7 +128,7 @@ def test_the_next_step_of_an_undecided_difference_is_how_many_episodes_it_takes(
 
 
 def test_rare_events_stand_beside_the_difference() -> None:
-    beside = replace(EQUAL, events=Events(logged=40, expected=1.2, seen=0.0))
+    beside = replace(EQUAL, events=Events(logged=40, expected=1.2, seen=0.0, spread=0.0))
     assert decide(Evidence(comparisons=(beside,), result=RESULT)).reason.endswith(
         ", which may be 0 (0 events met of 1.2 expected)"
     )
