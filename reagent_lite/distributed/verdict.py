@@ -29,6 +29,7 @@ class Declaration(BaseModel):
         config: the resolved config by dotted key, without LOCAL_KEYS.
         problem: why this machine cannot take part, or "".
         exit_code: the exit code that goes with the problem.
+        job: name of the machine's job, see `nodes.job_name`; "" meets any.
         run: distinguishes two starts on one machine.
     """
 
@@ -44,6 +45,7 @@ class Declaration(BaseModel):
     config: dict[str, Any] = {}
     problem: str = ""
     exit_code: int = 2
+    job: str = ""
     run: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property

@@ -27,7 +27,7 @@ from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
 from reagent_lite.distributed.membership import LaunchError
-from reagent_lite.distributed.nodes import Node, find_node
+from reagent_lite.distributed.nodes import Node, find_node, job_name
 from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
 from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys, verdict_on
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
@@ -202,6 +202,7 @@ def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> De
         config=shared_keys(resolved(config)),
         problem=problem,
         exit_code=code,
+        job=job_name(config.rendezvous.job, config.model_output_path, os.environ),
     )
 
 
