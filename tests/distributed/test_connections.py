@@ -1,0 +1,21 @@
+"""Which machines connect to which before workers start."""
+
+import pytest
+
+from reagent_lite.distributed.connections import peers
+
+
+def test_up_to_32_machines_each_connects_to_each_other() -> None:
+    assert peers(1, 4) == [0, 2, 3]
+    assert all(len(peers(node, 32)) == 31 for node in range(32))
+
+
+@pytest.mark.parametrize(("count", "each"), [(33, 6), (64, 6), (256, 8), (257, 9), (1000, 10)])
+def test_of_more_machines_each_connects_to_as_many_as_connect_to_it(count: int, each: int) -> None:
+    """To those 1, 2, 4, ... numbers on: the powers of two below `count`; no pair twice, nobody to itself."""
+    assert peers(0, count) == [2**power for power in range(each)]
+    pairs = {(node, other) for node in range(count) for other in peers(node, count)}
+    assert len(pairs) == count * each
+    assert all(node != other for node, other in pairs)
+    for node in range(count):
+        assert sum(one == node for one, _ in pairs) == sum(other == node for _, other in pairs) == each
