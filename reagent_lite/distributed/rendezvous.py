@@ -317,7 +317,7 @@ class Rendezvous:
                 store.set(f"beat/{number}", f"join.{self.declaration.run}.{time.monotonic()}")
             if number == 0:
                 places.update(store)
-            missing = ", ".join(str(i) for i in range(record.num_nodes) if store.get(f"node/{i}") is None)
+            missing = store.get("missing") or "0"
             return holder, store.get(f"beat/{number}"), Failure.of(store), store.get("go"), missing
 
         while True:
@@ -467,5 +467,6 @@ class _Places:
             one = declared.pop(i)
             logger.info(f"rendezvous: {one.name} went away before all had come; its place is free again")
             store.delete(f"node/{i}")
+        store.set("missing", ", ".join(str(i) for i in range(self._count) if i not in declared))
         if len(declared) == self._count or any(one.problem for one in declared.values()):
             store.set("go", verdict_on(list(declared.values())).model_dump_json())

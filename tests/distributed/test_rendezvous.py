@@ -356,7 +356,7 @@ def test_a_claim_counts_as_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, caplo
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     texts: dict[str, str] = {}
-    store = SimpleNamespace(get=texts.get, delete=lambda key: texts.pop(key, None))
+    store = SimpleNamespace(get=texts.get, set=texts.__setitem__, delete=lambda key: texts.pop(key, None))
     late = Declaration(node=1, host="host1", pid=1, processes=1, device="cpu")
     places = _Places(3, RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6))
     for after, claimed in ((0.1, False), (1.0, False), (0.1, True), (0.3, True), (0.5, False)):
