@@ -14,6 +14,9 @@ class RendezvousConfig(Section):
 
     join_timeout_seconds: Positive = 600.0
     """How long a machine waits until all others have come; also after a restart."""
+    job: str | None = None
+    """Name of the job, which its machines share: machines of another job at the same place are refused; absent: the
+    scheduler's number of the job, and model_output_path."""
     interface: str | None = None
     """Network interface (eth0) or numeric address of this machine to use; absent: the one of the default route."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0

@@ -39,7 +39,8 @@ class SimulationConfig(EnvironmentConfig):
     """Measure at the start how many environments and which minibatch are fastest on this machine.
 
     The search begins at num_envs and training.minibatch_size. As many rows are learned for each environment step as
-    num_envs, minibatch_size and updates_per_rollout have it.
+    num_envs, minibatch_size and updates_per_rollout have it, in at least 10,000 optimizer steps, or as many as
+    configured.
     """
     share: Share | None = None
     """Share of each minibatch that is simulated, beside training_data_path; 0: only evaluate in simulation."""

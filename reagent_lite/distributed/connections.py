@@ -1,48 +1,113 @@
-"""Checks that every machine reaches every other one on ports such as workers open, before workers are started.
+"""Whether machines reach each other on ports such as workers open.
 
-listen on a free port ─► addresses of all ─► connect to each ─► who does not reach whom, the same on every machine
+before workers start    listen on a free port ─► addresses of all ─► connect to some others ─► who does not reach whom
+after a peer was lost   connect to all others at once ─► pairs that have been parted while heartbeats to node 0 go on
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 from reagent_lite.console import logger
 from reagent_lite.distributed.membership import Membership
-from reagent_lite.distributed.network import connection_error, listening
+from reagent_lite.distributed.network import Address, connection_error, listening
+from reagent_lite.distributed.store import LostError
 from reagent_lite.errors import Problem
 
+_MOST_FULL = 32  # machines of which each connects to each other
 _ONE_SECONDS = 5.0
+_AGAIN_SECONDS = 3.0
 _LOG_SECONDS = 10.0
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def unreached_machines(membership: Membership, seconds: float, patience: float) -> list[Problem]:
-    """Returns the pairs of machines that cannot connect, the same on every machine.
+def peers(node: int, count: int) -> list[int]:
+    """Returns the machines that a machine connects to before workers start.
+
+    Up to 32 machines these are all others, else those 1, 2, 4, 8, ... numbers on: each machine connects to log2(count)
+    others and from as many.
+    """
+    if count <= _MOST_FULL:
+        return [other for other in range(count) if other != node]
+    return [(node + 2**power) % count for power in range((count - 1).bit_length())]
+
+
+class Connections:
+    """This machine's connections to others, from the start of an attempt to its end.
 
     Args:
         membership: the membership of this machine.
-        seconds: how long each machine tries.
-        patience: seconds by which other machines may be late.
-
-    Raises:
-        LostError: others did not take part.
     """
-    own = membership.worker_address
-    if len(membership.declarations) == 1 or own is None:
-        return []
-    # the kernel completes connections by itself: nobody has to accept them
-    with listening(own.address, 0) as server:
-        place = [own.address, own.interface, server.getsockname()[1], _port_range()]
-        places = membership.exchange("place", place, patience)
-        others = [i for i in range(len(places)) if i != membership.node]
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._own: Address | None = membership.worker_address if len(membership.declarations) > 1 else None
+        self._server: socket | None = None
+        self._places: list[Any] = []
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._server is not None:
+            self._server.close()
+
+    def unreached(self, seconds: float, patience: float) -> list[Problem]:
+        """Returns the pairs of machines that cannot connect, the same on every machine.
+
+        Args:
+            seconds: how long each machine tries.
+            patience: seconds by which other machines may be late.
+
+        Raises:
+            LostError: others did not take part.
+            RendezvousError: this machine cannot listen.
+        """
+        own = self._own
+        if own is None:
+            return []
+        # the kernel completes connections by itself: nobody has to accept them
+        self._server = listening(own.address, 0)
+        place = [own.address, own.interface, self._server.getsockname()[1], _port_range()]
+        self._places = self._membership.exchange("place", place, patience)
         deadline = time.monotonic() + seconds
+        table = self._unreached_of(
+            peers(self._membership.node, len(self._places)),
+            lambda other: _connect(own.address, other, self._places[other], deadline),
+        )
+        tables = self._membership.exchange("unreached", table, patience + seconds + _ONE_SECONDS)
+        return self._problems(tables)
+
+    def try_again(self) -> None:
+        """Connects to all others once, and tells them which it did not reach."""
+
+        def error_of(other: int) -> str:
+            address, _, port, _ = self._places[other]
+            return connection_error(address, port, _AGAIN_SECONDS)
+
+        others = [other for other in range(len(self._places)) if other != self._membership.node]
+        with suppress(LostError):
+            self._membership.give("parted", self._unreached_of(others, error_of))
+
+    def parted(self) -> list[Problem]:
+        """Returns the pairs of machines that do not connect any more, as machines have found by `try_again`."""
+        with suppress(LostError):
+            return self._problems([table or {} for table in self._membership.given("parted")])
+        return []
+
+    def _unreached_of(self, others: list[int], error_of: Callable[[int], str]) -> dict[str, str]:
         with ThreadPoolExecutor(max_workers=32) as pool:
-            found = list(pool.map(lambda i: _connect(own.address, i, places[i], deadline), others))
-        unreached = {str(i): why for i, why in zip(others, found, strict=True) if why}
-        tables = membership.exchange("unreached", unreached, patience + seconds + _ONE_SECONDS)
-    return [_problem(i, int(other), places, why) for i, table in enumerate(tables) for other, why in table.items()]
+            errors = list(pool.map(error_of, others))
+        return {str(other): error for other, error in zip(others, errors, strict=True) if error}
+
+    def _problems(self, tables: list[dict[str, str]]) -> list[Problem]:
+        return [
+            _problem(node, int(other), self._places, why)
+            for node, table in enumerate(tables)
+            for other, why in table.items()
+        ]
 
 
 def _connect(own: str, other: int, place: list[Any], deadline: float) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
-from reagent_lite.distributed.connections import unreached_machines
+from reagent_lite.distributed.connections import Connections
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
 from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchError, Membership
 from reagent_lite.distributed.rendezvous import Rendezvous
@@ -172,6 +172,7 @@ class Attempt:
         self._running: list[subprocess.Popen[bytes]] = []
         self._stopped: dict[int, float] = {}
         self._oom_kills = oom_kills()
+        self._connections = Connections(membership)
 
     def run(self, folder: FolderIdentity | None) -> Failure | None:
         """Returns why the attempt ended early, or None."""
@@ -191,6 +192,8 @@ class Attempt:
         except OSError as error:
             problem = Problem(f"node {self._membership.node}", "a machine that can start its workers", str(error))
             return self._membership.abort(Failure(reason=str(problem)))
+        finally:
+            self._connections.close()
         reason = f"{failure.reason}\nThe model had been saved before and is kept; the run does not begin again"
         return Failure(reason=reason, restart=False)
 
@@ -200,7 +203,7 @@ class Attempt:
         def check() -> list[Problem]:
             if folder is not None:
                 folder.require()
-            return unreached_machines(self._membership, _CONNECT_SECONDS, _CONNECT_SECONDS)
+            return self._connections.unreached(_CONNECT_SECONDS, _CONNECT_SECONDS)
 
         background = Background()
         checked = background.submit(check)
@@ -259,13 +262,17 @@ class Attempt:
             failure = failure.model_copy(update={"reason": reason, "exit_code": Preempted.exit_code, "restart": False})
         if failure.first_hand:
             return self._membership.abort(failure)
+        connecting = Background()
+        connecting.submit(self._connections.try_again)
+        connecting.close()
         deadline = time.monotonic() + self._lost_after + _MACHINE_SECONDS
         while time.monotonic() < deadline and len(self._membership.declarations) > 1:
             first = self._membership.poll()
             if first is not None:
                 return first
             time.sleep(_WATCH_SECONDS)
-        reason = self._membership.awaited() + failure.reason
+        parted = "".join(f"{problem}\n" for problem in self._connections.parted())
+        reason = (parted or self._membership.awaited()) + failure.reason
         return self._membership.abort(failure.model_copy(update={"reason": reason}))
 
     @property

@@ -33,6 +33,7 @@ class Record(BaseModel):
         nonce: identifies the store, which holds it too.
         token: secret of the store, written here and nowhere else; "" without a file.
         run: identifies one launcher of node 0.
+        job: name of the job, which machines of another job do not join; "" where it has none.
         attempt: 0, then one more for each restart; the store has the present one, the file keeps the first.
         address, interface: numeric address and its interface.
         others: further addresses of that interface, where the store listens as well.
@@ -45,6 +46,7 @@ class Record(BaseModel):
     nonce: str
     token: str = ""
     run: str
+    job: str = ""
     attempt: int
     address: str
     interface: str

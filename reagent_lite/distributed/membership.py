@@ -3,9 +3,10 @@
 keys of an attempt in node 0's store
 nonce, record      which store this is               node/i           what machine i declares; it has that number
 go                 all declarations, and problems    beat/i           a number that grows while machine i lives
+missing            who has not come
 abort              the first failure, no other       progress/i       how far the workers of machine i are
 next               after an abort: restart or end    left/i           machine i needs the store no longer
-exchange/key/i     what machine i gives the others
+exchange/key/i     what machine i gives the others   exchange/key     the same of all machines, from node 0
 """
 
 import json
@@ -33,6 +34,7 @@ ROUND_SECONDS = 0.2
 """Time between two polls of the store."""
 
 _EXCHANGE_SECONDS = 0.02
+_EXCHANGE_REQUESTS = 5000  # a second, of all machines together
 _PAUSE_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
 _FINISH_SECONDS = 60.0
@@ -211,26 +213,36 @@ class Membership:
             LostError: some did not send theirs in time; they are named.
         """
         self.give(key, value)
+        gathered = f"exchange/{key}"
         deadline = time.monotonic() + seconds
         while True:
-            values = self.given(key)
-            absent = [str(i) for i, one in enumerate(values) if one is None]
-            if not absent:
-                return values
-            if time.monotonic() > deadline:
-                raise LostError(f"node {', '.join(absent)} sent nothing for {seconds:g} s")
-            time.sleep(_EXCHANGE_SECONDS)
+            late = time.monotonic() > deadline
+            text = None if self.node == 0 else self._link.call(lambda store: store.get(gathered))
+            if text is not None:
+                return list(json.loads(text))
+            if self.node == 0 or late:  # node 0 alone, as requests of each for each grow with the square of machines
+                values = self.given(key)
+                absent = [str(i) for i, one in enumerate(values) if one is None]
+                if not absent:
+                    self._put(gathered, values)
+                    return values
+                if late:
+                    raise LostError(f"node {', '.join(absent)} sent nothing for {seconds:g} s")
+            time.sleep(max(_EXCHANGE_SECONDS, len(self.declarations) / _EXCHANGE_REQUESTS))
 
     def give(self, key: str, value: object) -> None:
         """Sends a JSON value to all machines."""
-        text = json.dumps(value)
-        self._link.call(lambda store: store.set(f"exchange/{key}/{self.node}", text))
+        self._put(f"exchange/{key}/{self.node}", value)
 
     def given(self, key: str) -> list[Any]:
         """Returns each machine's value, None for one that is not there yet."""
         keys = [f"exchange/{key}/{one.node}" for one in self.declarations]
         texts = self._link.call(lambda store: [store.get(one) for one in keys])
         return [None if text is None else json.loads(text) for text in texts]
+
+    def _put(self, key: str, value: object) -> None:
+        text = json.dumps(value)
+        self._link.call(lambda store: store.set(key, text))
 
     def awaited(self) -> str:
         """Returns which ranks the others have waited for too long, a line each; "" where that is not known."""

@@ -103,6 +103,30 @@ def route_to(address: str, port: int) -> Address | None:
     return next((a for a in addresses() if a.address == own), Address("", own))
 
 
+def address_for(host: str, port: int, wanted: str | None) -> Address | None:
+    """Returns the address of this machine that it gives the peers of a host; None where there is no route.
+
+    Where the host's name leads to a loopback address, as a machine's own name does on Debian, it is the one of the
+    default route.
+
+    Args:
+        host: name or numeric address of node 0.
+        port: on which node 0 listens.
+        wanted: an interface or address of this machine that takes its place, or None.
+
+    Raises:
+        RendezvousError: the name does not resolve, or this machine has not what is wanted.
+    """
+    if wanted is not None:
+        return own_address(wanted)
+    address = resolved(host, port)
+    own = route_to(address, port)
+    if own is not None and own.is_loopback and host != address:
+        with suppress(RendezvousError):  # a machine without a network: all processes are on this one
+            return own_address(None)
+    return own
+
+
 def _source_address(address: str, port: int) -> str | None:
     with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
         try:

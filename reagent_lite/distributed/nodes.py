@@ -1,10 +1,10 @@
 """Which machine this is, and among how many: by the command line, the JSON, or a scheduler.
 
-scheduler                        number                   count
-srun, one task a machine         SLURM_NODEID             SLURM_STEP_NUM_NODES
+scheduler                        number                   count                     job
+srun, one task a machine         SLURM_NODEID             SLURM_STEP_NUM_NODES      SLURM_JOB_ID
 Kubernetes indexed job           JOB_COMPLETION_INDEX     (num_nodes in the JSON)
-Kubeflow's PyTorchJob            PET_NODE_RANK            PET_NNODES
-SkyPilot                         SKYPILOT_NODE_RANK       SKYPILOT_NUM_NODES
+Kubeflow's PyTorchJob            PET_NODE_RANK            PET_NNODES                PET_RDZV_ID
+SkyPilot                         SKYPILOT_NODE_RANK       SKYPILOT_NUM_NODES        SKYPILOT_TASK_ID
 torchrun, accelerate launch      GROUP_RANK               GROUP_WORLD_SIZE, which start the workers themselves
 """
 
@@ -16,6 +16,7 @@ from reagent_lite.errors import ConfigError, Problem
 
 _INDEX = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "SKYPILOT_NODE_RANK")
 _COUNT = ("SLURM_STEP_NUM_NODES", "PET_NNODES", "SKYPILOT_NUM_NODES")
+_JOB = ("SLURM_JOB_ID", "PET_RDZV_ID", "SKYPILOT_TASK_ID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,18 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
     if not 0 <= number < total:
         raise ConfigError(Problem(key, expected, str(number)))
     return Node(number, total)
+
+
+def job_name(given: str | None, output: str, environment: Mapping[str, str]) -> str:
+    """Returns the name that all machines of a job share, and machines of another job do not.
+
+    Args:
+        given: the config's rendezvous.job.
+        output: its model_output_path, of which two jobs have one each.
+        environment: variables of this process; a scheduler's number of the job comes before the path.
+    """
+    numbered = (f"{name}={environment[name]}, {output}" for name in _JOB if _is_set(environment, name))
+    return given or next(numbered, output)
 
 
 def _common(values: dict[str, int]) -> tuple[str, int]:

@@ -39,6 +39,7 @@ _SHARE_SECONDS = 20.0
 _CHECK_SECONDS = 1.0
 _READ_ATTEMPTS = 5
 _FORCE_SECONDS = 30.0
+_OTHER_JOB_SECONDS = 5.0  # for a job that just ends, or is ended by --force
 _LOOPBACK = Address("lo", "127.0.0.1")
 T = TypeVar("T")
 
@@ -166,6 +167,7 @@ class Rendezvous:
             nonce=uuid.uuid4().hex,
             token=token,
             run=self.declaration.run,
+            job=self.declaration.job,
             attempt=0,
             address=own.address,
             interface=own.interface,
@@ -228,6 +230,7 @@ class Rendezvous:
     def _find(self, deadline: float) -> tuple[Link, Record]:
         """Polls until node 0 answers."""
         delay, logged = 0.2, time.monotonic()
+        other_job_since: float | None = None
         while True:
             self.interrupted()
             reached = reach(self._ended) if self._ended is not None else None  # needs no share
@@ -238,11 +241,17 @@ class Rendezvous:
             now = time.monotonic()
             if reached is not None:
                 link, record = reached
-                if not self._is_over(record) and now <= deadline:
+                other_job = self._other_job(record)
+                if not self._is_over(record) and now <= deadline and other_job is None:
                     return reached
                 link.close()
                 over = f"whose attempt {record.attempt} has ended" if now <= deadline else "which answers late"
                 state = f"{record}, {over}"
+                if other_job is not None:
+                    other_job_since = other_job_since or now
+                    if now - other_job_since > _OTHER_JOB_SECONDS:
+                        raise other_job
+                    state = f"{record}, of job {record.job!r}"
             if now > deadline:
                 where = f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}"
                 expected = f"node 0 within {self.settings.join_timeout_seconds:g} s"
@@ -254,6 +263,14 @@ class Rendezvous:
                 logger.info(f"rendezvous: {waits}: {state}; {deadline - now:.0f} s left")
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 1.5, _LONGEST_POLL)
+
+    def _other_job(self, record: Record) -> RendezvousError | None:
+        job = self.declaration.job
+        if record.job == job or not (record.job and job):
+            return None
+        where = f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}"
+        todo = "Give each job a file or port of its own; machines of one job need the same rendezvous.job"
+        return RendezvousError(Problem(where, f"machines of job {job!r}", f"job {record.job!r} ({record})", todo))
 
     def _is_over(self, record: Record) -> bool:
         ended = self._ended
@@ -300,7 +317,7 @@ class Rendezvous:
                 store.set(f"beat/{number}", f"join.{self.declaration.run}.{time.monotonic()}")
             if number == 0:
                 places.update(store)
-            missing = ", ".join(str(i) for i in range(record.num_nodes) if store.get(f"node/{i}") is None)
+            missing = store.get("missing") or "0"
             return holder, store.get(f"beat/{number}"), Failure.of(store), store.get("go"), missing
 
         while True:
@@ -450,5 +467,6 @@ class _Places:
             one = declared.pop(i)
             logger.info(f"rendezvous: {one.name} went away before all had come; its place is free again")
             store.delete(f"node/{i}")
+        store.set("missing", ", ".join(str(i) for i in range(self._count) if i not in declared))
         if len(declared) == self._count or any(one.problem for one in declared.values()):
             store.set("go", verdict_on(list(declared.values())).model_dump_json())

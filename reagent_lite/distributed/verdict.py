@@ -29,6 +29,7 @@ class Declaration(BaseModel):
         config: the resolved config by dotted key, without LOCAL_KEYS.
         problem: why this machine cannot take part, or "".
         exit_code: the exit code that goes with the problem.
+        job: name of the machine's job, see `nodes.job_name`; "" meets any.
         run: distinguishes two starts on one machine.
     """
 
@@ -44,6 +45,7 @@ class Declaration(BaseModel):
     config: dict[str, Any] = {}
     problem: str = ""
     exit_code: int = 2
+    job: str = ""
     run: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property
@@ -53,7 +55,7 @@ class Declaration(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What node 0 finds about all declarations; with problems there is no run."""
+    """What node 0 finds about all declarations, which are without their configs; with problems there is no run."""
 
     problems: list[Problem]
     warnings: list[str]
@@ -79,7 +81,9 @@ def verdict_on(declared: Sequence[Declaration]) -> Verdict:
     if unfit:
         problems, warnings = [Problem(one.name, "a machine that can take part", one.problem) for one in unfit], []
     code = max(unfit[0].exit_code, 1) if unfit else RendezvousError.exit_code
-    return Verdict(problems=problems, warnings=warnings, exit_code=code, declarations=tuple(declared))
+    # every machine reads the verdict
+    declarations = tuple(one.model_copy(update={"config": {}}) for one in declared)
+    return Verdict(problems=problems, warnings=warnings, exit_code=code, declarations=declarations)
 
 
 def shared_keys(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.distributed.connections import unreached_machines
+from reagent_lite.distributed.connections import Connections, peers
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.distributed.membership import Membership
@@ -123,11 +123,12 @@ def _fit(facts: list[Any]) -> list[Row]:
 def reach_others(membership: Membership, seconds: float) -> list[Row]:
     """Connects to every other machine; all learn of all pairs."""
     name = "machines reach each other"
-    problems = unreached_machines(membership, _CONNECT_SECONDS, seconds)
+    with closing(Connections(membership)) as connections:
+        problems = connections.unreached(_CONNECT_SECONDS, seconds)
     rows = [failed(name, one.fault, one.todo) for one in problems]
     count = len(membership.declarations)
-    pairs = count * (count - 1)
-    return rows or [ok(name, f"{pairs} connections, each machine to each other")]
+    each = len(peers(0, count))
+    return rows or [ok(name, f"{count * each} connections, each machine to {each} others")]
 
 
 def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Row]:

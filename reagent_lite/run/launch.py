@@ -26,8 +26,9 @@ from reagent_lite.data.formats.files import list_input
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
-from reagent_lite.distributed.membership import LaunchError
-from reagent_lite.distributed.nodes import Node, find_node
+from reagent_lite.distributed.membership import GLOO_VARIABLE, LaunchError
+from reagent_lite.distributed.network import address_for
+from reagent_lite.distributed.nodes import Node, find_node, job_name
 from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
 from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys, verdict_on
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
@@ -112,6 +113,8 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
         launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)
         return 0
     place = place or Place()
+    if place.num_nodes > 1 and not is_worker():
+        _choose_interface(config)
     if place.rank == 0 and not is_worker():
         _log_choice(processes)
     device, wait = processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds
@@ -130,6 +133,22 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     if place.rank == 0:
         print(outcome.line(), flush=True)
     return 0
+
+
+def _choose_interface(config: WorkflowConfig) -> None:
+    """Makes gloo use the interface that reaches node 0 where another launcher has started this process.
+
+    By default gloo takes the address of this machine's name, which is 127.0.0.1 where the name does not resolve.
+
+    Raises:
+        RendezvousError: MASTER_ADDR does not resolve, or rendezvous.interface does not exist.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if GLOO_VARIABLE in os.environ or not host or not port.isdigit():
+        return
+    own = address_for(host, int(port), config.rendezvous.interface)
+    if own is not None and own.interface:
+        os.environ[GLOO_VARIABLE] = own.interface
 
 
 def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group: Group) -> None:
@@ -202,6 +221,7 @@ def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> De
         config=shared_keys(resolved(config)),
         problem=problem,
         exit_code=code,
+        job=job_name(config.rendezvous.job, config.model_output_path, os.environ),
     )
 
 

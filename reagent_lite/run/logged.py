@@ -30,6 +30,7 @@ from reagent_lite.data.copy.training_copy import (
 )
 from reagent_lite.data.features.normalization import check_covers, normalization_json
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
+from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
@@ -198,8 +199,9 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    # the same episodes may be in the eval data of several machines, but not in their training data
-    found = shards.agree(Facts.of(copy, group.node, given), path, disjoint=path == config.training_data_path)
+    found = shards.agree(Facts.of(copy, group.node, given), path)
+    if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
+        require_own_rows(copy, shards, path)
     logger.info(f"{title}: {path}: {named_counts(found.counts)}")
     for note in found.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")

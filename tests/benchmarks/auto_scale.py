@@ -12,8 +12,7 @@ import torch
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.run.environments import compiled
-from reagent_lite.run.scaling.auto_scale import Probes, Scale, find_scale, largest
+from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, find_scale
 
 ROUNDS, LARGEST = 3, 8192
 
@@ -25,10 +24,10 @@ def main() -> None:
             "model_output_path": folder, "use_gpu": group.device.type == "cuda",
             "rainbow": {"dueling_architecture": False},
             "training": {"layers": [-1, 128, 64, -1], "minibatch_size": 256},
-            "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 256, "total_steps": 100 * LARGEST},
+            "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 256, "total_steps": 10**12},
         }  # fmt: skip
         config = check(DqnConfig, tree)
-        limit = largest(config, group, compiled(config.environments, group))
+        limit = Limit(num_envs=LARGEST, reason="the sweep")
         choice = find_scale(config, limit, Probes(config, group)).choice
         assert choice is not None
         first, probes = Scale.of(config, 1), Probes(config, group)

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from cluster.hosts import Hosts
+from cluster.hosts import Hosts, Names
 from cluster.training import SECONDS, Job, alone, learned, parts, same
 
 from reagent_lite.export import load_bundle
@@ -38,6 +38,18 @@ def test_the_seven_steps(two_hosts: Hosts, job: Make, lines: list[str], tmp_path
     assert bundle.action_names == ("0", "1")
     assert list(two_hosts[0].seen_from_here(two_hosts.share).iterdir()) == []
     same(learned(work.out()), alone(tmp_path / "alone", lines, **whole), 1e-5)
+
+
+@SLOW
+@pytest.mark.parametrize("names", ["unknown", "loopback"])
+def test_torchrun_where_names_lead_nowhere(need_hosts: None, lines: list[str], names: Names) -> None:
+    """gloo asks for the address of a machine's own name, and takes 127.0.0.1 where it finds nothing or that."""
+    with Hosts(2, kind="bind", names=names) as hosts:
+        work = Job(hosts, parts(lines, 2), epochs=1)
+        for host in hosts:
+            work.torchrun(host)
+        work.done()
+        assert (work.out() / "model").exists()
 
 
 def halves(lines: list[str]) -> list[list[str]]:

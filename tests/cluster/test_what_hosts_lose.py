@@ -213,6 +213,18 @@ def test_two_machines_that_do_not_reach_each_other_are_named_before_workers_star
         assert "connections: node 2 is not reached at 10.83.0.3:" in machines[1].stderr
 
 
+@SLOW
+def test_two_machines_that_a_firewall_parts_are_named(need_hosts: None) -> None:
+    """Both reach node 0, so that heartbeats go on; workers wait 8 s for each other."""
+    with Hosts(3, kind="bind") as hosts:
+        run = Run(hosts)
+        machines = run.under_way(steps=2000, wait=8)
+        hosts[1].lose_packets_to(hosts[2])
+        all_end(machines, 4, "node 1 (10.83.0.2, eth0): expected a connection to node 2 (10.83.0.3:", 8 + 20)
+        for machine in machines:
+            assert machine.stderr.index("node 1 (10.83.0.2") < machine.stderr.index("rank ")
+
+
 @pytest.mark.parametrize("kinds", [["-6", "-6"], pytest.param(["-4", "-6"], marks=SLOW)])
 def test_a_machine_without_ipv4(need_hosts: None, kinds: list[str]) -> None:
     """Node 0 has both kinds of address and the other machine finds it by IPv6; gloo takes IPv4 there, as logged."""

@@ -78,6 +78,14 @@ class Job:
         self.started[host.index].append(started)
         return started
 
+    def torchrun(self, host: Host) -> Started:
+        """Starts one host's process by torchrun."""
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(self.hosts)}", "--nproc-per-node=1",
+                   f"--node-rank={host.index}", f"--master-addr={self.hosts[0].address}", "--master-port=29500",
+                   "-m", "workflows.dqn", "--config", host.data / "job/x.json"]  # fmt: skip
+        self.started[host.index].append(host.start(command, env=ENVIRONMENT, cwd=host.data))
+        return self.started[host.index][-1]
+
     def start_all(self, **options: Any) -> list[Started]:
         """Gives the command on every host."""
         return [self.start(host, **options) for host in self.hosts]

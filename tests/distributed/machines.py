@@ -158,7 +158,7 @@ def main(options: dict[str, Any]) -> None:
         declaration=Declaration(
             node=node.index, host=options.get("host", f"host{node.index}"), pid=os.getpid(),
             processes=processes, device="cpu", versions=options.get("versions", {}),
-            config=options.get("config", {}), problem=options.get("problem", ""),
+            config=options.get("config", {}), problem=options.get("problem", ""), job=options.get("job", ""),
         ),
         force=options.get("force", False),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reagent_lite.distributed.nodes import Node, find_node
+from reagent_lite.distributed.nodes import Node, find_node, job_name
 from reagent_lite.errors import ConfigError
 
 SLURM = {"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
@@ -41,6 +41,21 @@ def test_number_and_count_of_machines_by_source(
     index: int | None, count: int, environment: dict[str, str], expected: Node
 ) -> None:
     assert find_node(index=index, count=count, environment=environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected"),
+    [
+        (None, {}, "out"),
+        (None, {"SLURM_JOB_ID": "7"}, "out"),  # an interactive shell in an allocation
+        (None, {**SLURM, "SLURM_JOB_ID": "7"}, "SLURM_JOB_ID=7, out"),
+        (None, {"PET_RDZV_ID": "a"}, "PET_RDZV_ID=a, out"),
+        (None, {"SKYPILOT_TASK_ID": "b"}, "SKYPILOT_TASK_ID=b, out"),
+        ("mine", {**SLURM, "SLURM_JOB_ID": "7"}, "mine"),
+    ],
+)
+def test_name_of_a_job(given: str | None, environment: dict[str, str], expected: str) -> None:
+    assert job_name(given, "out", environment) == expected
 
 
 @pytest.mark.parametrize(

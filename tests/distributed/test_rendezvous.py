@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 from machines import ONE, Start, all_end, appears
 from oracles.doctors import RECORD
+from oracles.ranks import free_port
 from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -165,6 +166,20 @@ def test_two_jobs_on_one_file(start: Start, tmp_path: Path) -> None:
     all_end([start(1), forced], 0)
 
 
+@pytest.mark.parametrize("by_address", [False, True])
+def test_machines_of_two_jobs_never_mix(start: Start, by_address: bool) -> None:
+    """Both jobs have one config. Machine 1 of the second one ends with a sentence, and the first job meets its own."""
+    place = {"init_method": f"tcp://localhost:{free_port()}"} if by_address else {}
+    first = start(0, job="first", **place)
+    first.logs("listens at")
+    other = start(1, job="second", **place)
+    assert other.ended(25) == 3
+    assert "expected machines of job 'second', got job 'first' (run " in other.log
+    assert f"pid {first.process.pid}" in other.log
+    assert "Give each job a file or port of its own" in other.log
+    all_end([start(1, job="first", **place), first], 0)
+
+
 def test_two_jobs_that_start_in_the_same_instant(start: Start) -> None:
     """Both find no file and publish; the one whose record was replaced ends, the other meets its machines."""
     jobs = [start(0), start(0)]
@@ -204,9 +219,7 @@ def test_a_number_beyond_the_count_of_node_0(start: Start) -> None:
 
 
 def test_by_address_without_a_file(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    options = {"init_method": f"tcp://localhost:{port}", "work": "kill", "steps": 5, "restarts": 1}
+    options = {"init_method": f"tcp://localhost:{free_port()}", "work": "kill", "steps": 5, "restarts": 1}
     both = [start(index, **options) for index in (1, 0)]
     all_end(both, 0)
     assert "restart 1 of at most 1" in both[1].log  # which listens at the same port again
@@ -343,7 +356,7 @@ def test_a_claim_counts_as_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, caplo
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     texts: dict[str, str] = {}
-    store = SimpleNamespace(get=texts.get, delete=lambda key: texts.pop(key, None))
+    store = SimpleNamespace(get=texts.get, set=texts.__setitem__, delete=lambda key: texts.pop(key, None))
     late = Declaration(node=1, host="host1", pid=1, processes=1, device="cpu")
     places = _Places(3, RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6))
     for after, claimed in ((0.1, False), (1.0, False), (0.1, True), (0.3, True), (0.5, False)):

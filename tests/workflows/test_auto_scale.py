@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.ranks import run_ranks
-from oracles.runs import ALONE, checked, trained
+from oracles.runs import ALONE, ROOT, checked, trained
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, Place
@@ -15,6 +15,7 @@ from reagent_lite.errors import ConfigError
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.scaling import auto_scale
 from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, auto_scaled, find_scale, largest
+from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 
 Tree = dict[str, Any]
@@ -27,13 +28,16 @@ def _own_cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeyp
 
 
 def tree(tmp_path: Path, **simulation: Any) -> Tree:
-    """8 environments and 16 rows; 100 rounds of 16 environments are the whole run."""
+    """8 environments and 16 rows; 500 rounds of 16 environments are the whole run."""
     return {
         "model_output_path": str(tmp_path / "out"), "use_gpu": False, "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 16},
-        "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 8, "total_steps": 1600,
+        "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 8, "total_steps": 8000,
                        "warmup_steps": 100, "num_evaluations": 1, "evaluation_episodes": 2, **simulation},
     }  # fmt: skip
+
+
+LONG = 10**12  # environment steps: enough optimizer steps with any scale
 
 
 class Modelled(Probes):
@@ -61,13 +65,13 @@ def test_environments_first_then_the_minibatch(tmp_path: Path) -> None:
     doublings on. There minibatches of 2048 rows are within 3 % of those of 8192.
     """
     device = Modelled()
-    config = checked(tree(tmp_path))
+    config = checked(tree(tmp_path, total_steps=LONG))
     found = find_scale(config, Limit(num_envs=2**20, reason="memory"), device)
     assert found.choice == Scale(num_envs=8192, minibatch_size=32768, updates=1)
     envs = [4 * 2**i for i in range(14)]
     assert device.asked[:14] == [(n, 4 * n, 1) for n in envs]
     assert device.asked[14:24] == [(32768, 16 * 2**i, 8192 // 2**i) for i in range(10)]
-    assert device.asked[24:] == [(8192, 2048, 16), (16384, 2048, 32)]  # and what is known of 32 768
+    assert device.asked[24:] == [(8192, 2048, 16), (16384, 2048, 32), (8192, 32768, 1)]  # and what is known of 32 768
     # every pair of the full grid
     grid = [Scale(num_envs=4, minibatch_size=16, updates=1).with_minibatch(n, 16 * 2**i)
             for n in [*envs, 2**16, 2**20] for i in range(18)]  # fmt: skip
@@ -86,7 +90,7 @@ def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(tmp_p
             return 1e6 / (1e6 / super().speed(scale) + slow / scale.num_envs)
 
     device = Cached(start=5000)
-    found = find_scale(checked(tree(tmp_path)), Limit(num_envs=2**16, reason="memory"), device)
+    found = find_scale(checked(tree(tmp_path, total_steps=LONG)), Limit(num_envs=2**16, reason="memory"), device)
     assert found.choice is not None
     first = Scale(num_envs=4, minibatch_size=16, updates=1)
     grid = [first.with_minibatch(4 * 2**i, 16 * 2**k) for i in range(15) for k in range(15)]
@@ -97,13 +101,49 @@ def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(tmp_p
 def test_memory_bounds_the_search(tmp_path: Path) -> None:
     """More than 1250 environments die; 1296 are so near to 1152 that the search with a small minibatch ends there."""
     device = Modelled(start=1e6, memory=1250)
-    found = find_scale(checked(tree(tmp_path)), Limit(num_envs=2**20, reason="memory"), device)
+    found = find_scale(checked(tree(tmp_path, total_steps=LONG)), Limit(num_envs=2**20, reason="memory"), device)
     assert device.asked[8:13] == [(1024, 4096, 1), (2048, 8192, 1), (1536, 6144, 1), (1280, 5120, 1), (1152, 4608, 1)]
     died = [1536, 2048, 1280, 2304, 1728, 1440, 1296]
     assert sorted(died) == sorted({n for n, *_ in device.asked if n > 1250})
     assert found.choice is not None
     assert found.choice.num_envs == 1152
     assert sum("killed by signal 9" in line for line in found.lines) == len(died)
+
+
+@pytest.mark.parametrize(("total_steps", "fewest"), [(160_000, 10_000), (16_000, 1987)])
+def test_a_run_keeps_optimizer_steps(tmp_path: Path, total_steps: int, fewest: int) -> None:
+    """8 environments and 100 steps before learning: 13 rounds of these, and (total_steps - 104) / 8 optimizer steps.
+
+    The first run has 19 987, the second 1987, which are fewer than 10 000 already.
+    """
+    device, config = Modelled(), checked(tree(tmp_path, total_steps=total_steps))
+    found = find_scale(config, Limit(num_envs=total_steps // 1000, reason="memory"), device)
+    assert found.choice is not None
+    assert found.choice.num_envs > 4
+    assert simulated_plan(found.choice.applied(config, 2), 1).num_steps >= fewest
+    assert f"with at least {fewest:,} optimizer steps" in found.lines[1]
+    for num_envs, minibatch, updates in device.asked:
+        applied = Scale(num_envs=num_envs, minibatch_size=minibatch, updates=updates).applied(config, 2)
+        assert simulated_plan(applied, 1).num_steps >= fewest
+
+
+def test_the_choice_is_measured_twice(tmp_path: Path) -> None:
+    """1024 environments read three times as fast as they are, once; the second reading tells."""
+
+    class Lucky(Modelled):
+        def rate(self, scale: Scale) -> tuple[float, str]:
+            first = not any(num_envs == 1024 for num_envs, *_ in self.asked)
+            rate, failure = super().rate(scale)
+            return (3 * rate if scale.num_envs == 1024 and first else rate), failure
+
+    device = Lucky()
+    config = checked(tree(tmp_path, total_steps=LONG))
+    found = find_scale(config, Limit(num_envs=2**20, reason="memory"), device)
+    assert found.choice is not None
+    assert found.choice.num_envs > 1024
+    chosen = (found.choice.num_envs, found.choice.minibatch_size, found.choice.updates)
+    assert device.asked.count((1024, 4096, 1)) == device.asked.count(chosen) == 2
+    assert max(device.asked.count(scale) for scale in device.asked) == 2
 
 
 @pytest.mark.parametrize(("minibatch", "updates"), [(16, 1), (7, 3), (1000, 1), (1, 5)])
@@ -125,8 +165,8 @@ def largest_here(tree: Tree, monkeypatch: pytest.MonkeyPatch, free: float = 2**4
 
 
 def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4 processes, 2 of them here; capacity holds 3 steps of every environment, total_steps 100 of them."""
-    assert largest_here(tree(tmp_path, total_steps=10**6), monkeypatch).num_envs == 2500
+    """Of 4 processes, 2 of them here; capacity holds 3 steps of every environment, total_steps 500 of them."""
+    assert largest_here(tree(tmp_path, total_steps=10**6), monkeypatch).num_envs == 500
     long = tree(tmp_path, total_steps=10**9, replay={"capacity": 60_000})
     assert largest_here(long, monkeypatch) == Limit(num_envs=5000, reason="simulation.replay.capacity holds 3 steps")
     # 15 000 rows of 42 bytes; an environment of 78 bytes, what it shows again (16), a forward pass of 10 numbers twice
@@ -225,3 +265,16 @@ def test_one_machine_searches_for_all(tmp_path: Path, machines: int, processes: 
     num_envs = int(first.err.split("auto-scaling chose simulation.num_envs=")[1].split(",")[0])
     assert num_envs in (8, 16)  # of both; a process has half of them
     assert f"{num_envs} environments on cpu" in first.err
+
+
+@pytest.mark.slow
+def test_a_scaled_run_learns_as_well(tmp_path: Path) -> None:
+    """configs/cartpole/online.json ends at a return of 490 of at most 500 with 16 environments."""
+    given = json.loads((ROOT / "configs/cartpole/online.json").read_text()) | {"use_gpu": False}
+    returns = []
+    for scaled in (False, True):
+        changed = {"num_evaluations": 10, "auto_scale": scaled}
+        run = given | {"model_output_path": str(tmp_path / str(scaled)), "simulation": given["simulation"] | changed}
+        returns.append(trained(run).scores["simulation/return/mean"])
+    assert returns[0] > 450
+    assert returns[1] > 0.9 * returns[0]

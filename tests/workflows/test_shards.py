@@ -283,6 +283,10 @@ def test_replicas_train_the_model_of_one_process(cluster: Together) -> None:
     assert "shards:" not in done.runs[0].err
 
 
+LONG = random_rows(3000, missing=0)
+THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)])
+
+
 @pytest.mark.parametrize(
     ("shards", "changes", "message"),
     [
@@ -290,11 +294,17 @@ def test_replicas_train_the_model_of_one_process(cluster: Together) -> None:
          "data on node 1: expected the 30 rows of node 0, as data.layout is replicas, got 30 rows, others"),
         ((None, None), {}, "data: expected rows of data on at least one node, got none on any of 2"),
         ((random_rows(30), random_rows(30)), {},
-         "data on node 1: expected rows of its own, as data.layout is shards, got the 30 rows of node 0"),
+         "data on node 1: expected rows of its own, as data.layout is shards, got rows of node 0: 30 of 30 rows of "
+         "node 1 that were compared. Give every node its own part (workflows.shard), or set data.layout to replicas"),
+        ((random_rows(30), [*random_rows(30), *named(random_rows(59), 1)]), {},
+         "data on node 1: expected rows of its own, as data.layout is shards, got rows of node 0: 30 of 89 rows of "
+         "node 1 that were compared"),
+        (THIRD, {},
+         f"got rows of node 0: {sum(int(i * 2999 / 1023) < 1000 for i in range(1024))} of 1,024 rows of node 1 that"),
         ((random_rows(30), random_rows(30, 1)), {"norm_params": {"feature_overrides": {"8": "BINARY"}}},
          "norm_params.feature_overrides.8: expected a feature of the training data, got 8"),
     ],
-    ids=["other rows", "no rows", "the same rows", "no feature"],
+    ids=["other rows", "no rows", "the same rows", "59 rows more", "a third, sampled", "no feature"],
 )  # fmt: skip
 def test_differences_end_every_process_alike(
     tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], message: str

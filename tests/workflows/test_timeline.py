@@ -471,6 +471,7 @@ def test_a_signal_leaves_nothing(
         assert len(list(tmp_path.glob(".train.*"))) == 2  # what is sorted, and what would be written
         os.kill(os.getpid(), signal.Signals[number])
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     monkeypatch.setattr(LocalEngine, "write", interrupted)
     source = write_lines(tmp_path / "in/events.jsonl", FOUR)
     config = tmp_path / "in/config.json"

@@ -109,21 +109,18 @@ class Agreement:
     notes: tuple[str, ...]
 
 
-def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool = False) -> Agreement:
+def agree(facts: Sequence[Facts], *, path: str, replicas: bool) -> Agreement:
     """Returns the data of several machines together; a pure function, so every process reaches the same result.
 
     Args:
         facts: the facts of every machine, in their order.
         path: the data's path, the same on all of them, for errors.
         replicas: whether each machine must have the same rows.
-        disjoint: whether no two machines may have the same rows.
 
     Raises:
         DataError: what cannot be merged, with the numbers of the machines; no rows on any.
     """
     problems = [problem for other in facts[1:] for problem in _differences(facts[0], other, path, replicas)]
-    if disjoint:
-        problems += _repetitions(facts, path)
     if not problems and not any(one.rows for one in facts):
         problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
     raise_any(problems)
@@ -163,16 +160,6 @@ def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Itera
 
 def _actions(facts: Facts) -> str:
     return f"the actions {', '.join(facts.action_names)}" if facts.action_names else "candidates with features"
-
-
-def _repetitions(facts: Sequence[Facts], path: str) -> Iterator[Problem]:
-    owners: dict[str, Facts] = {}
-    todo = "Give every node its own part (workflows.shard), or set data.layout to replicas"
-    for one in facts:
-        owner = owners.setdefault(one.content, one)
-        if one.rows and owner is not one:
-            got = f"the {counted(one.rows, 'row')} of node {owner.node}"
-            yield Problem(f"{path} on node {one.node}", "rows of its own, as data.layout is shards", got, todo)
 
 
 def _absences(shards: Sequence[Facts]) -> Iterator[str]:

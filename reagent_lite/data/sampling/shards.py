@@ -60,25 +60,29 @@ class Shards:
         """Whether this process is the first reader of its shard."""
         return self.group.rank == self.readers[0]
 
-    def agree(self, facts: Facts, path: str, *, disjoint: bool) -> Agreement:
+    @property
+    def first_readers(self) -> tuple[int, ...]:
+        """First rank of each shard."""
+        return tuple(self.of_rank.index(shard) for shard in range(max(self.of_rank) + 1))
+
+    def agree(self, facts: Facts, path: str) -> Agreement:
         """Returns the description of the data at `path` on all machines together; every rank calls it.
 
         Args:
             facts: the facts of this machine's data.
             path: the same on all machines.
-            disjoint: whether shards must differ.
 
         Raises:
             DataError: on every rank alike, see `facts.agree`.
         """
         all_facts = [Facts.read(text) for text in self.group.gather_text(facts.json())]
         by_node = [all_facts[self.nodes.index(node)] for node in sorted(set(self.nodes))]
-        return agree(by_node, path=path, replicas=not self.several, disjoint=disjoint and self.several)
+        return agree(by_node, path=path, replicas=not self.several)
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Returns the number that the first reader of each shard gives; every rank calls it."""
         numbers = self.group.each(number)
-        return tuple(numbers[self.of_rank.index(shard)] for shard in range(max(self.of_rank) + 1))
+        return tuple(numbers[reader] for reader in self.first_readers)
 
     def part(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns this process's part of numbers that all readers of its shard know."""

@@ -43,18 +43,6 @@ def test_shards_are_added() -> None:
     )  # fmt: skip
 
 
-def test_shards_of_the_same_rows_are_refused() -> None:
-    same, none = replace(FIRST, node=2), replace(FIRST, rows=0, content="")
-    with pytest.raises(DataError) as caught:
-        agree([FIRST, SECOND, same], path="data.json", replicas=False, disjoint=True)
-    assert str(caught.value) == (
-        "data.json on node 2: expected rows of its own, as data.layout is shards, got the 3 rows of node 0. Give every "
-        "node its own part (workflows.shard), or set data.layout to replicas"
-    )
-    assert agree([SECOND, none, replace(none, node=2)], path="p", replicas=False, disjoint=True).rows == (2, 0, 0)
-    assert agree([FIRST, same], path="p", replicas=False).rows == (3, 3)  # held-out rows: an episode counts once
-
-
 def test_replicas_are_one_shard() -> None:
     both = agree([FIRST, replace(FIRST, node=1)], path="p", replicas=True)
     assert (both.rows, both.counts, both.content) == ((3,), FIRST.counts, "c0")

@@ -1,0 +1,114 @@
+"""Rows that are in the shards of two machines, and would count twice.
+
+own rows ─► sample ─► samples of all shards ─► look-up among own rows ─► repeated rows by shard, the same on every rank
+
+Two rows are the same if they have the same mdp_id, sequence_number, state, action, reward and propensity. Machines
+that number their episodes alike have other values in some of them, and machines that each logged a part of the same
+episodes have other sequence numbers: neither is a repetition.
+"""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.data.copy.lists import list_hashes
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.rows.hashes import Hashes, mix, row_hashes
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
+from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.errors import Problem, counted, raise_any
+
+SAMPLED_ROWS = 1024
+"""Most rows of a shard that are looked for in the others: 16 KiB a machine."""
+
+_BLOCK_ROWS = 1 << 18
+
+
+def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
+    """Checks that no shard repeats rows of another one; every rank calls it.
+
+    Args:
+        copy: this machine's training data.
+        shards: which process reads which rows.
+        path: the data's path, the same on all machines, for errors.
+
+    Raises:
+        DataError: some do, on every rank alike.
+    """
+    if not shards.several:
+        return
+    group = shards.group
+    sample = np.linspace(0, len(copy) - 1, min(SAMPLED_ROWS, len(copy))).astype(np.int64)
+    sent = np.stack((_names(copy, sample), _contents(copy, sample))).tobytes()
+    samples = [
+        np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(2, -1)
+        for reader in shards.first_readers
+    ]
+    repeated = _repeated(copy, samples, shards.own) if shards.is_first else []
+    tables = [json.loads(text) for text in group.gather_text(json.dumps(repeated))]
+    raise_any([*_problems([tables[reader] for reader in shards.first_readers], samples, path)])
+
+
+def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int) -> list[int]:
+    """Returns how many rows of each shard's sample this shard has too: 0 where a row of that name differs."""
+    shard = np.repeat(np.arange(len(samples)), [sample.shape[1] for sample in samples])
+    names, contents = np.concatenate(samples, axis=1)
+    order = np.argsort(names, kind="stable")
+    ascending = names[order]
+    same = np.zeros(len(samples), np.int64)
+    other = np.zeros(len(samples), np.int64)
+    for start in range(0, len(copy), _BLOCK_ROWS):
+        rows = np.arange(start, min(start + _BLOCK_ROWS, len(copy)))
+        own_names = _names(copy, rows)
+        first = np.searchsorted(ascending, own_names)
+        counts = np.searchsorted(ascending, own_names, side="right") - first
+        named = np.flatnonzero(counts)
+        if len(named):
+            own_contents = np.repeat(_contents(copy, rows[named]), counts[named])
+            places = order[np.concatenate([np.arange(first[i], first[i] + counts[i]) for i in named])]
+            equal = contents[places] == own_contents
+            same += np.bincount(shard[places], equal, len(samples)).astype(np.int64)
+            other += np.bincount(shard[places], ~equal, len(samples)).astype(np.int64)
+        copy.release()
+    same[other > 0] = 0
+    same[own] = 0
+    return [int(count) for count in same]
+
+
+def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: str) -> Iterator[Problem]:
+    """Yields a problem for each shard that shares rows with an earlier one.
+
+    Args:
+        tables: of each shard, how many rows of every shard's sample it has.
+        samples: of each shard.
+        path: the data's path.
+    """
+    for later in range(len(tables)):
+        for earlier in range(later):
+            sampled, repeated = later, tables[earlier][later]
+            if not repeated:
+                sampled, repeated = earlier, tables[later][earlier]
+            if repeated:
+                compared = counted(samples[sampled].shape[1], "row")
+                yield Problem(
+                    f"{path} on node {later}",
+                    "rows of its own, as data.layout is shards",
+                    f"rows of node {earlier}: {repeated:,} of {compared} of node {sampled} that were compared",
+                    "Give every node its own part (workflows.shard), or set data.layout to replicas",
+                )
+
+
+def _names(copy: TrainingCopy, rows: NDArray[np.int64]) -> Hashes:
+    """Returns a hash of mdp_id and sequence_number of each row, [n]."""
+    return row_hashes(copy.episode_hash[copy.episode[rows]], copy.sequence[rows], 0)
+
+
+def _contents(copy: TrainingCopy, rows: NDArray[np.int64]) -> Hashes:
+    """Returns a hash of state, action, reward and propensity of each row, [n]."""
+    states = FeatureMatrix(copy.state_ids, copy.state[rows])
+    hashes = list_hashes(Lists(np.ones(len(rows), np.int64), states))[0]
+    for column in (copy.action, copy.reward, copy.propensity):
+        hashes = mix(hashes ^ np.ascontiguousarray(column[rows]).view(np.uint32).astype(np.uint64))
+    return hashes

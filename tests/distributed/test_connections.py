@@ -1,0 +1,33 @@
+"""Which machines connect to which before workers start, and at which address others reach this one."""
+
+import pytest
+
+from reagent_lite.distributed import network
+from reagent_lite.distributed.connections import peers
+from reagent_lite.distributed.network import Address, address_for
+
+
+def test_up_to_32_machines_each_connects_to_each_other() -> None:
+    assert peers(1, 4) == [0, 2, 3]
+    assert all(len(peers(node, 32)) == 31 for node in range(32))
+
+
+@pytest.mark.parametrize(("count", "each"), [(33, 6), (64, 6), (256, 8), (257, 9), (1000, 10)])
+def test_of_more_machines_each_connects_to_as_many_as_connect_to_it(count: int, each: int) -> None:
+    """To those 1, 2, 4, ... numbers on: the powers of two below `count`; no pair twice, nobody to itself."""
+    assert peers(0, count) == [2**power for power in range(each)]
+    pairs = {(node, other) for node in range(count) for other in peers(node, count)}
+    assert len(pairs) == count * each
+    assert all(node != other for node, other in pairs)
+    for node in range(count):
+        assert sum(one == node for one, _ in pairs) == sum(other == node for _, other in pairs) == each
+
+
+def test_the_address_that_peers_of_node_0_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    loopback, ethernet = Address("lo", "127.0.0.1"), Address("eth0", "10.0.0.2")
+    monkeypatch.setattr(network, "addresses", lambda: [ethernet, loopback])
+    assert address_for("127.0.0.1", 1, None) == loopback  # all on one machine
+    assert address_for("localhost", 1, None) == ethernet  # a name of this machine, which others reach otherwise
+    assert address_for("127.0.0.1", 1, "eth0") == ethernet
+    monkeypatch.setattr(network, "addresses", lambda: [loopback])
+    assert address_for("localhost", 1, None) == loopback

@@ -1,0 +1,55 @@
+"""What a machine asks of node 0's store, however many machines there are."""
+
+import json
+from typing import Any
+
+from machines import ONE
+from oracles.doctors import RECORD
+
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.membership import Membership
+from reagent_lite.distributed.store import Link
+from reagent_lite.distributed.verdict import verdict_on
+
+MACHINES = 300
+
+
+class CountingStore:
+    """A store in memory."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+        self.requests = 0
+
+    def get(self, key: str) -> str | None:
+        self.requests += 1
+        return self.texts.get(key)
+
+    def set(self, key: str, text: str) -> None:
+        self.requests += 1
+        self.texts[key] = text
+
+
+def member(node: int, store: Any) -> Membership:
+    declarations = tuple(ONE.model_copy(update={"node": number}) for number in range(MACHINES))
+    return Membership(Link(lambda: store), Record.model_validate(RECORD), node, declarations, RendezvousConfig())
+
+
+def test_values_of_all_machines_are_gathered_by_node_0_and_fetched_at_once() -> None:
+    """Node 0 reads 300 keys; each other machine writes its own and reads one: 598 requests of them, not 90 000."""
+    texts = {f"exchange/place/{node}": json.dumps(10 * node) for node in range(1, MACHINES)}
+    first = CountingStore(texts)
+    expected = [10 * node for node in range(MACHINES)]
+    assert member(0, first).exchange("place", 0, 5.0) == expected
+    assert first.requests == 1 + MACHINES + 1
+    other = CountingStore(texts)
+    assert member(7, other).exchange("place", 70, 5.0) == expected
+    assert other.requests == 2
+
+
+def test_what_all_machines_are_sent_before_they_begin_has_no_copy_of_the_config_for_each() -> None:
+    declared = [ONE.model_copy(update={"node": number, "config": {"seed": 1}}) for number in range(3)]
+    verdict = verdict_on(declared)
+    assert [one.node for one in verdict.declarations] == [0, 1, 2]
+    assert "seed" not in verdict.model_dump_json()
