@@ -118,17 +118,18 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
 
     Raises:
         ConfigError: a folder cannot be written.
+        UnavailableError: likewise, for ten minutes, in a later attempt of the run.
         FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
     key, again = "simulation.dataset", attempt_here() > 0
     fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(config)
-    require_writable(fifo, f"{key}.path")
+    require_writable(fifo, f"{key}.path", again=again)
     with alone_in(fifo, f"{key}.edits", again=again) if settings.edits else nullcontext():
         if config.collects:
             yield
             return
-        require_writable(policies, f"{key}.policies")
+        require_writable(policies, f"{key}.policies", again=again)
         with alone_in(policies, f"{key}.policies", again=again):
             yield
 
