@@ -228,7 +228,7 @@ class FolderIdentity:
         Raises:
             OSError: the path leads elsewhere now; what is missing there says nothing.
         """
-        names = _names(self.folder)
+        names = names_in(self.folder)
         if self.marker not in names:
             raise self._elsewhere()
         return names
@@ -245,10 +245,10 @@ class FolderIdentity:
 
 
 def _markers(folder: Path) -> list[str]:
-    return [name for name in _names(folder) if name.startswith(_MARKER)]
+    return [name for name in names_in(folder) if name.startswith(_MARKER)]
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     """Returns the names in a folder that may not be there; listing finds new files on NFS, asking for one may not."""
     try:
         return os.listdir(folder)
