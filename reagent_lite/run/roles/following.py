@@ -90,7 +90,8 @@ class FollowedEpisodes:
         self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
-        self._share, self._parts = deque[str](), 0  # files that this rank has to read, and parts of the first in a ring
+        self._unread = deque[str]()  # files that this rank has to read
+        self._parts = 0  # of the first of them that are in the rings
         self._away = ""  # why the folder could not be read at the last attempt
         self._left_out: list[DataError] = []
         self._given = [0] * group.world_size
@@ -231,28 +232,28 @@ class FollowedEpisodes:
             self.frames += steps if count else 0
             if rank == self._group.rank:
                 self._finished[1] += steps
-                self._share.append(name)
-        while self._on_any_rank(bool(reason := self._read_share())):
+                self._unread.append(name)
+        while self._on_any_rank(bool(reason := self._read_own())):
             self._wait(away, reason or f"{self._folder.path} cannot be used by another rank")
         return bool(files)
 
-    def _read_share(self) -> str:
+    def _read_own(self) -> str:
         """Reads this rank's files; returns "", or why the folder cannot be read, after which it may be called again."""
-        while self._share:
+        while self._unread:
             try:
                 self._of_folder(self._read)
             except OSError as error:
                 return sentence_of(error, self._folder.path)
             except DataError as error:
                 logger.warning(f"a file of the dataset is left out: {error}")
-            self._share.popleft()
+            self._unread.popleft()
             self._parts = 0
             for ring in self.rings.values():
                 ring.end_episodes()
         return ""
 
     def _read(self) -> None:
-        name = self._share[0]
+        name = self._unread[0]
         for rows in itertools.islice(self._folder.rows(name, self._actions), self._parts, None):
             self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
             self._parts += 1
