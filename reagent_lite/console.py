@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from reagent_lite.errors import Problem, UnavailableError
 from reagent_lite.types import TransitionBatch
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class _StandardError(logging.Handler):
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.05, 2.0
 _FIRST_LOG_SECONDS, _MOST_LOG_SECONDS = 10.0, 3600.0
+_MOST_FOLDER_SECONDS = 600.0
 _HANDLER = _StandardError()
 
 
@@ -223,9 +225,15 @@ class _Outliving(io.FileIO):
 
 
 class Waiting:
-    """Sleeps between two looks for something, and logs what is waited for at intervals that grow to an hour."""
+    """Sleeps between two looks for something, and logs what is waited for at intervals that grow to an hour.
 
-    def __init__(self) -> None:
+    Args:
+        key: config key of a folder that was there and cannot be used now, which is waited for ten minutes; "" for
+            anything else, which is waited for without end.
+    """
+
+    def __init__(self, key: str = "") -> None:
+        self._key = key
         self._seconds, self._since, self._logs_after = _SHORTEST_SLEEP, time.monotonic(), _FIRST_LOG_SECONDS
 
     def sleep(self, what: str) -> None:
@@ -233,8 +241,15 @@ class Waiting:
 
         Args:
             what: what is waited for, as a sentence without its full stop.
+
+        Raises:
+            UnavailableError: the folder could not be used for ten minutes.
         """
         waited = time.monotonic() - self._since
+        if self._key and waited >= _MOST_FOLDER_SECONDS:
+            expected = f"a folder that can be read and written again within {_MOST_FOLDER_SECONDS:g} s"
+            todo = "Mount its share, or make room there, and run the same command again"
+            raise UnavailableError(Problem(self._key, expected, what, todo))
         if waited >= self._logs_after:
             logger.info(f"{what}; waiting since {waited:,.0f} s")
             self._logs_after = waited + min(self._logs_after, _MOST_LOG_SECONDS)

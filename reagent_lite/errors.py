@@ -219,6 +219,12 @@ class PeerError(ReagentLiteError):
     exit_code = 4
 
 
+class UnavailableError(PeerError):
+    """A folder that the run has used is away, read-only or full; the same command may work once it is back."""
+
+    title = "folder not available"
+
+
 class CheckpointError(ReagentLiteError):
     """The state at the end of training cannot be saved; the previous checkpoint is still there."""
 

@@ -18,17 +18,20 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
-from reagent_lite.console import logger
-from reagent_lite.errors import ConfigError, DataError, FolderInUseError, Problem
+from reagent_lite.console import Waiting, logger
+from reagent_lite.errors import ConfigError, DataError, FolderInUseError, Problem, UnavailableError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+T = TypeVar("T")
+_MARKER = ".folder-"
+_ROOM_BYTES = 1 << 20  # for the small files that a run writes when it begins again
 _ATTEMPTS = 10
 _DAY_SECONDS = 86_400.0
 LOCK = ".lock"
@@ -206,22 +209,34 @@ def scratch_folder(name: str = "reagent-lite") -> AbstractContextManager[Path]:
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """The folder that a path led to, by device and inode; once a share is unmounted, the path leads elsewhere.
+    """The folder that a path led to; once a share is unmounted, the path leads elsewhere.
+
+    A folder with a marker is known by it: a share that is mounted again may have another device number. A folder
+    without one is known by device and inode, until a run marks it.
 
     Attributes:
         folder: the path.
-        device, inode: as stat returns them.
+        marker: name of an empty file in it, unlike that in any other folder; "" if there is none.
+        device, inode: as stat returns them, of the nearest folder that exists.
     """
 
     folder: Path
+    marker: str
     device: int
     inode: int
 
     @classmethod
     def of(cls, folder: Path) -> "FolderIdentity":
-        """Returns the identity of the folder that a path leads to now."""
-        status = folder.stat()
-        return cls(folder, status.st_dev, status.st_ino)
+        """Returns the identity of the folder that a path leads to now, which need not exist yet."""
+        status = nearest_existing(folder).stat()
+        return cls(folder, min(_markers(folder), default=""), status.st_dev, status.st_ino)
+
+    @classmethod
+    def marked(cls, folder: Path) -> "FolderIdentity":
+        """Returns the identity of a folder that exists, after marking it if it has no marker."""
+        if not _markers(folder):
+            (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch()
+        return cls.of(folder)
 
     def require(self) -> None:
         """Checks that the path still leads there.
@@ -229,12 +244,70 @@ class FolderIdentity:
         Raises:
             OSError: it does not; nothing may be written.
         """
-        if self.folder.is_dir() and FolderIdentity.of(self.folder) == self:
-            return
-        raise OSError(
+        if self.marker:
+            same = (self.folder / self.marker).exists()
+        else:
+            nearest = nearest_existing(self.folder)
+            same = bool(_markers(self.folder)) or any(self._is(path) for path in (nearest, *nearest.parents))
+        if not same:
+            raise self._elsewhere()
+
+    def names(self) -> list[str]:
+        """Returns the names in a marked folder.
+
+        Raises:
+            OSError: the path leads elsewhere now; what is missing there says nothing.
+        """
+        names = names_in(self.folder)
+        if self.marker not in names:
+            raise self._elsewhere()
+        return names
+
+    def _is(self, folder: Path) -> bool:
+        status = folder.stat()
+        return (status.st_dev, status.st_ino) == (self.device, self.inode)
+
+    def _elsewhere(self) -> OSError:
+        return OSError(
             f"{self.folder} is not the folder any more that it was when the run began: its share is not "
             "mounted, or the folder was replaced"
         )
+
+
+def _markers(folder: Path) -> list[str]:
+    return [name for name in names_in(folder) if name.startswith(_MARKER)]
+
+
+def names_in(folder: Path) -> list[str]:
+    """Returns the names in a folder that may not be there; listing finds new files on NFS, asking for one may not."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def sentence_of(error: OSError, folder: Path) -> str:
+    """Returns why a folder cannot be used, as a sentence without its full stop."""
+    return f"{folder} cannot be used: {error.strerror}" if error.strerror else str(error)
+
+
+def wait_for(work: Callable[[], T], folder: Path, key: str) -> T:
+    """Returns what `work` returns, which is called again while it raises an OSError.
+
+    Args:
+        work: uses the folder.
+        folder: a folder that an earlier start of this run, or this one, has used.
+        key: the config key that names the folder.
+
+    Raises:
+        UnavailableError: it raises errors for ten minutes.
+    """
+    waiting = Waiting(key)
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            waiting.sleep(sentence_of(error, folder))
 
 
 @contextmanager
@@ -302,11 +375,17 @@ def disk_errors(where: str, expected: str, todo: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def room_in(folder: Path, key: str) -> Iterator[None]:
+def room_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
     """Turns the error of a full disk into one with the place, the free bytes, and what to do.
+
+    Args:
+        folder: the folder that is written to.
+        key: the config key that names it.
+        again: whether an earlier start of this run had room there; another one may have it again.
 
     Raises:
         ConfigError: naming the config key.
+        UnavailableError: likewise, with `again`.
     """
     try:
         yield
@@ -314,9 +393,8 @@ def room_in(folder: Path, key: str) -> Iterator[None]:
         if error.errno not in NO_ROOM:
             raise
         got = f"{error.strerror}: {free_disk_bytes(folder):,} bytes are free"
-        raise ConfigError(
-            Problem(key, f"room in {folder}", got, "Make room, and run the same command again")
-        ) from error
+        problem = Problem(key, f"room in {folder}", got, "Make room, and run the same command again")
+        raise (UnavailableError if again else ConfigError)(problem) from error
 
 
 def nearest_existing(path: Path) -> Path:
@@ -341,23 +419,34 @@ def is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def require_writable(folder: Path, key: str, *, keep: bool = False) -> None:
+def require_writable(folder: Path, key: str, *, keep: bool = False, again: bool = False) -> None:
     """Writes a file into a folder and removes it, so that a long run does not fail at its end.
 
     Args:
         folder: made if it is not there.
-        key: the config key that names the folder.
+        key: the config key that names it.
         keep: leave a folder that was made; else it is removed again, as the run may be refused for another reason.
+        again: whether an earlier start of this run could write there; it is waited for then, until it has some room.
 
     Raises:
         ConfigError: naming the config key and the reason.
+        UnavailableError: with `again`; see `wait_for`.
     """
     probe = folder / f".writable.{os.getpid()}"
     made = _missing(folder)
-    try:
+
+    def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
+        try:
+            probe.write_bytes(bytes(_ROOM_BYTES if again else 0))
+        finally:
+            probe.unlink(missing_ok=True)
+
+    if again:
+        wait_for(write, folder, key)
+        return
+    try:
+        write()
     except OSError as error:
         raise ConfigError(
             Problem(key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder")

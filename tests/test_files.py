@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.disks import small_disk
 from oracles.runs import ROOT
 
-from reagent_lite import files
-from reagent_lite.files import alone_in, appearing_folder, write_whole
+from reagent_lite import console, files
+from reagent_lite.errors import UnavailableError
+from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, require_writable, wait_for, write_whole
 
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 
@@ -215,3 +218,92 @@ def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), alone_in(tmp_path, "model_output_path"):
             _ = 1 // 0  # refused, the second time would be a ConfigError
+
+
+def replaced(folder: Path) -> None:
+    """Leaves an empty folder, as the mount point of a share that is not mounted."""
+    folder.rename(folder.with_name("unmounted"))
+    folder.mkdir()
+
+
+def test_a_marked_folder_is_the_same_on_another_device_and_an_empty_one_is_not(tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    one, other = FolderIdentity.marked(share), FolderIdentity.marked(share)
+    assert one == other
+    (marker,) = os.listdir(share)
+    (share / "file").touch()
+    assert sorted(one.names()) == sorted([marker, "file"])
+    replaced(share)
+    for ask in (one.require, one.names):
+        with pytest.raises(OSError, match=f"{share} is not the folder any more .* its share is not mounted"):
+            ask()
+    share.rmdir()
+    with pytest.raises(OSError, match="its share is not mounted"):
+        one.names()
+    shutil.copytree(tmp_path / "unmounted", share)
+    one.require()
+    assert sorted(one.names()) == sorted([marker, "file"])
+
+
+def test_two_processes_that_mark_a_folder_at_the_same_moment_both_find_it_again(tmp_path: Path) -> None:
+    first = FolderIdentity.marked(tmp_path)
+    (tmp_path / ".folder-000000000000").touch()  # by another one that had listed the folder before
+    second = FolderIdentity.marked(tmp_path)
+    assert first != second
+    first.require()
+    second.require()
+
+
+def test_a_folder_that_a_run_makes_after_its_launcher_has_begun(tmp_path: Path) -> None:
+    """Until then it is the folder above, by device and inode; the marker counts once it is there."""
+    share = tmp_path / "share"
+    share.mkdir()
+    identity = FolderIdentity.of(share / "runs" / "out")
+    identity.require()
+    (share / "runs" / "out").mkdir(parents=True)
+    identity.require()
+    FolderIdentity.marked(share / "runs" / "out")
+    replaced(share)
+    with pytest.raises(OSError, match="its share is not mounted"):
+        identity.require()
+    share.rmdir()
+    shutil.copytree(tmp_path / "unmounted", share)
+    identity.require()
+
+
+def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UnavailableError) as caught:
+        require_writable(tmp_path / "out", "model_output_path", again=True)
+    assert 600 <= now[0] < 603
+    text = f"{tmp_path}/out cannot be used: File exists"
+    expected = "model_output_path: expected a folder that can be read and written again within 600 s, got "
+    assert str(caught.value).startswith(f"{expected}{text}. ")
+    assert f"{text}; waiting since 12 s" in caplog.text
+    assert caught.value.exit_code == 4
+
+    answers = iter([OSError(116, "Stale file handle"), OSError("not mounted"), 7])
+
+    def ask() -> int:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    assert wait_for(ask, tmp_path, "model_output_path") == 7
+
+
+def test_a_disk_that_is_full_at_a_restart_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "disk", size="2m", files=20) as disk:
+        filler = disk / "filler"
+        filler.write_bytes(bytes((2 << 20) - (64 << 10)))
+        monkeypatch.setattr(console.time, "sleep", lambda seconds: filler.unlink())
+        require_writable(disk, "model_output_path", again=True)
+        assert os.listdir(disk) == []

@@ -24,7 +24,7 @@ from reagent_lite.console import logger
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import sweep
+from reagent_lite.files import FolderIdentity, disk_errors, names_in, sweep
 
 if TYPE_CHECKING:  # learners without such a folder do without the extra `data`
     import pyarrow as pa
@@ -90,12 +90,30 @@ class EpisodeFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fifo = path, path / FIFO
-        self._largest, self._warned = 0, ""
+        self._identity: FolderIdentity | None = None  # of fifo, since it was first there
+        self._largest, self._failed, self._warned = 0, 0, ""
+
+    def require(self) -> None:
+        """Checks that fifo is there, and the folder that it was: what is missing on a share that is away is not gone.
+
+        Raises:
+            OSError: it is not.
+        """
+        if self._identity is None:
+            self._identity = FolderIdentity.marked(self.fifo)
+        self._identity.require()
 
     def files(self) -> list[EpisodeFile]:
-        """Returns the files in order: protected ones by name, then those of fifo by number."""
-        given = [name for name in _names(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
-        written = [found for found in map(_NAME.fullmatch, _names(self.fifo)) if found]
+        """Returns the files in order: protected ones by name, then those of fifo by number.
+
+        Raises:
+            OSError: fifo cannot be listed, or is not the folder any more that it was.
+        """
+        if self._identity is None and self.fifo.is_dir():
+            self.require()
+        given = [name for name in names_in(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
+        names = [] if self._identity is None else self._identity.names()
+        written = [found for found in map(_NAME.fullmatch, names) if found]
         return sorted(
             [
                 *(EpisodeFile(name=f"{PROTECTED}/{name}") for name in given),
@@ -110,21 +128,30 @@ class EpisodeFolder:
     def add(self, table: pa.Table, origin: Mapping[str, Any], writer: str) -> str:
         """Writes whole episodes as the newest file of fifo and returns its name; it appears whole or not at all.
 
+        After an error the same rows have the same name: if they were written after all, they are replaced.
+
         Args:
             table: rows of `episode_rows` as transitions.
             origin: where they come from.
             writer: 12 hexadecimal digits that no other process has.
 
         Raises:
-            DataError: it cannot be written; caused by the OSError.
+            DataError: it cannot be written, or the share is away; caused by the OSError.
         """
         from reagent_lite.data.writing.files import table_writer
 
-        self._largest = max([self._largest, *(one.number for one in self.files())]) + 1
-        steps = environment_steps([table.column("mdp_id")])
-        name = f"{self._largest:010d}-{steps:07d}-{writer}{_SUFFIX}"
-        with table_writer(self.fifo / name) as file:
-            file.write(stamped(table, origin))
+        with disk_errors(str(self.fifo), "a folder that can be written"):
+            if self._identity is None:
+                self.fifo.mkdir(parents=True, exist_ok=True)
+            number = self._failed or max([self._largest, *(one.number for one in self.files())]) + 1
+            self._failed = number
+            steps = environment_steps([table.column("mdp_id")])
+            name = f"{number:010d}-{steps:07d}-{writer}{_SUFFIX}"
+            self.require()
+            with table_writer(self.fifo / name) as file:
+                file.write(stamped(table, origin))
+            self.require()  # else it was written below the mount point
+            self._largest, self._failed = number, 0
         return name
 
     def origin(self, name: str) -> tuple[dict[str, Any], int]:
@@ -172,8 +199,12 @@ class EpisodeFolder:
         why files cannot be removed.
         """
         sizes: dict[Path, int] = {}
-        for one in self.files():
-            with suppress(FileNotFoundError):
+        try:
+            files = self.files()
+        except OSError:  # whoever needs the files waits for them
+            return
+        for one in files:
+            with suppress(OSError):
                 if one.number:
                     sizes[self.path / one.name] = (self.path / one.name).stat().st_size
         total = sum(sizes.values())
@@ -219,11 +250,3 @@ def environment_steps(names: Iterable[pa.Array]) -> int:
         game, _ = game_and_agent(name)
         steps[game] = max(steps.get(game, 0), count)
     return alone + sum(steps.values())
-
-
-def _names(folder: Path) -> list[str]:
-    """Returns the names in a folder that may not be there; listing finds new files on NFS, asking for one may not."""
-    try:
-        return [path.name for path in folder.iterdir()]
-    except FileNotFoundError:
-        return []

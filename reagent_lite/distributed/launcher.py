@@ -25,8 +25,16 @@ from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchEr
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.store import Background, LostError
 from reagent_lite.distributed.worker import Reports, stop_signals
-from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, RendezvousError, counted
-from reagent_lite.files import FolderIdentity, scratch_folder
+from reagent_lite.errors import (
+    ConfigError,
+    PeerError,
+    Preempted,
+    Problem,
+    RendezvousError,
+    UnavailableError,
+    counted,
+)
+from reagent_lite.files import FolderIdentity, scratch_folder, wait_for
 from reagent_lite.memory import oom_kills
 
 _WATCH_SECONDS = 0.1
@@ -198,12 +206,16 @@ class Attempt:
         return Failure(reason=reason, restart=False)
 
     def _prepare(self, folder: FolderIdentity | None) -> Failure | None:
-        """Checks what workers need, in the background, so that this machine's heartbeats go on."""
+        """Checks what workers need, in the background, so that this machine's heartbeats go on.
+
+        The folder is waited for last, when the other machines wait for this one's workers.
+        """
 
         def check() -> list[Problem]:
-            if folder is not None:
-                folder.require()
-            return self._connections.unreached(_CONNECT_SECONDS, _CONNECT_SECONDS)
+            problems = self._connections.unreached(_CONNECT_SECONDS, _CONNECT_SECONDS)
+            if folder is not None and not problems:
+                wait_for(folder.require, folder.folder, "model_output_path")
+            return problems
 
         background = Background()
         checked = background.submit(check)
@@ -218,7 +230,7 @@ class Attempt:
         try:
             if problems := checked.result():
                 raise RendezvousError(problems)
-        except LostError as error:
+        except (LostError, UnavailableError) as error:
             return self._membership.abort(Failure(reason=str(error)))
         except RendezvousError as error:
             return self._membership.abort(Failure(reason=str(error), exit_code=error.exit_code, restart=False))

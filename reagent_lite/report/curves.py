@@ -38,22 +38,29 @@ _TOGETHER = {
 def read_series(file: Path) -> Series:
     """Returns every tag's finite values; of a long run the lowest and highest of equal stretches.
 
-    Returns none where there is no file.
+    Returns none where there is no file. Lines that are torn, as by a loss of power, are left out.
     """
     found: dict[str, dict[float, float]] = {}
     if not file.is_file():
         return {}
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            scalars = json.loads(line)
-            step = float(scalars.pop("step"))
+    with file.open("rb") as lines:
+        for step, scalars in filter(None, map(_figures, lines)):
             for tag, value in scalars.items():
-                if value is not None and math.isfinite(value):
+                if math.isfinite(value):
                     values = found.setdefault(tag, {})
-                    values[step] = float(value)
+                    values[step] = value
                     if len(values) > _HELD_POINTS:
                         found[tag] = dict(thinned(sorted(values.items()), _MOST_POINTS))
     return {tag: sorted(values.items()) for tag, values in found.items()}
+
+
+def _figures(line: bytes) -> tuple[float, dict[str, float]] | None:
+    """Returns step and values of a line, or None if it is torn."""
+    try:
+        scalars = {tag: float(value) for tag, value in json.loads(line).items() if value is not None}
+        return scalars.pop("step"), scalars
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def last(series: Series, tag: str) -> float | None:

@@ -33,7 +33,7 @@ from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
 from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys, verdict_on
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import NoRowsError, Preempted, ReagentLiteError, needing
-from reagent_lite.files import FolderIdentity, nearest_existing
+from reagent_lite.files import FolderIdentity
 from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
 from reagent_lite.run.train import train
 from reagent_lite.training.stop import StopSignal
@@ -63,7 +63,7 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
             "1  unexpected error, or training diverged",
             "2  config or data error",
             "3  rendezvous failed",
-            "4  a peer failed",
+            "4  a peer failed, or a folder in use was away, read-only or full for ten minutes",
             "5  model_output_path is in use by another run",
             "75 stopped by a signal, run again to continue",
         ),
@@ -107,7 +107,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     if place is None and processes.count * node.count > 1:
         _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
-        output = FolderIdentity.of(nearest_existing(config.folder))
+        output = FolderIdentity.of(config.folder)
         worker = [sys.executable, "-m", command.module, *arguments]
         folder = None if node.index else output
         launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)

@@ -64,21 +64,22 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
     Raises:
         FolderInUseError: another run uses the folder.
         ConfigError: the folder cannot be written.
+        UnavailableError: likewise, for ten minutes, in a later attempt of the run.
     """
     if not group.is_first:
         yield lambda config: None
         return
-    folder = config.folder
-    require_writable(nearest_existing(folder), FOLDER)
+    folder, again = config.folder, attempt_here() > 0
+    require_writable(nearest_existing(folder), FOLDER, again=again)
     require_replaceable(model_folder(folder, ONLY))
     locked = (folder / LOCK).exists()
     with ExitStack() as stack:
 
         def lock() -> None:
-            stack.enter_context(alone_in(folder, FOLDER, again=attempt_here() > 0))
+            stack.enter_context(alone_in(folder, FOLDER, again=again))
 
         def take(config: WorkflowConfig) -> None:
-            require_writable(folder, FOLDER, keep=True)
+            require_writable(folder, FOLDER, keep=True, again=again)
             if not locked:
                 lock()
             for name in (*PICTURES, PAGE):  # of an earlier run

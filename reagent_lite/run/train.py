@@ -13,7 +13,7 @@ from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
-from reagent_lite.distributed.group import Group
+from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.files import room_in
@@ -92,7 +92,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         setup = set_up(source, history)
         require_exportable(config, group, source, setup.learner)
         with (
-            room_in(folder, FOLDER),
+            room_in(folder, FOLDER, again=attempt_here() > 0),
             MetricsWriter(lines=history.lines, figures=history.figures) as writer,
             ExitStack() as shared,
         ):

@@ -298,7 +298,7 @@ class Checkpoints:
         self._serial = int(document["serial"])
         self._written = [] if since is None else [*_older(folder, since, group), since]
         self._step = None if since is None else running.position.step
-        self._place = FolderIdentity.of(folder.folder.parent) if group.is_first else None
+        self._place = FolderIdentity.marked(folder.folder.parent) if group.is_first else None
 
     @property
     def latest(self) -> str | None:

@@ -8,8 +8,9 @@ import math
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -116,30 +117,67 @@ class Sink:
 
 
 class _FileSink(Sink):
-    """A file that grows. Bytes that a full disk refuses are kept and written before the next ones."""
+    """A file that grows by whole records. Those that a disk refuses are kept and written before the next ones.
+
+    After an error the file is opened again by its name, as what was open before a share was unmounted stays unusable.
+    """
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._stream, self._waiting = file.open("ab", buffering=0), b""
+        self._file, self._stream = file, file.open("ab", buffering=0)
+        self._size = self._stream.tell()
+        self._failed = False
+        self._waiting = deque[bytes]()
 
     def keep(self) -> None:
-        self._flush()
-        os.fsync(self._stream.fileno())
+        with self._noted():
+            self._flush()
+            os.fsync(self._stream.fileno())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError), self._stream:  # a run that has learned everything has called `keep`
+        with suppress(OSError):  # a run that has learned everything has called `keep`
             self._flush()
-
-    def _append(self, data: bytes) -> None:
-        self._waiting += data
         with suppress(OSError):
+            self._stream.close()
+
+    def _append(self, record: bytes) -> None:
+        self._waiting.append(record)
+        with suppress(OSError), self._noted():
             self._flush()
 
     def _flush(self) -> None:
+        if self._failed:
+            self._open_again()
         while self._waiting:
-            self._waiting = self._waiting[self._stream.write(self._waiting) :]
+            record = self._waiting[0]
+            written = 0
+            while written < len(record):
+                written += self._stream.write(record[written:])
+            self._size += written
+            self._waiting.popleft()
+
+    def _open_again(self) -> None:
+        stream = self._file.open("r+b", buffering=0)  # which makes no file below the mount point of a share
+        with suppress(OSError):
+            self._stream.close()
+        self._stream = stream
+        self._size = min(self._size, stream.seek(0, os.SEEK_END))
+        stream.truncate(self._size)
+        stream.seek(self._size)
+        self._failed = False
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Notes an error of the block, and cuts off the record of which only a part was written."""
+        try:
+            yield
+        except OSError:
+            self._failed = True
+            with suppress(OSError):
+                os.ftruncate(self._stream.fileno(), self._size)
+            raise
 
 
 class JsonLines(_FileSink):

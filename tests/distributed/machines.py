@@ -21,6 +21,7 @@ import torch
 from oracles.interpreters import Interpreter
 from oracles.waiting import wait_until
 
+from reagent_lite import console
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
 from reagent_lite.distributed import launcher
@@ -164,7 +165,8 @@ def main(options: dict[str, Any]) -> None:
     )  # fmt: skip
     rendezvous.preflight()
     command = [options.get("python", sys.executable), __file__, json.dumps(options)]
-    folder = FolderIdentity.of(Path(options["folder"])) if "folder" in options else None
+    folder = FolderIdentity.of(Path(options["folder"], options.get("output", "."))) if "folder" in options else None
+    console._MOST_FOLDER_SECONDS = options.get("away", console._MOST_FOLDER_SECONDS)
     launcher.launch(command, processes, rendezvous, restarts=restarts, folder=folder)
 
 
@@ -213,6 +215,9 @@ def work(options: dict[str, Any]) -> None:
 
 def fail(task: str, options: dict[str, Any]) -> None:
     if task == "unmount":
+        if "output" in options:
+            Path(options["folder"], options["output"]).mkdir()
+            FolderIdentity.marked(Path(options["folder"], options["output"]))
         Path(options["folder"]).rename(f"{options['folder']}.gone")
         Path(options["folder"]).mkdir()
     if task in ("kill", "unmount"):

@@ -1,6 +1,7 @@
 """Launchers and their workers: how many, what ends them, what every launcher logs then, and when a run begins again."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -220,10 +221,25 @@ def test_a_signal_to_one_launcher_ends_the_run_with_75(start: Start, tmp_path: P
 
 def test_a_run_does_not_begin_again_below_the_mount_point_of_a_share_that_is_gone(start: Start, tmp_path: Path) -> None:
     (tmp_path / "share").mkdir()
-    machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(tmp_path / "share"))
+    machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(tmp_path / "share"), away=3.0)
     assert machine.ended() == 4
     assert f"got {tmp_path / 'share'} is not the folder any more that it was when the run began" in machine.log
     assert list((tmp_path / "share").iterdir()) == []
+
+
+def test_a_run_begins_again_once_its_share_is_mounted_again(start: Start, tmp_path: Path) -> None:
+    """As another device; the run made its folder after the launcher had begun."""
+    share, gone = tmp_path / "share", tmp_path / "share.gone"
+    share.mkdir()
+    machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(share), output="out")
+    appears(gone)
+    machine.logs("restart 1 of at most 1")
+    time.sleep(2)
+    assert machine.process.poll() is None, machine.log
+    share.rmdir()  # it is empty
+    shutil.copytree(gone, share)
+    assert machine.ended() == 0, machine.log
+    assert (tmp_path / "out" / "sum_0").read_text().startswith("1 attempt 1 ")
 
 
 def test_a_machine_that_cannot_start_workers_ends_all(start: Start) -> None:

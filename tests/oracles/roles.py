@@ -42,10 +42,15 @@ def whole_files(folder: Path) -> int:
 
 
 class Roles:
-    """Starts `workflows.dqn` as different roles; all of them end with the test."""
+    """Starts `workflows.dqn` as different roles; all of them end with the test.
+
+    Attributes:
+        namespaces_of: a process whose mounts they see, or None.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.started, self._count = folder, list[Interpreter](), 0
+        self.namespaces_of: int | None = None
 
     def start(self, mode: str, changes: Tree | None = None, *arguments: str) -> Interpreter:
         """Starts one, with changes of its config by section."""
@@ -55,7 +60,7 @@ class Roles:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
                        "REAGENT_LITE_CACHE": str(self.folder / "kernels")}  # fmt: skip
         process = Interpreter(["-m", "workflows.dqn", "--config", str(config), *arguments], cwd=self.folder,
-                              env=environment)  # fmt: skip
+                              env=environment, namespaces_of=self.namespaces_of)  # fmt: skip
         self.started.append(process)
         return process
 

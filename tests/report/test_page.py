@@ -234,6 +234,14 @@ def test_curves_are_read_from_the_metrics(tmp_path: Path) -> None:
     assert read_series(tmp_path / "none") == {}
 
 
+def test_lines_of_metrics_that_are_torn_are_left_out(tmp_path: Path) -> None:
+    """What a machine leaves that loses power: a line without its end, another one after it, zeros, no figures."""
+    whole = [json.dumps({"step": step, "x": step}) for step in range(4)]
+    torn = [whole[0], whole[1][:9] + whole[2], "\0" * 20, "[1]", "{}", "\xff", '{"step": 1, "x": []}', whole[3]]
+    (tmp_path / "metrics.jsonl").write_bytes("\n".join([*torn, whole[2][:-1]]).encode("latin-1"))
+    assert read_series(tmp_path / "metrics.jsonl") == {"x": [(0.0, 0.0), (3.0, 3.0)]}
+
+
 def test_drift_is_taken_from_beside_the_normalization(tmp_path: Path) -> None:
     one = {"feature_id": 3, "verdict": "large", "psi": 0.5, "psi_by_chance": 0.1, "ks": None, "ks_by_chance": None,
            "present": 0.25, "reference_present": 1.0, "mean": 2.0, "reference_mean": None}  # fmt: skip

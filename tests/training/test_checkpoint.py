@@ -182,8 +182,9 @@ def test_nothing_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_pa
     assert made.finish().startswith(gone)
     assert list(share.iterdir()) == []
     share.rmdir()
-    (tmp_path / "unmounted").rename(share)  # mounted again
+    shutil.copytree(tmp_path / "unmounted", share)  # mounted again, as another device with other inodes
     assert (made.save(), made.finish()) == ("", "")
+    assert names(share / "checkpoints") == ["LATEST", "step_000001", "step_000002"]
 
 
 def test_the_order_of_writing_counts_not_the_step(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Loop, meter, clipping, schedule, metrics files: by hand arithmetic and round trips."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -197,6 +198,31 @@ def test_figures_are_written_twice_nan_is_null_and_a_resumed_run_goes_on(tmp_pat
     assert (start.hparams["rl.gamma"].number_value, start.hparams["actions"].string_value) == (0.9, '["a", "b"]')
 
 
+def test_figures_are_written_to_the_files_of_a_share_that_is_mounted_again(tmp_path: Path) -> None:
+    """What was open when the share went away leads nowhere; a folder below its mount point stays empty."""
+    share, unmounted = tmp_path / "share", tmp_path / "unmounted"
+    share.mkdir()
+    with written(share) as writer:
+        writer.write(1, {"x": 1.0})
+        share.rename(unmounted)
+        share.mkdir()
+        nowhere = os.open("/dev/full", os.O_WRONLY)
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}").startswith(str(unmounted)):
+                    os.dup2(nowhere, int(name))
+        os.close(nowhere)
+        writer.write(2, {"x": 2.0})
+        with pytest.raises(OSError, match="No such file"):
+            writer.keep()
+        share.rmdir()  # it is empty
+        unmounted.rename(share)
+        writer.write(3, {"x": 3.0})
+        writer.keep()
+    assert lines(share) == [{"step": step, "x": step} for step in (1, 2, 3)]
+    assert scalars(share, "x") == [(step, step) for step in (1, 2, 3)]
+
+
 def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size="64k", files=20) as disk:
         with written(disk) as writer:
@@ -209,6 +235,10 @@ def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
                 writer.write(step, {"x": float(step)})
             with pytest.raises(OSError, match="No space left"):
                 writer.reported()
+            whole = lines(disk)  # none ends in the middle, whenever the run is killed
+            assert whole == [{"step": step, "x": step} for step in range(1, len(whole) + 1)]
+            assert 1 < len(whole) < 399
+            assert scalars(disk, "x") == [(step, step) for step in range(1, len(scalars(disk, "x")) + 1)]
             filler.unlink()
             assert writer.reported()["lines"] == 399
         assert lines(disk) == [{"step": step, "x": step} for step in range(1, 400)]

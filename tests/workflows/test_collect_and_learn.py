@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import pytest
 import torch
 from oracles.roles import Roles, role, whole_files
 from oracles.runs import ALONE, ROOT, checked, merged, trained
+from oracles.shares import Share, mounted_share
 from oracles.team import TEAM
 from oracles.waiting import wait_until
+from safetensors.torch import load_file
 
 from reagent_lite import console, files
 from reagent_lite.config import check
@@ -31,7 +33,7 @@ from reagent_lite.data.formats import arrow
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.doctor.machine import dataset_folder
-from reagent_lite.errors import ConfigError, FolderInUseError
+from reagent_lite.errors import ConfigError, DataError, FolderInUseError, UnavailableError
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
@@ -465,6 +467,159 @@ def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypa
     assert min(int(path.name.split("-")[0]) for path in fifo(tmp_path)) == 1
 
 
+@contextmanager
+def unmounted(folder: Path, *, mount_point: bool) -> Iterator[None]:
+    """Takes a folder away inside the block, and leaves an empty one, or none, into which nothing may be written."""
+    away = folder.with_name("away")
+    folder.rename(away)
+    if mount_point:
+        folder.mkdir()
+    yield
+    if mount_point:
+        folder.rmdir()
+    assert not folder.exists()
+    away.rename(folder)
+
+
+AWAY = "data/fifo is not the folder any more that it was when the run began: its share is not mounted"
+mount_points = pytest.mark.parametrize("mount_point", [True, False])
+
+
+@mount_points
+def test_a_learner_forgets_nothing_while_its_share_is_away(tmp_path: Path, mount_point: bool) -> None:
+    collected(role(tmp_path, "collect", warmup_steps=64))
+    stream = opened(role(tmp_path, "learn", warmup_steps=64))
+    stream.before_step(0)
+    reader, every = read_by(stream), EpisodeFolder(tmp_path / "data").unread(0)
+    for wanted in (every, 10_000):
+        with unmounted(tmp_path / "data", mount_point=mount_point):
+            for _ in range(2):
+                with pytest.raises(IdleError, match=AWAY):
+                    reader.run(wanted)
+            reader.publish(50)
+            reader.publish(100)
+        with pytest.raises(IdleError, match="environment steps that step 100 needs"):
+            reader.run(10_000)
+        assert reader.frames == reader.rings[""].rows == every
+    assert json.loads(bytes(reader.state_dict()["seen"])) == [f"fifo/{file.name}" for file in fifo(tmp_path)]
+
+
+@mount_points
+@pytest.mark.parametrize("method", ["origin", "rows"])
+def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_from_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool, method: str
+) -> None:
+    collected(role(tmp_path, "collect", warmup_steps=64))
+    expected, stream = (opened(role(tmp_path, "learn", warmup_steps=64)) for _ in range(2))
+    monkeypatch.setattr(arrow, "BLOCK_VALUES", 700)  # a few rows at once
+    with pytest.raises(IdleError):
+        read_by(expected).run(10_000)
+    reader, read, parts = read_by(stream), getattr(EpisodeFolder, method), [0]
+    away = [unmounted(tmp_path / "data", mount_point=mount_point) for _ in range(2)]
+
+    def failing(self: EpisodeFolder, *given: Any) -> Any:
+        parts[0] += 1
+        if parts[0] == 3:
+            away[0].__enter__()
+        return read(self, *given)
+
+    def failing_rows(self: EpisodeFolder, *given: Any) -> Any:
+        for rows in read(self, *given):
+            parts[0] += 1
+            if parts[0] == 3:
+                away[0].__enter__()
+                raise DataError(())
+            yield rows
+
+    monkeypatch.setattr(EpisodeFolder, method, failing if method == "origin" else failing_rows)
+    with pytest.raises(IdleError, match=AWAY):
+        reader.run(10_000)
+    away[0].__exit__(None, None, None)
+    monkeypatch.setattr(console.Waiting, "sleep", lambda self, what: None)
+    monkeypatch.setattr(reader, "_wait", idle_without_files)
+    with pytest.raises(IdleError, match="environment steps that step 0 needs"):
+        reader.run(10_000)
+    found, wanted = (one.rings[""].state_dict() for one in (reader, read_by(expected)))
+    assert reader.frames == read_by(expected).frames
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def idle_without_files(waiting: console.Waiting, what: str) -> None:
+    raise IdleError(what)
+
+
+@mount_points
+def test_a_collector_keeps_its_episodes_while_the_share_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
+) -> None:
+    one, said = collector(role(tmp_path, "collect")), list[str]()
+    add, away = EpisodeFolder.add, unmounted(tmp_path / "data", mount_point=mount_point)
+
+    def going_away(self: EpisodeFolder, *given: Any) -> str:
+        if len(fifo(tmp_path)) == 1 and not said:
+            away.__enter__()
+        return add(self, *given)
+
+    def sleep(self: console.Waiting, what: str) -> None:
+        said.append(what)
+        if "not learned from yet" in what:
+            raise IdleError(what)
+        if len(said) == 2:
+            away.__exit__(None, None, None)  # it is empty
+
+    monkeypatch.setattr(EpisodeFolder, "add", going_away)
+    monkeypatch.setattr(console.Waiting, "sleep", sleep)
+    with pytest.raises(IdleError):
+        one.run()
+    assert [AWAY in text for text in said] == [True, True, False]
+    assert one.outcome(1).rows == EpisodeFolder(tmp_path / "data").unread(0)
+    assert one.outcome(1).files == len(fifo(tmp_path))
+    with unmounted(tmp_path / "data", mount_point=mount_point):
+        said.clear()
+        monkeypatch.setattr(console.Waiting, "sleep", lambda self, what: said.append(what) or 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            one.run()
+    assert AWAY in said[0]
+
+
+@pytest.mark.parametrize("mode", ["collect", "learn"])
+@pytest.mark.parametrize("number", [None, errno.EIO])
+def test_a_share_that_stays_away_ends_either_role_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, number: int | None
+) -> None:
+    tree = role(tmp_path, mode, warmup_steps=64)
+    one = collected(role(tmp_path, "collect", warmup_steps=64))
+    stream = opened(role(tmp_path, "learn", warmup_steps=64))
+    stream.before_step(0)
+    monkeypatch.undo()
+    monkeypatch.setattr(console, "_MOST_FOLDER_SECONDS", 0.1)
+    run = one.run if mode == "collect" else lambda: read_by(stream).run(10_000)
+    reason = AWAY if number is None else f"data cannot be used: {os.strerror(number)}"
+
+    def failing(path: Any) -> list[str]:
+        raise OSError(number, os.strerror(number or 0), str(path))
+
+    with nullcontext() if number else unmounted(tmp_path / "data", mount_point=True), monkeypatch.context() as patch:
+        if number:
+            patch.setattr(os, "listdir", failing)
+        with pytest.raises(UnavailableError, match=rf"simulation\.dataset\.path: expected .* got .*{reason}.* Mount"):
+            run()
+    assert checked(tree).environments.mode == mode
+
+
+def test_a_policy_is_published_to_the_share_that_is_mounted_again(tmp_path: Path) -> None:
+    reader = read_by(
+        opened(role(tmp_path, "learn", dataset={"path": str(tmp_path / "data"), "publish_every_steps": 1}))
+    )
+    reader.publish(0)
+    with unmounted(tmp_path / "data", mount_point=True):
+        reader.publish(1)
+        with pytest.raises(IdleError, match="policies is not the folder any more"):
+            reader.publish_last(1)
+    reader.publish_last(1)
+    assert [one["step"] for one in progresses_of(tmp_path)] == [0, 1]
+
+
 def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
     config = checked(role(tmp_path, "collect"), "dqn")
     assert dataset_folder(config).state == "ok"
@@ -543,35 +698,72 @@ def test_configs_that_contradict_a_collector(tmp_path: Path, changes: Tree, key:
 
 
 def survive(
-    roles: Roles, folder: Path, kills: int, seconds: tuple[float, float], steps: int, environment: Tree
+    roles: Roles, share: Share, faults: list[str], seconds: tuple[float, float], steps: int, environment: Tree
 ) -> None:
-    """A learner and two collectors, one of which is killed at each of some moments, and started again, to the end."""
-    changes = {"simulation": {"total_steps": steps, **environment}, "checkpoint": {"every_steps": 20}}
+    """A learner and two collectors to the end, with a fault at each of some moments.
+
+    One of them is killed and started again, or stopped for a while as a machine without a network; or all of them lose
+    the share for seconds, once they have used it.
+    """
+    folder = share.stored
+    dataset = {"path": str(share.path / "data"), "publish_every_steps": 50}
+    changes = {
+        "simulation": {"total_steps": steps, "dataset": dataset, **environment},
+        "checkpoint": {"every_steps": 20},
+    }
     chance = random.Random(3)
     running = {name: roles.start(name.rstrip("12"), changes) for name in ("learn", "collect1", "collect2")}
     seen: dict[str, bytes] = {}
-    for _ in range(kills):
+    for fault in chance.sample(faults, len(faults)):
         time.sleep(chance.uniform(*seconds))
         name = chance.choice(list(running))
-        running[name].send_signal(signal.SIGKILL)
-        running[name].wait()
+        if fault == "kill":
+            running[name].send_signal(signal.SIGKILL)
+            running[name].wait()
         for file in fifo(folder):
             assert seen.setdefault(file.name, file.read_bytes()) == file.read_bytes()
-        running[name] = roles.start(name.rstrip("12"), changes)
+        if fault == "kill":
+            running[name] = roles.start(name.rstrip("12"), changes)
+        elif fault == "cut":
+            running[name].send_signal(signal.SIGSTOP)
+            time.sleep(chance.uniform(*seconds))
+            running[name].send_signal(signal.SIGCONT)
+        else:
+            wait_until(lambda: all("policy: " in one.said or "collecting in" in one.said for one in running.values()))
+            share.unmount()
+            time.sleep(6)
+            share.mount()
+            assert all(one.poll() in (None, 0) for one in running.values()), running["learn"].said
     learner = roles.end(running["learn"])
     assert learner.code == 0, learner.err
+    assert list(share.path.iterdir()) == []  # nothing was written below the mount point
     assert {file.name for file in fifo(folder)} >= seen.keys()
     rows = whole_files(folder)
     taken = progress_of(folder)
     assert taken["finished"]
     assert steps <= taken["frames"] + 8 <= rows + 8
-    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    lines = (roles.folder / "out" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == learner.outcome["steps"]
+    saved = load_file(max((roles.folder / "out" / "checkpoints").glob("step_*")) / "rank_0000.safetensors")
+    learned = json.loads(saved["source/rollout/seen"].numpy().tobytes())
+    sizes = {one.name: one.steps for one in EpisodeFolder(folder / "data").files()}
+    assert len(set(learned)) == len(learned)
+    assert taken["frames"] == int(saved["source/rollout/frames"]) == sum(sizes[name] for name in learned)
 
 
-def test_a_learner_and_collectors_that_come_go_and_are_killed(roles: Roles, tmp_path: Path) -> None:
-    survive(roles, tmp_path, kills=2, seconds=(1.0, 3.0), steps=3000, environment={})
-    model, log = str(tmp_path / "out" / "model"), str(tmp_path / "data" / "fifo")
+@pytest.fixture
+def share(tmp_path: Path, roles: Roles) -> Iterator[Share]:
+    with mounted_share(tmp_path) as mounted:
+        roles.namespaces_of = mounted.pid
+        yield mounted
+        roles.stop()
+
+
+def test_a_learner_and_collectors_that_come_go_are_killed_and_lose_their_share(
+    roles: Roles, share: Share, tmp_path: Path
+) -> None:
+    survive(roles, share, ["kill", "kill", "unmount"], seconds=(1.0, 3.0), steps=8000, environment={})
+    model, log = str(tmp_path / "out" / "model"), str(share.stored / "data" / "fifo")
     offline = {name: part for name, part in role(tmp_path, "learn").items() if name != "simulation"}
     actions = ["L", "R", "U", "D"]
     trained(
@@ -608,8 +800,9 @@ def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(role
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{}, TAG], ids=["gridworld", "tag"])
-def test_fifty_kills_lose_no_finished_episode(roles: Roles, tmp_path: Path, environment: Tree) -> None:
-    survive(roles, tmp_path, kills=50, seconds=(0.2, 4.0), steps=60_000, environment=environment)
+def test_kills_cuts_and_an_unmount_lose_no_finished_episode(roles: Roles, share: Share, environment: Tree) -> None:
+    faults = ["kill"] * 50 + ["cut"] * 5 + ["unmount"]
+    survive(roles, share, faults, seconds=(0.2, 4.0), steps=60_000, environment=environment)
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
 """Stopping and going on: bit for bit after every step, after every kind of end, on other processes and full disks."""
 
+import errno
 import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -177,6 +180,33 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
     assert "No space left on device" in said
     assert "is complete; run the same command again to continue" in said
     assert checkpoints(tmp_path, "disk") == ["step_000054", "step_000056"]
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_a_disk_that_is_full_or_read_only_while_a_run_begins_again_is_waited_for(
+    tmp_path: Path, disk_of_200_files: Path, fault: str
+) -> None:
+    disk, filler = disk_of_200_files, disk_of_200_files / "filler"
+    tree = logged(tmp_path) | {"model_output_path": str(disk), "num_processes_per_node": 2}
+    run = start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=1,step=5,kind=kill", OMP_NUM_THREADS="1")
+    wait_until(lambda: "restart 1 of at most 3" in run.said)
+    if fault == "full":
+        with suppress(OSError), filler.open("wb", buffering=0) as stream:
+            while stream.write(bytes(4096)):
+                pass
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    reason = os.strerror(errno.ENOSPC if fault == "full" else errno.EROFS)
+    wait_until(lambda: f"{disk} cannot be used: {reason}; waiting since" in run.said or run.poll() is not None)
+    assert run.poll() is None, run.said
+    if fault == "full":
+        filler.unlink()
+    else:
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    done = end(run)
+    assert done.code == 0, done.err
+    assert "resuming from checkpoints/step_000003" in done.err
+    assert "restart 2" not in done.err
 
 
 # what may change between two starts

@@ -6,6 +6,7 @@ newest policy ─► some rounds ─► finished episodes ─► a file of fifo 
 import json
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from reagent_lite.data.dataset import EpisodeFolder, named
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, counted
-from reagent_lite.files import NO_ROOM
+from reagent_lite.files import NO_ROOM, sentence_of
 from reagent_lite.run.environments import TRAINING, Reader, given_or_unchanged, open_simulation, with_actions
 from reagent_lite.run.learner import build_learners, choose_threads
 from reagent_lite.run.roles.policies import (
+    DATASET_KEY,
     Policy,
     PolicyReader,
     facts_of,
@@ -75,6 +77,7 @@ def collect(config: WorkflowConfig, group: Group) -> Collected:
 
     Raises:
         Preempted: a signal came; the episodes that were over are written.
+        UnavailableError: the shared folder was away for ten minutes.
         ConfigError: policies of another environment, network or release.
     """
     start = time.monotonic()
@@ -136,9 +139,15 @@ class Collector:
     def run(self) -> None:
         """Plays until the learner's run ends or a signal comes, then writes the episodes that have ended."""
         logger.info(f"collecting in {self._folder.path}, as writer {self._id}")
-        waiting, logged = Waiting(), time.monotonic()
+        waiting, away, logged = Waiting(), Waiting(DATASET_KEY), time.monotonic()
         while not (self._signal.wanted or self._done()):
-            if reason := self._reason_to_wait():
+            try:
+                reason = self._reason_to_wait()
+            except OSError as error:
+                away.sleep(sentence_of(error, self._folder.path))
+                continue
+            away = Waiting(DATASET_KEY)
+            if reason:
                 waiting.sleep(reason)
                 continue
             waiting = Waiting()
@@ -169,7 +178,9 @@ class Collector:
 
     def _done(self) -> bool:
         """Looks for a newer policy, and returns whether the run that this collector played for has ended."""
-        newer = self._policies.newer()
+        newer = None
+        with suppress(OSError):  # it plays on by an older one, and waits once it is far ahead of that one's learner
+            newer = self._policies.newer()
         if newer is not None:
             load_policy(self._learner, newer)
             self._policy = newer
@@ -195,8 +206,11 @@ class Collector:
         self._recorder.play(self._informed if informed else self._uniform)
 
     def _write(self) -> None:
-        """Writes the episodes that have ended as one file; waits while the share is full, unless a signal came."""
-        over, waiting = self._recorder.over, Waiting()
+        """Writes the episodes that have ended as one file.
+
+        Unless a signal came, it waits while the share is full, and ten minutes for one that is away.
+        """
+        over, waiting, away = self._recorder.over, Waiting(), Waiting(DATASET_KEY)
         if not len(over):
             return
         episodes = self._recorder.episodes(over)
@@ -207,12 +221,17 @@ class Collector:
                 self._folder.add(table, {**self._origin, "policy": self._version}, self._id)
                 break
             except DataError as error:
-                if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM):
+                cause, rows = error.__cause__, counted(table.num_rows, "row")
+                if not isinstance(cause, OSError):
                     raise
                 if self._signal.wanted:
                     logger.warning(f"{counted(count, 'episode is', 'episodes are')} lost: {error}")
                     return
-                waiting.sleep(f"no room for {counted(table.num_rows, 'row')} in {self._folder.path}: make room there")
+                if cause.errno in NO_ROOM:
+                    waiting.sleep(f"no room for {rows} in {self._folder.path}: make room there")
+                    away = Waiting(DATASET_KEY)
+                else:
+                    away.sleep(f"{rows} cannot be written: {sentence_of(cause, self._folder.path)}")
         self._recorder.drop(over)
         keep_size(self._folder, self._dataset)
         self._total += float(episodes.returns.sum())

@@ -10,12 +10,13 @@ learns has its own replay ring.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,8 +29,10 @@ from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.files import sentence_of, wait_for
 from reagent_lite.run.environments import Reader
 from reagent_lite.run.roles.policies import (
+    DATASET_KEY,
     PolicyPublisher,
     Progress,
     facts_of,
@@ -46,6 +49,8 @@ from reagent_lite.types import EnvStep
 
 if TYPE_CHECKING:
     from reagent_lite.data.rows.reading import Rows
+
+T = TypeVar("T")
 
 
 class FollowedEpisodes:
@@ -85,6 +90,9 @@ class FollowedEpisodes:
         self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
+        self._unread = deque[str]()  # files that this rank has to read
+        self._parts = 0  # of the first of them that are in the rings
+        self._away = ""  # why the folder could not be read at the last attempt
         self._left_out: list[DataError] = []
         self._given = [0] * group.world_size
         self.frames = self._wanted = 0
@@ -135,13 +143,19 @@ class FollowedEpisodes:
 
         Raises:
             Preempted: on all ranks, if a signal came to one of them while it waited.
+            UnavailableError: the folder was away for ten minutes.
         """
         wanted, waiting = self._wanted + steps * self._frames_per_step, Waiting()
+        away = Waiting(DATASET_KEY)
         while not self._suffices(wanted):
             if self._take(wanted):
                 waiting = Waiting()
                 continue
             self._publish()
+            if self._away:
+                self._wait(away, self._away)
+                continue
+            away = Waiting(DATASET_KEY)
             self._wait(
                 waiting,
                 f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
@@ -156,27 +170,51 @@ class FollowedEpisodes:
         """Reads files until there are enough rows, and returns whether there were any."""
         chosen: list[tuple[str, int]] = []
         if self._group.is_first:
-            if not self._pending:
-                files = self._folder.files()
-                self._seen.intersection_update(one.name for one in files)
-                self._pending.extend(one for one in files if one.name not in self._seen)
-            while self._pending and (not chosen or self.frames + sum(steps for _, steps in chosen) < wanted):
-                chosen += self._checked(self._pending.popleft())
+            self._away = ""
+            try:
+                if not self._pending:
+                    files = self._folder.files()
+                    self._seen.intersection_update(one.name for one in files)
+                    self._pending.extend(one for one in files if one.name not in self._seen)
+                while self._pending and (not chosen or self.frames + sum(steps for _, steps in chosen) < wanted):
+                    chosen += self._checked(self._pending[0])
+                    self._pending.popleft()
+            except OSError as error:
+                self._away = sentence_of(error, self._folder.path)
             self._warn()
         return self._read_shares(chosen, count=True)
 
     def _checked(self, file: EpisodeFile) -> list[tuple[str, int]]:
-        """Returns name and environment steps of a file, or nothing if it does not fit and is left out."""
-        self._seen.add(file.name)
-        self._through = max(self._through, file.number)
+        """Returns name and environment steps of a file, or nothing if it does not fit and is left out.
+
+        Raises:
+            OSError: the folder is away.
+        """
+        chosen: list[tuple[str, int]] = []
         try:
-            found, steps = self._folder.origin(file.name)
+            found, steps = self._of_folder(lambda: self._folder.origin(file.name))
             if problems := misfits(str(self._folder.path / file.name), self._origin, found):
                 raise DataError(problems)
+            chosen = [(file.name, steps)]
         except DataError as error:
             self._left_out.append(error)
-            return []
-        return [(file.name, steps)]
+        self._seen.add(file.name)
+        self._through = max(self._through, file.number)
+        return chosen
+
+    def _of_folder(self, read: Callable[[], T]) -> T:
+        """Returns what `read` returns; an error is a file's fault only where the folder is there before and after.
+
+        Raises:
+            OSError: the folder is away.
+            DataError: the error of a file.
+        """
+        self._folder.require()
+        try:
+            return read()
+        except DataError:
+            self._folder.require()
+            return read()
 
     def _warn(self) -> None:
         """Warns of the files that were left out since the last call, with the reason of the first."""
@@ -187,24 +225,38 @@ class FollowedEpisodes:
 
     def _read_shares(self, chosen: list[tuple[str, int]], *, count: bool) -> bool:
         """Reads this rank's share of the files that rank 0 has chosen, and returns whether there are any."""
-        files = json.loads(self._group.broadcast_text(json.dumps(chosen)))
+        files, away = json.loads(self._group.broadcast_text(json.dumps(chosen))), Waiting(DATASET_KEY)
         for name, steps in files:
             rank = self._given.index(min(self._given))
             self._given[rank] += steps
             self.frames += steps if count else 0
             if rank == self._group.rank:
                 self._finished[1] += steps
-                self._read(name)
+                self._unread.append(name)
+        while self._on_any_rank(bool(reason := self._read_own())):
+            self._wait(away, reason or f"{self._folder.path} cannot be used by another rank")
         return bool(files)
 
-    def _read(self, name: str) -> None:
-        try:
-            for rows in self._folder.rows(name, self._actions):
-                self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
-        except DataError as error:
-            logger.warning(f"a file of the dataset is left out: {error}")
-        for ring in self.rings.values():
-            ring.end_episodes()
+    def _read_own(self) -> str:
+        """Reads this rank's files; returns "", or why the folder cannot be read, after which it may be called again."""
+        while self._unread:
+            try:
+                self._of_folder(self._read)
+            except OSError as error:
+                return sentence_of(error, self._folder.path)
+            except DataError as error:
+                logger.warning(f"a file of the dataset is left out: {error}")
+            self._unread.popleft()
+            self._parts = 0
+            for ring in self.rings.values():
+                ring.end_episodes()
+        return ""
+
+    def _read(self) -> None:
+        name = self._unread[0]
+        for rows in itertools.islice(self._folder.rows(name, self._actions), self._parts, None):
+            self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
+            self._parts += 1
 
     def _write(self, steps: EnvStep, agent: Tensor) -> None:
         if self._unit_reward:
@@ -258,13 +310,19 @@ class FollowedEpisodes:
         again: list[tuple[str, int]] = []
         if self._group.is_first:
             names = set(json.loads(state["seen"].numpy().tobytes()))
-            read = [one for one in self._folder.files() if one.name in names]
-            self._seen.update(one.name for one in read)
-            while read and sum(steps for _, steps in again) < self._most_frames:
-                again += self._checked(read.pop())
+            again = wait_for(lambda: self._newest_of(names), self._folder.path, DATASET_KEY)
             self._warn()
         self._read_shares(again[::-1], count=False)
         self._finished = state["finished"].clone()
+
+    def _newest_of(self, names: set[str]) -> list[tuple[str, int]]:
+        """Returns names and environment steps of the newest files that had been read, as many as the rings take."""
+        newest: list[tuple[str, int]] = []
+        read = [one for one in self._folder.files() if one.name in names]
+        self._seen.update(one.name for one in read)
+        while read and sum(steps for _, steps in newest) < self._most_frames:
+            newest += self._checked(read.pop())
+        return newest
 
 
 class FollowedSource(RolloutSource):

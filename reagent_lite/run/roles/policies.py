@@ -24,13 +24,15 @@ from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
 from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.files import alone_in, appearing_folder, require_writable
+from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, names_in, require_writable
 from reagent_lite.manifest import POLICY, seal_folder, verified
 from reagent_lite.run.environments import Reader, Simulation
 from reagent_lite.sim.sources import origin
 from reagent_lite.training.checkpoint import plain
 
 WEIGHTS: Final = "weights.safetensors"
+DATASET_KEY: Final = "simulation.dataset.path"
+"""Config key of the folder between collectors and learners."""
 _TARGET: Final = ".target_network."  # which collectors do not read
 _KEPT: Final = 3
 
@@ -118,17 +120,20 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
 
     Raises:
         ConfigError: a folder cannot be written.
+        UnavailableError: likewise, for ten minutes, in a later attempt of the run.
         FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
     key, again = "simulation.dataset", attempt_here() > 0
     fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(config)
-    require_writable(fifo, f"{key}.path", keep=True)
+    if not fifo.exists():
+        logger.info(f"{key}.path: {fifo} was not there and is made; if it lies on a share, check that it is mounted")
+    require_writable(fifo, f"{key}.path", keep=True, again=again)
     with alone_in(fifo, f"{key}.edits", again=again) if settings.edits else nullcontext():
         if config.collects:
             yield
             return
-        require_writable(policies, f"{key}.policies", keep=True)
+        require_writable(policies, f"{key}.policies", keep=True, again=again)
         with alone_in(policies, f"{key}.policies", again=again):
             yield
 
@@ -144,6 +149,7 @@ class PolicyPublisher:
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
         self._folder, self._learner, self._facts = folder, learner, facts
+        self._identity: FolderIdentity | None = None  # since the first policy
         self._published: Progress | None = None
         self._warned = ""
 
@@ -160,11 +166,15 @@ class PolicyPublisher:
         if progress == self._published:
             return ""
         try:
-            older = sorted(_versions(self._folder))
+            if self._identity is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._identity = FolderIdentity.marked(self._folder)
+            older = sorted(_versions(self._identity.names()))
             version = max(older, default=0) + 1
             with appearing_folder(self._folder / f"{version:010d}") as folder:
                 (folder / WEIGHTS).write_bytes(save(_tensors(self._learner)))
                 seal_folder(folder, {"kind": "policy", "progress": asdict(progress), **self._facts})
+            self._identity.require()  # else it was written below the mount point
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != self._warned:
@@ -196,8 +206,9 @@ class PolicyReader:
 
         Raises:
             ConfigError: the policy is of another environment, network or release.
+            OSError: the folder cannot be listed.
         """
-        for version in sorted(_versions(self._folder), reverse=True):
+        for version in sorted(_versions(names_in(self._folder)), reverse=True):
             if version == self._version:
                 return None
             folder = self._folder / f"{version:010d}"
@@ -224,7 +235,5 @@ def _tensors(learner: Learner) -> dict[str, Tensor]:
     return {name: value for name, value in plain(learner).items() if _TARGET not in f".{name}"}
 
 
-def _versions(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return [int(path.name) for path in folder.iterdir() if re.fullmatch(r"\d{10}", path.name)]
+def _versions(names: list[str]) -> list[int]:
+    return [int(name) for name in names if re.fullmatch(r"\d{10}", name)]
