@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import mix
-from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
+from reagent_lite.data.sampling.repetitions import choices_hashes, hashes_of
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out
@@ -283,11 +282,11 @@ def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
     digests = np.zeros(len(wanted), np.uint64)
     if not wanted.any():
         return digests
-    choices = _choices_hashes(copy)
+    choices = choices_hashes(copy)
     size = min(_DIGEST_ROWS, max(_DIGEST_VALUES // max(len(copy.state_ids), 1), 1))
     for start in range(0, len(copy), size):
         rows = start + np.flatnonzero(wanted[copy.episode[start : start + size]])
-        row = _hashes(copy.state_ids, copy.state[rows], np.ones(len(rows), np.int64))
+        row = hashes_of(copy.state_ids, copy.state[rows], np.ones(len(rows), np.int64))
         row = mix(row ^ np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
         for column in (copy.action[rows], copy.reward[rows], copy.propensity[rows]):
             row = mix(row ^ np.ascontiguousarray(column).view(np.uint32).astype(np.uint64))
@@ -296,23 +295,3 @@ def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
         np.add.at(digests, copy.episode[rows], row)
         copy.release()
     return digests
-
-
-def _choices_hashes(copy: TrainingCopy) -> Hashes:
-    """Returns a hash of each list of candidates, [L]."""
-    ends = copy.list_offsets[1:]
-    hashes = np.zeros(len(ends), np.uint64)
-    most = min(_DIGEST_ROWS, max(_DIGEST_VALUES // max(len(copy.action_ids), 1), 1))
-    begin = 0
-    while begin < len(ends):
-        first = int(copy.list_offsets[begin])
-        end = max(begin + 1, int(np.searchsorted(ends, first + most, side="right")))
-        lengths = np.diff(copy.list_offsets[begin : end + 1])
-        hashes[begin:end] = _hashes(copy.action_ids, copy.candidates[first : int(ends[end - 1])], lengths)
-        begin = end
-    return hashes
-
-
-def _hashes(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
-    """Returns a hash of each run of rows, [n]: a state is a list of one."""
-    return list_hashes(Lists(lengths, FeatureMatrix(ids, values)))[0]

@@ -129,7 +129,7 @@ def logged(folder: Path, **sections: Tree) -> Tree:
         "epochs": 3,
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
-                       "final_fit_passes": 1},
+                       "final_fit_passes": 1, "learn_from_scored": True},
     }  # fmt: skip
     return merged(tree, sections)
 

@@ -330,7 +330,7 @@ def test_the_log_trains_as_it_is(
             assert len(rotated(worker)) == 4 * (episode + 1)
     tree = {"training_data_path": str(worker.folder), "model_output_path": str(tmp_path / "out"), "use_gpu": False,
             "training": {"layers": [-1, 4, -1 if kind == "named" else 1], "activations": ["relu", "linear"],
-                         "minibatch_size": 32}}  # fmt: skip
+                         "minibatch_size": 32}, "evaluation": {"learn_from_scored": True}}  # fmt: skip
     outcome = trained(tree | ({"actions": list(NAMES)} if kind == "named" else {}))
     assert outcome.rows == 160
     gaps = "gaps not counted, as sequence_number is a time" if kind == "named" else "0 gaps"

@@ -143,7 +143,7 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     told = {
         "name": name,
         "rows": len(evaluator.policy.log.split.scored.numbers),
-        "present": facts.present,
+        "present": {name: {key: one.present for key, one in column.items()} for name, column in facts.features.items()},
         "found": str(facts.sources[0].rows),
     }
     if page is None:

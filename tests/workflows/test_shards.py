@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "training_data_path": "data", "model_output_path": "out", "use_gpu": False, "actions": ["a", "b"], "epochs": 3,
     "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"]},
     "data": {"global_minibatch_size": 16},
-    "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100},
+    "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True},
     "norm_params": {"num_samples": 40},
 }  # fmt: skip
 WITHOUT_NAMES = {key: value for key, value in SETTINGS.items() if key != "actions"}

@@ -164,7 +164,7 @@ def test_a_log_that_cannot_be_finished_leaves_nothing(tmp_path: Path, capsys: py
     """A pole of no length: its acceleration is infinite, and what follows is no number."""
     assert started(tmp_path, {"env_parameters": {"half_length": 0.0}}) == 2
     assert "expected finite numbers" in capsys.readouterr().err
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_last_line_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

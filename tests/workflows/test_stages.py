@@ -42,7 +42,7 @@ def config(folder: Path, source: Path, **other: Any) -> Tree:
         "training_data_path": str(source), "model_output_path": str(folder / "out"), "use_gpu": False, "epochs": 2,
         "actions": ["l", "r"], "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"]},
         "data": {"global_minibatch_size": 1000, "training_copy_dir": str(folder / "copies")},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100}, **other,
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True}, **other,
     }  # fmt: skip
 
 

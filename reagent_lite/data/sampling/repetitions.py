@@ -2,9 +2,9 @@
 
 own rows ─► sample ─► samples of all shards ─► look-up among own rows ─► repeated rows by shard, the same on every rank
 
-Two rows are the same if they have the same mdp_id, sequence_number, state, action, reward and propensity. Machines
-that number their episodes alike have other values in some of them, and machines that each logged a part of the same
-episodes have other sequence numbers: neither is a repetition.
+Two rows are the same if they have the same mdp_id, sequence_number, state, candidates, action, reward and propensity.
+Machines that number their episodes alike have other values in some of them, and machines that each logged a part of
+the same episodes have other sequence numbers: neither is a repetition.
 """
 
 import json
@@ -24,6 +24,7 @@ SAMPLED_ROWS = 1024
 """Most rows of a shard that are looked for in the others: 16 KiB a machine."""
 
 _BLOCK_ROWS = 1 << 18
+_LISTS_AT_ONCE, _VALUES_AT_ONCE = 1 << 16, 1 << 22  # some 30 MB; longer blocks are slower
 
 
 def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
@@ -41,17 +42,18 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
         return
     group = shards.group
     sample = np.linspace(0, len(copy) - 1, min(SAMPLED_ROWS, len(copy))).astype(np.int64)
-    sent = np.stack((_names(copy, sample), _contents(copy, sample))).tobytes()
+    choices = choices_hashes(copy) if copy.parametric else None
+    sent = np.stack((_names(copy, sample), _contents(copy, sample, choices))).tobytes()
     samples = [
         np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(2, -1)
         for reader in shards.first_readers
     ]
-    repeated = _repeated(copy, samples, shards.own) if shards.is_first else []
+    repeated = _repeated(copy, samples, shards.own, choices) if shards.is_first else []
     tables = [json.loads(text) for text in group.gather_text(json.dumps(repeated))]
     raise_any([*_problems([tables[reader] for reader in shards.first_readers], samples, path)])
 
 
-def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int) -> list[int]:
+def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int, choices: Hashes | None) -> list[int]:
     """Returns how many rows of each shard's sample this shard has too: 0 where a row of that name differs."""
     shard = np.repeat(np.arange(len(samples)), [sample.shape[1] for sample in samples])
     names, contents = np.concatenate(samples, axis=1)
@@ -66,7 +68,7 @@ def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int) -
         counts = np.searchsorted(ascending, own_names, side="right") - first
         named = np.flatnonzero(counts)
         if len(named):
-            own_contents = np.repeat(_contents(copy, rows[named]), counts[named])
+            own_contents = np.repeat(_contents(copy, rows[named], choices), counts[named])
             places = order[np.concatenate([np.arange(first[i], first[i] + counts[i]) for i in named])]
             equal = contents[places] == own_contents
             same += np.bincount(shard[places], equal, len(samples)).astype(np.int64)
@@ -105,10 +107,31 @@ def _names(copy: TrainingCopy, rows: NDArray[np.int64]) -> Hashes:
     return row_hashes(copy.episode_hash[copy.episode[rows]], copy.sequence[rows], 0)
 
 
-def _contents(copy: TrainingCopy, rows: NDArray[np.int64]) -> Hashes:
-    """Returns a hash of state, action, reward and propensity of each row, [n]."""
-    states = FeatureMatrix(copy.state_ids, copy.state[rows])
-    hashes = list_hashes(Lists(np.ones(len(rows), np.int64), states))[0]
+def _contents(copy: TrainingCopy, rows: NDArray[np.int64], choices: Hashes | None) -> Hashes:
+    """Returns a hash of state, action, reward and propensity of each row, and of its candidates, [n]."""
+    hashes = hashes_of(copy.state_ids, copy.state[rows], np.ones(len(rows), np.int64))
+    if choices is not None:
+        hashes = mix(hashes ^ choices[copy.actions_list[rows]])
     for column in (copy.action, copy.reward, copy.propensity):
         hashes = mix(hashes ^ np.ascontiguousarray(column[rows]).view(np.uint32).astype(np.uint64))
     return hashes
+
+
+def choices_hashes(copy: TrainingCopy) -> Hashes:
+    """Returns a hash of each list of candidates, [L]."""
+    ends = copy.list_offsets[1:]
+    hashes = np.zeros(len(ends), np.uint64)
+    most = min(_LISTS_AT_ONCE, max(_VALUES_AT_ONCE // max(len(copy.action_ids), 1), 1))
+    begin = 0
+    while begin < len(ends):
+        first = int(copy.list_offsets[begin])
+        end = max(begin + 1, int(np.searchsorted(ends, first + most, side="right")))
+        lengths = np.diff(copy.list_offsets[begin : end + 1])
+        hashes[begin:end] = hashes_of(copy.action_ids, copy.candidates[first : int(ends[end - 1])], lengths)
+        begin = end
+    return hashes
+
+
+def hashes_of(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
+    """Returns a hash of each run of rows, [n]: a state is a list of one."""
+    return list_hashes(Lists(lengths, FeatureMatrix(ids, values)))[0]
