@@ -387,8 +387,13 @@ class _Outcome:
         questions: list[tuple[Basis, Basis | None]] = [(basis, None) for basis in (logged, continued, *own.values())]
         questions += [(own[name], bases[name]) for name in names]
         logged_figure, continued_figure, *figures = figures_of(questions, level)
-        low, high = self._range(kind)
-        by_name = {name: figure.within(low, high) for name, figure in zip(names, figures[: len(names)], strict=True)}
+        by_name = dict(zip(names, figures[: len(names)], strict=True))
+        if not kind.sequential:  # a policy may earn returns that no logged episode has
+            low, high = self._range(kind)
+            by_name = {
+                name: figure if ESTIMATORS[name].evidence is None else figure.within(low, high)
+                for name, figure in by_name.items()
+            }
         differences = dict(zip(names, figures[len(names) :], strict=True))
         events = self._events(kind)
         verdicts = self._verdicts(kind, by_name, events)
@@ -430,7 +435,7 @@ class _Outcome:
         return self._contributions[evidence]
 
     def _range(self, kind: _Kind) -> tuple[float, float]:
-        """Returns the lowest and the highest outcome, observed or possible: no policy's mean lies beyond."""
+        """Returns the lowest and the highest outcome, observed or possible."""
         low, high = self._logged(kind).outcomes
         return (low, high) if self._bounds is None else (min(low, self._bounds[0]), max(high, self._bounds[1]))
 

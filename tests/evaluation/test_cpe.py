@@ -76,6 +76,18 @@ def test_the_difference_to_the_log_is_of_the_same_episodes() -> None:
     assert half < 0.5 * normal_half(weights * rewards)  # of values that were not paired
 
 
+def test_an_interval_of_rewards_stays_in_their_range_and_one_of_returns_may_lie_beyond() -> None:
+    """Models say 9 for rewards 2 and 4: no mean of rewards is above 4, but a value model may know of longer episodes."""
+    page = bandit_page(REWARDS)
+    value = torch.full_like(page.q_values, 9.0) + torch.arange(len(page)).view(-1, 1, 1) % 3
+    result = evaluated(dataclasses.replace(page, q_values=value, reward_model=value))
+    fitted = estimate_of(result, "Fitted_Q_Evaluation").figure
+    assert fitted.low < fitted.value < fitted.high
+    assert fitted.high == pytest.approx(2 * fitted.value - fitted.low, rel=0.01)  # not cut at 4
+    doubly_robust = estimate_of(result, "Doubly_Robust_Reward").figure
+    assert 2 <= doubly_robust.low <= doubly_robust.high <= 4
+
+
 @pytest.mark.parametrize(("level", "quantile"), [(0.95, 1.96), (0.5, 0.6745)])
 def test_an_interval_is_that_of_episodes_and_not_of_rows(level: float, quantile: float) -> None:
     # every episode repeats one number 25 times: the interval is that of 16 numbers, not of 400
