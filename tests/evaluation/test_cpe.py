@@ -77,7 +77,7 @@ def test_the_difference_to_the_log_is_of_the_same_episodes() -> None:
 
 
 def test_an_interval_of_rewards_stays_in_their_range_and_one_of_returns_may_lie_beyond() -> None:
-    """Models say 9 for rewards 2 and 4: no mean of rewards is above 4, but a value model may know of longer episodes."""
+    """Models say 9 to 11, rewards are 2 and 4: no mean reward is above 4, but returns of longer episodes may be."""
     page = bandit_page(REWARDS)
     value = torch.full_like(page.q_values, 9.0) + torch.arange(len(page)).view(-1, 1, 1) % 3
     result = evaluated(dataclasses.replace(page, q_values=value, reward_model=value))
