@@ -31,7 +31,7 @@ _ROUNDING = 1e-18
 _OUTER_STEPS = 60
 _INNER_STEPS = 50
 _HALVINGS = 30
-_POINTS_AT_ONCE = 2**19  # 4 MB a column, held some ten times
+_POINTS_AT_ONCE = 2**17  # 1 MB a column, held some ten times
 
 
 @dataclass(frozen=True, kw_only=True)
