@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.section import Episodes, Fraction, LocalPath, Names, Positive, Section, Seed, Share
+from reagent_lite.config.section import Count, Episodes, Fraction, LocalPath, Names, Positive, Section, Seed, Share
 from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
@@ -33,6 +33,9 @@ class LogEvaluationConfig(EvaluationConfig):
     held_out_share: Fraction = 0.5
     """Share of the log's episodes that are scored; reward and value models are fitted to the others. All are scored if
     of no policy more than the probability of the logged action is known."""
+
+    final_fit_passes: Count = 40
+    """Passes when they are fitted; fewer where the loss on rows kept apart no longer falls."""
 
     unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about training")
 

@@ -44,7 +44,9 @@ class EvaluationConfig(Section):
     """Rows per process and step when the two models are fitted."""
     fit_passes: Count = 1
     """Passes over the training rows when the models are fitted after an epoch."""
-    final_fit_passes: Count = 40
-    """Passes when they are fitted at the end; fewer where the loss on rows kept apart no longer falls."""
+    final_fit_passes: Count | None = None
+    """Passes when they are fitted at the end; fewer where the loss on rows kept apart no longer falls. Absent: 40, but
+    none where the weights of the scored episodes leave fewer than min_effective_episodes: nothing could check the
+    models then, and no decision rests on them."""
     max_fit_rows: Count = 4_000_000
     """Rows that each process fits them to at most, after an epoch and at the end, whatever the passes."""

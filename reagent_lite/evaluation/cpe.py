@@ -227,22 +227,33 @@ def estimates_of_page(
     return {tag: value for tag, value in tags.items() if math.isfinite(value)}
 
 
-def missing_estimates(*, rows: int, without_propensity: int, fitted: bool) -> dict[str, str]:
+def effective_episodes(
+    page: EvaluationPage, *, gamma: float, config: EvaluationConfig, generator: torch.Generator
+) -> float:
+    """Returns how many episodes the weights leave, as Overlap has them; the arguments are those of evaluate_page."""
+    rows, _, _ = limit(page, config, generator)
+    if not len(rows):
+        return 0.0
+    log = log_of_rows(page.only(0, 1), rows, gamma, {})
+    return float(log.effective_episodes()[log.judged_step])
+
+
+def missing_estimates(*, rows: int, without_propensity: int, unfitted: str) -> dict[str, str]:
     """Returns the estimators that a log or its fitted models cannot feed, with the reason.
 
     Args:
         rows: the rows of the log.
         without_propensity: how many of these are without a propensity.
-        fitted: whether there were rows to fit the models to.
+        unfitted: why the models were never fitted; empty if they were.
     """
-    reasons = {} if fitted else dict.fromkeys(MODELLED, "no other episode is there to fit its model to")
+    reasons = dict.fromkeys(MODELLED, unfitted) if unfitted else {}
     if without_propensity:
         of = counted(rows, "row of the log has", "rows of the log have")
         reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {of} no propensity")
     return reasons
 
 
-def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, ...]]:
+def differences(model: CPEResult, against: CPEResult) -> dict[str, tuple[Estimate, ...]]:
     """Returns {outcome: estimates of the first policy's value minus the second's}; {} where no rows were scored.
 
     Both are estimated from the same episodes: what they share cancels, and the interval is narrower than those of the
@@ -250,12 +261,12 @@ def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, .
     policy is better.
 
     Args:
-        one: the result of the first policy.
-        other: the result of the second, on the same rows and with a generator of the same seed.
+        model: the result of the first policy.
+        against: the result of the second, on the same rows and with a generator of the same seed.
     """
     return {
-        first.name: _differences(first.estimates, second.estimates, one.level)
-        for first, second in zip(one.outcomes, other.outcomes, strict=True)
+        first.name: _differences(first.estimates, second.estimates, model.level)
+        for first, second in zip(model.outcomes, against.outcomes, strict=True)
     }
 
 
@@ -267,22 +278,22 @@ def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level
     )
 
 
-def _difference(one: Estimate, other: Estimate, figure: Interval) -> Estimate:
+def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimate:
     verdict, reason = Verdict.TRUSTWORTHY, "the interval contains 0: no difference is shown"
     if figure.side:
         reason = "model is better" if figure.side > 0 else "against is better"
     for worse in (Verdict.SUPPORT, Verdict.DO_NOT_USE):
-        for whose, estimate in (("against", other), ("model", one)):
+        for whose, estimate in (("against", against), ("model", model)):
             if estimate.verdict is worse:
                 verdict, reason = worse, f"{whose}: {estimate.reason}"
     return Estimate(
-        name=one.name,
+        name=model.name,
         figure=figure,
         normalized=float("nan"),
         difference=figure,
         verdict=verdict,
         reason=reason,
-        basis=one.basis,
+        basis=model.basis,
     )
 
 
@@ -383,29 +394,33 @@ class _Outcome:
             samples = logged.samples + self._samples[continuation.name]
             continued = Basis(samples=samples, contributions=self._basis(continuation).contributions)
         bases = {name: continued if ESTIMATORS[name].continues else logged for name in names}
-        own = {name: self._basis(ESTIMATORS[name]) for name in names}
-        questions: list[tuple[Basis, Basis | None]] = [(basis, None) for basis in (logged, continued, *own.values())]
-        questions += [(own[name], bases[name]) for name in names]
+        by_estimator = {name: self._basis(ESTIMATORS[name]) for name in names}
+        questions: list[tuple[Basis, Basis | None]] = [
+            (basis, None) for basis in (logged, continued, *by_estimator.values())
+        ]
+        questions += [(by_estimator[name], bases[name]) for name in names]
         logged_figure, continued_figure, *figures = figures_of(questions, level)
-        by_name = dict(zip(names, figures[: len(names)], strict=True))
+        figure_of = dict(zip(names, figures[: len(names)], strict=True))
         if not kind.sequential:  # a policy may earn returns that no logged episode has
             low, high = self._range(kind)
-            by_name = {
+            figure_of = {
                 name: figure if ESTIMATORS[name].evidence is None else figure.within(low, high)
-                for name, figure in by_name.items()
+                for name, figure in figure_of.items()
             }
         differences = dict(zip(names, figures[len(names) :], strict=True))
         events = self._events(kind)
-        verdicts = self._verdicts(kind, by_name, events)
+        verdicts = self._verdicts(kind, figure_of, events)
         estimates = tuple(
             Estimate(
                 name=name,
-                figure=by_name[name],
-                normalized=by_name[name].value / float(bases[name].samples[0]) if logged_figure.side else float("nan"),
+                figure=figure_of[name],
+                normalized=figure_of[name].value / float(bases[name].samples[0])
+                if logged_figure.side
+                else float("nan"),
                 difference=differences[name],
                 verdict=verdicts[name][0],
                 reason=verdicts[name][1],
-                basis=own[name],
+                basis=by_estimator[name],
             )
             for name in names
         )
@@ -418,20 +433,21 @@ class _Outcome:
         samples = self._samples[estimator.name]
         if estimator.name in self._missing:
             return Basis(samples=samples * torch.nan, contributions=None)
-        return Basis(samples=samples, contributions=self._evidence(estimator.evidence))
+        return Basis(samples=samples, contributions=self._evidence(estimator))
 
-    def _evidence(self, evidence: Evidence | None) -> Contributions | None:
+    def _evidence(self, estimator: Estimator) -> Contributions | None:
         """Returns what each episode adds; the same object for estimators of the same evidence."""
+        evidence = estimator.evidence
         if evidence is None:
             return None
         if evidence not in self._contributions:
-            found = evidence(self._log, self._number)
+            contributions = evidence(self._log, self._number)
             if self._bounds is not None:
                 low, high = self._bounds
-                plain = logged_rewards if found.size.max() > 1 else logged_returns
-                shift = float((plain(self._log, self._number).outcome - found.outcome).mean())
-                found = replace(found, bounds=(low - shift, high - shift))
-            self._contributions[evidence] = found
+                logged = logged_returns if estimator.sequential else logged_rewards
+                shift = float((logged(self._log, self._number).outcome - contributions.outcome).mean())
+                contributions = replace(contributions, bounds=(low - shift, high - shift))
+            self._contributions[evidence] = contributions
         return self._contributions[evidence]
 
     def _range(self, kind: _Kind) -> tuple[float, float]:
@@ -480,18 +496,20 @@ def figures_of(questions: Sequence[tuple[Basis, Basis | None]], level: float) ->
         questions: an estimate, and what is subtracted from it or None.
         level: confidence level.
     """
-    asked: dict[tuple[int, int], tuple[Contributions, Contributions | None]] = {}
+    distinct: dict[tuple[int, int], tuple[Contributions, Contributions | None]] = {}
     keys = []
-    for first, minus in questions:
-        one, other = first.contributions, None if minus is None else minus.contributions
-        key = (id(one), id(other)) if one is not None and (minus is None or other is not None) else None
+    for basis, minus in questions:
+        added = basis.contributions
+        subtracted = None if minus is None else minus.contributions
+        key = None
+        if added is not None and (minus is None or subtracted is not None):
+            key = (id(added), id(subtracted))
+            distinct[key] = (added, subtracted)
         keys.append(key)
-        if key is not None and one is not None:
-            asked[key] = (one, other)
-    ends = dict(zip(asked, intervals(list(asked.values()), level), strict=True))
+    ends = dict(zip(distinct, intervals(list(distinct.values()), level), strict=True))
     figures = []
-    for (first, minus), key in zip(questions, keys, strict=True):
-        samples = first.samples if minus is None else _differences_of(first.samples, minus.samples)
+    for (basis, minus), key in zip(questions, keys, strict=True):
+        samples = basis.samples if minus is None else _differences_of(basis.samples, minus.samples)
         value = float(samples[0])
         low, high = percentile_interval(samples[1:], level) if key is None else ends[key]
         figures.append(Interval(value=value, low=min(low, value), high=max(high, value)))

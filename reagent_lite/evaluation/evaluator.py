@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -25,9 +26,15 @@ from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.cpe import CPEResult, estimates_of_page, evaluate_page, missing_estimates
+from reagent_lite.evaluation.cpe import (
+    CPEResult,
+    effective_episodes,
+    estimates_of_page,
+    evaluate_page,
+    missing_estimates,
+)
 from reagent_lite.evaluation.episodes import Sides
-from reagent_lite.evaluation.fitting import PolicyModels, Split, fit_plan, num_steps
+from reagent_lite.evaluation.fitting import PolicyModels, Split, final_passes, fit_plan, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -76,13 +83,6 @@ class EvaluatedLog:
     def checked(self) -> tuple[TransitionBatch, ...]:
         """Batches whose loss decides when a fit ends early."""
         return tuple(rows_in_order(self.train_rows, self.split.checked, self.group.device))
-
-    @cached_property
-    def missing(self) -> dict[str, str]:
-        """Reasons why an estimator has no estimate, by its name."""
-        fitted = sum(self.fit_counts) > 0
-        reasons = missing_estimates(rows=self.num_rows, without_propensity=self.without_propensity, fitted=fitted)
-        return reasons | self.unknown
 
     @property
     def group(self) -> Group:
@@ -153,9 +153,9 @@ class PolicyEvaluator:
             final: fits as often as the config says for the end of a run, otherwise as it says for an epoch.
         """
         log = self.log
-        if not sum(log.fit_counts):
+        if not sum(log.fit_counts) or (final and log.settings.final_fit_passes is None and not self._can_be_checked()):
             return {}
-        passes = log.settings.final_fit_passes if final else log.settings.fit_passes
+        passes = final_passes(log.settings) if final else log.settings.fit_passes
         steps = log.steps(passes)
         source = log.source(self.models.passes, steps)
         policy = self._remembered(source) if self._asked_once else self.policy
@@ -175,35 +175,24 @@ class PolicyEvaluator:
             final: describes the candidates; otherwise nothing is said of them.
         """
         log = self.log
-        scored = log.split.scored
-        rows = rows_in_order(log.rows, scored.numbers, log.group.device)
-        part = build_page(
-            self._shown("scoring rows by", rows, len(scored.numbers)),
-            scored.episode,
-            policy=self.policy,
-            models=self.models.heads,
-            metric_names=log.metric_names,
-        )
-        order = np.argsort(scored.episode, kind="stable")  # as the page has them
+        part = self._part_of_page("scoring rows by", self.models.heads)
         choices = {}
         if final and self._candidate_ids:
             choices["candidates"] = candidate_choices(
                 part,
                 log.sides.scored,
-                scored.numbers[order],
+                log.split.scored.numbers[self._order],
                 self._candidate_ids,
                 log.group,
                 propensities_known=not log.without_propensity,
             )
-        page = gather_page(part, torch.from_numpy(scored.sequence[order]), log.group)
-        log.rows.release()
-        return page, choices
+        return self._gathered(part), choices
 
     def values(self, page: EvaluationPage) -> dict[str, float]:
         """Returns the cheap estimates by TensorBoard tag, without intervals."""
         log = self.log
         return estimates_of_page(
-            page, gamma=log.gamma, config=log.settings, generator=self._generator, missing=log.missing
+            page, gamma=log.gamma, config=log.settings, generator=self._generator, missing=self.missing
         )
 
     def result(self, page: EvaluationPage) -> CPEResult:
@@ -215,9 +204,59 @@ class PolicyEvaluator:
                 gamma=log.gamma,
                 config=log.settings,
                 generator=self._generator,
-                missing=log.missing,
+                missing=self.missing,
                 show=show,
             )
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Reasons why an estimator has no estimate, by its name."""
+        log = self.log
+        unfitted = ""
+        if not sum(log.fit_counts):
+            unfitted = "no other episode is there to fit its model to"
+        elif not self.models.passes:
+            unfitted = (
+                f"its model was not fitted: weights leave fewer than {log.settings.min_effective_episodes:g} effective "
+                "episodes, so that nothing could check it; evaluation.final_fit_passes fits it all the same"
+            )
+        reasons = missing_estimates(rows=log.num_rows, without_propensity=log.without_propensity, unfitted=unfitted)
+        return reasons | log.unknown
+
+    def _can_be_checked(self) -> bool:
+        """Returns whether enough effective episodes are left to check models by, or nothing but models is known."""
+        log = self.log
+        if log.without_propensity:
+            return True
+        page = self._gathered(self._part_of_page("weighting rows by", None))
+        enough = torch.zeros((), dtype=torch.float64)
+        if page is not None:
+            episodes = effective_episodes(page, gamma=log.gamma, config=log.settings, generator=self._generator)
+            enough += episodes >= log.settings.min_effective_episodes
+        return bool(log.group.sum(enough))
+
+    def _part_of_page(self, title: str, models: CPEHeads | None) -> EvaluationPage:
+        log = self.log
+        scored = log.split.scored
+        rows = rows_in_order(log.rows, scored.numbers, log.group.device)
+        return build_page(
+            self._shown(title, rows, len(scored.numbers)),
+            scored.episode,
+            policy=self.policy,
+            models=models,
+            metric_names=log.metric_names,
+        )
+
+    def _gathered(self, part: EvaluationPage) -> EvaluationPage | None:
+        log = self.log
+        page = gather_page(part, torch.from_numpy(log.split.scored.sequence[self._order]), log.group)
+        log.rows.release()
+        return page
+
+    @property
+    def _order(self) -> NDArray[np.int64]:
+        """Numbers of the scored rows in the order of a page."""
+        return np.argsort(self.log.split.scored.episode, kind="stable")
 
     def _remembered(self, source: LoggedSource) -> Policy:
         """Returns the policy at the next states of the batch that the source yields last."""

@@ -33,6 +33,8 @@ from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import TransitionBatch
 
+_FINAL_PASSES = 40
+
 Asked = tuple[TransitionBatch, Tensor]
 """Rows, and the policy's probabilities [B, K] at their next states."""
 
@@ -63,7 +65,7 @@ def split_log(sides: Sides, scored: Scored, settings: EvaluationConfig) -> Split
     copy, hashes = sides.train, sides.hashes(sides.train)
     apart, checked = ~np.isin(hashes, scored.hashes), np.zeros(len(hashes), bool)
     counts = sides.shards.counts(int(apart[copy.episode].sum()))
-    if num_steps(fit_plan(sides.shards, counts, settings, settings.final_fit_passes), settings) > FEWEST_STEPS:
+    if num_steps(fit_plan(sides.shards, counts, settings, final_passes(settings)), settings) > FEWEST_STEPS:
         checked = apart & held_out(mix(hashes), CHECKED_SHARE)
     known = np.asarray(copy.action) >= 0
     return Split(
@@ -71,6 +73,11 @@ def split_log(sides: Sides, scored: Scored, settings: EvaluationConfig) -> Split
         fitted=np.flatnonzero((apart & ~checked)[copy.episode] & known),
         checked=sides.shards.part(spread(np.flatnonzero(checked[copy.episode] & known), CHECKED_ROWS)),
     )
+
+
+def final_passes(settings: EvaluationConfig) -> int:
+    """Returns the passes of the fit at the end of a run."""
+    return settings.final_fit_passes or _FINAL_PASSES
 
 
 def fit_plan(

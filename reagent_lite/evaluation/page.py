@@ -118,7 +118,7 @@ def build_page(
     episodes: NDArray[np.int64],
     *,
     policy: Policy,
-    models: CPEHeads,
+    models: CPEHeads | None,
     metric_names: tuple[str, ...] = (),
 ) -> EvaluationPage:
     """Evaluates policy and models on logged rows.
@@ -128,7 +128,7 @@ def build_page(
             must be read with n = 1 here. Rows of weight 0 are padding and left out.
         episodes: [N] a code per row that is not padding; rows of an episode need not lie together.
         policy: the evaluated policy; NaN for a probability that is not known, which counts as 0.
-        models: those of the policy, fitted to other episodes (held_out).
+        models: those of the policy, fitted to other episodes (held_out); None: what they say is 0.
         metric_names: names of the M columns of `metrics`.
 
     Raises:
@@ -247,11 +247,16 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
-def _page_of(batch: TransitionBatch, policy: Policy, models: CPEHeads, names: tuple[str, ...]) -> EvaluationPage:
-    reward_model, q_values = models.predict(batch.state, batch.actions)
+def _page_of(batch: TransitionBatch, policy: Policy, models: CPEHeads | None, names: tuple[str, ...]) -> EvaluationPage:
     outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
-    next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
-    next_propensities = _normalized(policy(batch.next_state, batch.next_actions).double())
+    if models is None:
+        reward_model = q_values = outcomes.new_zeros(*batch.actions.mask.shape, len(names))
+        next_value = torch.zeros_like(outcomes, dtype=torch.float64)
+    else:
+        reward_model, q_values = models.predict(batch.state, batch.actions)
+        next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
+        next_propensities = _normalized(policy(batch.next_state, batch.next_actions).double())
+        next_value = batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1)
     columns = {
         "episode": torch.zeros_like(batch.action),
         "action": batch.action,
@@ -263,7 +268,7 @@ def _page_of(batch: TransitionBatch, policy: Policy, models: CPEHeads, names: tu
         "outcomes": outcomes.double(),
         "reward_model": _allowed_only(reward_model, batch.actions.mask),
         "q_values": _allowed_only(q_values, batch.actions.mask),
-        "next_value": batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1),
+        "next_value": next_value,
     }
     real = (batch.weight > 0).cpu()
     return EvaluationPage(names=names, **{name: value.cpu()[real] for name, value in columns.items()})

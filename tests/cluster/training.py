@@ -23,8 +23,13 @@ BASE: dict[str, Any] = {
     "rl": {"gamma": 0.9, "target_update_rate": 0.05},
     "training": {"layers": [-1, 24, -1], "activations": ["relu", "linear"], "l2_decay": 0.0},
     "data": {"global_minibatch_size": 64},
-    "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1, "fit_passes": 1,
-                   "learn_from_scored": True},  # all rows count
+    "evaluation": {
+        "calc_cpe_in_training": False,
+        "bootstrap_resamples": 100,
+        "final_fit_passes": 1,
+        "fit_passes": 1,
+        "learn_from_scored": True,
+    },  # all rows count
 }
 SECONDS = 240.0  # on a machine with other work as well
 

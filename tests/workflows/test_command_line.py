@@ -186,3 +186,16 @@ def test_bad_input_of_two_processes_is_one_clear_error(run: Runner, small: dict[
     assert done.err.count("bad.jsonl:41: expected") == 1
     assert "Traceback" not in done.err
     assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "")]
+)
+def test_threads_spin_briefly_unless_the_user_says_how(environment: dict[str, str], spins: str) -> None:
+    code = "import os, sys, workflows; print(os.environ.get('GOMP_SPINCOUNT', ''), 'torch' in sys.modules)"
+    inherited = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env={**inherited, **environment}, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"{spins} False".strip()

@@ -17,6 +17,7 @@ from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.evaluation import fitting
+from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.sources import open_source
 from reagent_lite.types import TransitionBatch
@@ -38,7 +39,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def at_end(folder: Path, **evaluation: Any) -> None:
+def at_end(folder: Path, **evaluation: Any) -> Evaluation:
     """Evaluates a policy that has learned nothing on 1000 rows."""
     log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
     config = check(DqnConfig, {
@@ -49,7 +50,7 @@ def at_end(folder: Path, **evaluation: Any) -> None:
     source = open_source(config, ALONE, None)
     evaluators = source.evaluators(build_learner(config, source.spec, ALONE.device))
     evaluators.after_epoch(final=True)
-    evaluators.at_end()
+    return evaluators.at_end()
 
 
 def of_a_model(folder: Path, **evaluation: Any) -> None:
@@ -65,7 +66,7 @@ def of_a_model(folder: Path, **evaluation: Any) -> None:
 @pytest.mark.parametrize(("most", "fewest"), [(3000, 2500), (300, 128)])
 def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int], most: int, fewest: int) -> None:
     """40 passes over 500 to 800 rows are more than 20 000; 300 are fewer than one pass has."""
-    run(tmp_path, max_fit_rows=most)
+    run(tmp_path, max_fit_rows=most, final_fit_passes=40)
     assert fewest < sum(fitted) <= most + 64  # one more step is a rehearsal
 
 
@@ -78,6 +79,23 @@ def test_a_fit_to_noise_ends_early(
     monkeypatch.setattr(cpe_heads, "_CHECK_EVERY", 5)
     run(tmp_path, final_fit_passes=300)
     assert 50 <= len(fitted) < 1000
+
+
+def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: list[int]) -> None:
+    """Weights of 20 scored episodes cannot leave 21 effective ones; a fit that is asked for takes place."""
+    result = at_end(tmp_path, min_effective_episodes=21).result
+    assert sum(fitted) == 0
+    assert result is not None
+    estimates = {estimate.name: estimate for estimate in result.outcomes[0].estimates}
+    assert np.isnan(estimates["Direct_Method_Reward"].figure.value)
+    assert "21 effective episodes" in estimates["Direct_Method_Reward"].reason
+    assert np.isfinite(estimates["IPS_Reward"].figure.value)
+    fitted.clear()
+    assert at_end(tmp_path, min_effective_episodes=21, final_fit_passes=1).result is not None
+    assert 500 < sum(fitted) < 1000
+    fitted.clear()
+    assert at_end(tmp_path, min_effective_episodes=1).result is not None
+    assert 20_000 < sum(fitted) < 40_000  # 40 passes
 
 
 def test_work_that_takes_longer_is_shown(
