@@ -34,7 +34,7 @@ from reagent_lite.data.stage import StageManifest, data_files, left_out, require
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
 KIND = "shard"
-CHUNK_BYTES = 1 << 26
+CHUNK_BYTES = 1 << 25
 """Size in memory of the rows that are dealt at once; each machine gets a file of its part of them."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
