@@ -230,11 +230,19 @@ class Waiting:
     Args:
         key: config key of a folder that was there and cannot be used now, which is waited for ten minutes; "" for
             anything else, which is waited for without end.
+        quiet_seconds: seconds before the first message.
     """
 
-    def __init__(self, key: str = "") -> None:
+    def __init__(self, key: str = "", quiet_seconds: float = _FIRST_LOG_SECONDS) -> None:
         self._key = key
-        self._seconds, self._since, self._logs_after = _SHORTEST_SLEEP, time.monotonic(), _FIRST_LOG_SECONDS
+        self._pause = _SHORTEST_SLEEP
+        self._since = time.monotonic()
+        self._logs_after = quiet_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first look."""
+        return time.monotonic() - self._since
 
     def sleep(self, what: str) -> None:
         """Sleeps a little longer than the last time, at most two seconds.
@@ -245,13 +253,13 @@ class Waiting:
         Raises:
             UnavailableError: the folder could not be used for ten minutes.
         """
-        waited = time.monotonic() - self._since
+        waited = self.seconds
         if self._key and waited >= _MOST_FOLDER_SECONDS:
             expected = f"a folder that can be read and written again within {_MOST_FOLDER_SECONDS:g} s"
             todo = "Mount its share, or make room there, and run the same command again"
             raise UnavailableError(Problem(self._key, expected, what, todo))
         if waited >= self._logs_after:
             logger.info(f"{what}; waiting since {waited:,.0f} s")
-            self._logs_after = waited + min(self._logs_after, _MOST_LOG_SECONDS)
-        time.sleep(self._seconds)
-        self._seconds = min(1.5 * self._seconds, _LONGEST_SLEEP)
+            self._logs_after = waited + min(max(self._logs_after, _FIRST_LOG_SECONDS), _MOST_LOG_SECONDS)
+        time.sleep(self._pause)
+        self._pause = min(1.5 * self._pause, _LONGEST_SLEEP)

@@ -21,22 +21,21 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
+from reagent_lite.config import fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig, is_model
-from reagent_lite.config.timeline import TimelineSection
+from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
-from reagent_lite.evaluation.estimates import ALONE, EvaluatedPolicy, Log, estimates_of
+from reagent_lite.evaluation.estimates import EvaluatedPolicy, Log, estimates_of
 from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.simulation import Arena
@@ -192,50 +191,50 @@ def _read(
     """
     with needing("data", "data_path"):
         from reagent_lite.data.copy.policy_column import read_policy_column
-        from reagent_lite.run.stages import staged
     actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
-    reading = staged(_as_training(config, actions, tuple(names.values())), ALONE)
+    path = _transitions_of(config, actions, tuple(names.values()))
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
-            reading.training_data_path,
+            path,
             actions=actions or None,
             directory=config.training_copy_dir,
             columns=config.columns,
             progress=lambda done, total: show(done, total),
         )
-    path = reading.training_data_path
     return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
 
 
-def _as_training(config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]) -> WorkflowConfig:
-    """Returns the training config that reads the same log for the same choices; stages are made for such a one.
+def _transitions_of(config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]) -> str:
+    """Returns the path of the log's transitions, which are made first of events.
 
     Args:
         config: the config of the workflow.
         actions: names of the actions; none of candidates.
         further: columns that transitions have as well.
     """
-    tree: dict[str, Any] = {
-        "training_data_path": config.data_path,
-        "model_output_path": config.model,
-        "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
-        "query": config.query.model_dump(mode="json"),
-    }
     from reagent_lite.data.copy.first_look import holds_events
+    from reagent_lite.data.timeline.stage import run_timeline
+    from reagent_lite.run.stages import require_no_timeline, stage_folder
 
-    timeline = config.timeline
-    if further and holds_events(config.data_path, config.columns):
-        timeline = timeline or TimelineSection()
-        carried = dict.fromkeys((*timeline.extraFeatureColumns, *further))
-        timeline = timeline.model_copy(update={"extraFeatureColumns": tuple(carried)})
-    if timeline is not None:
-        section = timeline.model_dump(mode="json")
-        tree["timeline"] = {**section, "actionDiscrete": bool(actions), "inputTableName": ""}
-    if not actions:
-        return check(ParametricDqnConfig, tree)
-    return check(DqnConfig, {**tree, "actions": list(actions)})
+    path = config.data_path
+    if not holds_events(path, config.columns):
+        require_no_timeline(config, path)
+        return path
+    section = config.timeline or TimelineSection()
+    carried = tuple(dict.fromkeys((*section.extraFeatureColumns, *further)))
+    settings = f"timeline of {path} {section.model_dump_json()} {config.query.model_dump_json()} {actions} {carried}"
+    output = section.outputTableName or str(stage_folder(settings, path, config.training_copy_dir) / "transitions")
+    changes = {
+        "inputTableName": path,
+        "outputTableName": output,
+        "actionDiscrete": bool(actions),
+        "extraFeatureColumns": carried,
+    }
+    timeline = section.model_copy(update=changes)
+    query = QuerySection(tableSample=config.query.tableSample, actions=actions)
+    return run_timeline(TimelineConfig(timeline=timeline, query=query, columns=config.columns)).train
 
 
 def _choose_threads(rows: int, reading: Reading) -> None:

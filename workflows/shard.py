@@ -31,8 +31,8 @@ COMMAND = Command(
     story="""\
 Without --node_index it makes the shards of all machines at shards_path, unless they are there.
 With --node_index it is the same command on every machine, in any order: machine 0 makes the shards unless they are
-there, the others wait for them up to wait_seconds and log it every 10 s; then each fetches its own to local_path and
-checks it by sha256. What is there and right is not made or fetched again. A machine that does not see
+there, the others wait for them up to wait_seconds and log what for; then each fetches its own to local_path and checks
+it by sha256. What is there and right is not made or fetched again. A machine that does not see
 training_data_path takes the shards whose layout, number and seed fit.""",
 )
 

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
-from reagent_lite.config.section import LocalPath, Names, Section
+from reagent_lite.config.section import LocalPath, Names, NoEffect, Section
 from reagent_lite.config.simulate import LOG_SUFFIXES, MINARI_SUFFIX, output_problems
 from reagent_lite.errors import Problem
 
@@ -39,13 +40,18 @@ class ConvertConfig(Section):
         stem = self.output_path.rstrip("/").rsplit("/", 1)[-1].removesuffix(MINARI_SUFFIX)
         return self.dataset_id or re.sub(r"[^-\w]", "-", stem) + "-v0"
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda config: not config.to_minari,
+            ("actions", "dataset_id", "env_id"),
+            f"absent unless output_path ends in {MINARI_SUFFIX}",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Yields missing paths, unknown formats, and keys of Minari that another format has no place for."""
         if not self.input_path:
             yield self.wrong("input_path", "a path or a URL")
         yield from output_problems(self.output_path, (*LOG_SUFFIXES, MINARI_SUFFIX))
-        if not self.to_minari:
-            expected = f"absent unless output_path ends in {MINARI_SUFFIX}"
-            yield from self.changes("", ("actions", "dataset_id", "env_id"), expected)
-        elif not _DATASET_ID.fullmatch(self.minari_id):
+        if self.to_minari and not _DATASET_ID.fullmatch(self.minari_id):
             yield self.wrong("dataset_id", "(namespace/)name-vN, of letters, digits, - and _", got=repr(self.minari_id))

@@ -3,11 +3,11 @@
 import json
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from reagent_lite.config.section import Count, Section, checked_by
+from reagent_lite.config.section import Count, NoEffect, Section, checked_by
 from reagent_lite.errors import Problem
 
 GYMNASIUM: Final = "gymnasium:"
@@ -42,6 +42,10 @@ class EnvironmentConfig(Section):
     math: Literal["exact", "fast"] = "exact"
     """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(lambda config: config.in_python, ("math",), "its default with {0.env}", "It steps in Python"),
+    )
+
     @field_validator("env_parameters", mode="before")
     @classmethod
     def _numbers(cls, given: Any, info: ValidationInfo) -> Any:
@@ -65,7 +69,6 @@ class EnvironmentConfig(Section):
         if self.in_python:
             if self.backend == "cuda":
                 yield self.wrong("backend", f"auto or cpu with {self.env}", "It steps in Python")
-            yield from self.changes("", ["math"], f"its default with {self.env}", "It steps in Python")
             return
         for name, value in self.env_parameters.items():
             if not isinstance(value, float) or not math.isfinite(value):

@@ -9,7 +9,19 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.section import Count, Episodes, Fraction, LocalPath, Names, Positive, Section, Seed, Share
+from reagent_lite.config.section import (
+    Count,
+    Episodes,
+    Fraction,
+    LocalPath,
+    Names,
+    NoEffect,
+    Positive,
+    Section,
+    Seed,
+    Share,
+    keys_of,
+)
 from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
@@ -37,7 +49,7 @@ class LogEvaluationConfig(EvaluationConfig):
     final_fit_passes: Count = 40
     """Passes when they are fitted; fewer where the loss on rows kept apart no longer falls."""
 
-    unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about training")
+    unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "Only used in training")
 
 
 class PlayedEnvironmentConfig(EnvironmentConfig):
@@ -95,47 +107,67 @@ class EvaluateConfig(Section):
         policies = {"model": self.model, "against": self.against}
         return {key: policy for key, policy in policies.items() if policy and not is_model(policy)}
 
+    @property
+    def without_model(self) -> bool:
+        """Whether no policy is a model."""
+        return bool(self.given) and not any(policy and is_model(policy) for policy in (self.model, self.against))
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda config: not config.data_path and config.simulation is not None,
+            (
+                *("columns", "training_copy_dir", "timeline", "query", "write_scored_rows"),
+                *keys_of("evaluation", LogEvaluationConfig, but=(*_OF_INTERVALS, *_OF_TRAINING)),
+            ),
+            "its default without data_path",
+            "Only used with a log",
+        ),
+        NoEffect(
+            lambda config: config.policy != "softmax",
+            ("temperature",),
+            "absent with policy {0.policy}",
+            "Only used by softmax",
+        ),
+        NoEffect(lambda config: True, ("query.actions",), "absent", "They are the model's"),
+        NoEffect(lambda config: not config.without_model, ("actions",), "absent, as a model knows the actions"),
+        NoEffect(
+            lambda config: config.without_model,
+            ("policy",),
+            "its default without a model",
+            "It is the policy of a model",
+        ),
+        NoEffect(
+            lambda config: config.timeline is not None,
+            ("timeline.evalTableName",),
+            "absent",
+            "evaluation.held_out_share says which episodes are scored",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
-        """Yields missing models and logs, keys that nothing reads, and timelines that cannot be evaluated."""
+        """Yields missing models and logs, and timelines that cannot be evaluated."""
         if not self.model:
             yield self.wrong("model", "a path, uniform, logged or column:NAME", "Or give --model")
         yield from self._policy_problems()
         if self.simulation is None and not self.data_path:
             expected = "a log here, an environment in `simulation`, or both"
             yield self.wrong("data_path", expected, "Or give --data, --env", got="neither")
-        elif not self.data_path:
-            unread = set(LogEvaluationConfig.model_fields) - {*_OF_INTERVALS, *_OF_TRAINING}
-            log_keys = {"columns", "training_copy_dir", "timeline", "query", "write_scored_rows"}
-            for name, keys in (("", log_keys), ("evaluation", unread)):
-                yield from self.changes(name, sorted(keys), "its default without data_path", "It is about the log")
         if self.output_path is not None:
             yield from output_problems(self.output_path, (".json",))
-        if self.temperature is not None and self.policy != "softmax":
-            yield self.wrong("temperature", f"absent with policy {self.policy}", "It is of softmax")
-        if self.query.actions:
-            yield self.wrong("query.actions", "absent", "They are the model's")
         if self.timeline is None:
             return
         if self.timeline.steps > 1:
             todo = "A row that sums up several decisions cannot be weighted by one of them"
             yield self.wrong("timeline.steps", "1", todo)
-        if self.timeline.evalTableName is not None:
-            todo = "evaluation.held_out_share says which episodes are scored"
-            yield self.wrong("timeline.evalTableName", "absent", todo)
         if self.timeline.inputTableName not in ("", self.data_path):
             yield self.wrong("timeline.inputTableName", "data_path, or absent")
 
     def _policy_problems(self) -> Iterator[Problem]:
-        """Yields what policies that are no models lack, and keys that have no effect on them."""
+        """Yields what policies that are no models lack."""
         for key, policy in self.given.items():
             if policy == COLUMN:
                 yield self.wrong(key, "column:NAME with the name of a column")
         if self.given and self.simulation is not None:
             yield Problem("simulation", "absent with a policy that is no model", "given", "It cannot play")
-        models = bool(self.model and is_model(self.model)) or bool(self.against and is_model(self.against))
-        if models or not self.given:
-            yield from self.changes("", ("actions",), "absent, as a model knows the actions")
-            return
-        yield from self.changes("", ("policy",), "its default without a model", "It is the policy of a model")
-        if self.output_path is None:
+        if self.without_model and self.output_path is None:
             yield self.wrong("output_path", "a path, as there is no model beside which the report could lie")

@@ -1,11 +1,12 @@
 """The whole JSON of `workflows.normalize`: data, how to identify its features, and what to compare it with."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.section import Section, Seed
+from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
 from reagent_lite.errors import Problem
 
 
@@ -25,6 +26,15 @@ class NormalizeConfig(Section):
     seed: Seed = 0
     """Seed of the sample from which shapes and quantiles are estimated."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda config: config.reference_data_path is None,
+            keys_of("drift", DriftConfig),
+            "its default without reference_data_path",
+            "There is nothing to compare with",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Yields missing paths, columns that cannot be normalized, and limits of a drift that is not measured."""
         if not self.training_data_path:
@@ -37,6 +47,3 @@ class NormalizeConfig(Section):
         elif self.parametric is False and "state_features" not in columns:
             expected = "state_features among them while parametric is false"
             yield self.wrong("norm_params.cols_to_norm", expected, "Actions that are names have no features")
-        if self.reference_data_path is None:
-            expected = "its default without reference_data_path"
-            yield from self.changes("drift", self.drift.changed, expected, "There is nothing to compare with")

@@ -1,10 +1,10 @@
 """The whole JSON of `workflows.score`: an exported model, and the rows that it decides."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from reagent_lite.config.columns import LogColumns
-from reagent_lite.config.section import LocalPath, Names, Section, Seed
+from reagent_lite.config.section import LocalPath, Names, NoEffect, Section, Seed
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
 
@@ -33,8 +33,12 @@ class ScoreConfig(Section):
     all_scores: bool = False
     """Whether the scores of all actions, or of all candidates of a row, are written as well."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(lambda config: config.policy == "greedy", ("seed",), "absent with policy greedy"),
+    )
+
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, unknown formats, and a seed that nothing reads."""
+        """Yields missing paths, unknown formats."""
         for key in ("model", "data_path"):
             if not getattr(self, key):
                 yield self.wrong(key, "a path", f"Or give --{key.removesuffix('_path')}")
@@ -44,5 +48,3 @@ class ScoreConfig(Section):
         for name in self.keep:
             if name in (*SCORE_COLUMNS, *features):
                 yield self.wrong("keep", f"columns other than {', '.join(SCORE_COLUMNS)}, and no features")
-        if self.policy == "greedy":
-            yield from self.changes("", ("seed",), "absent with policy greedy")

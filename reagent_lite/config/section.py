@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -26,6 +27,30 @@ Episodes = Annotated[int, Field(ge=2, le=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Keys that have no effect while a condition holds: only their default is accepted then.
+
+    Attributes:
+        when: the condition on the section.
+        keys: of the section, or of one in it, as in "replay.alpha".
+        expected: what they have to be; {0.env} in it stands for the value of a key.
+        todo: advice, or the reason.
+    """
+
+    when: Callable[[Any], object]
+    keys: tuple[str, ...]
+    expected: str
+    todo: str = ""
+
+    def problems(self, section: "Section") -> Iterator[Problem]:
+        """Yields a problem for each of the keys that is not at its default."""
+        for key in self.keys if self.when(section) else ():
+            parents, _, name = key.rpartition(".")
+            if name in (attrgetter(parents)(section) if parents else section).changed:
+                yield section.wrong(key, self.expected.format(section), self.todo)
+
+
 class Section(BaseModel):
     """One JSON object of the config. Field docstrings are the schema's descriptions."""
 
@@ -34,6 +59,8 @@ class Section(BaseModel):
     )
     unsupported: ClassVar[dict[str, str]] = {}
     """Keys of 2019 that have no effect here, with what to do instead; only their default is accepted."""
+    no_effect: ClassVar[tuple[NoEffect, ...]] = ()
+    """Keys that have no effect beside others."""
 
     @model_validator(mode="before")
     @classmethod
@@ -59,6 +86,7 @@ class Section(BaseModel):
         found = [
             *self.rules(),
             *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items() if key in self.changed),
+            *(problem for rule in self.no_effect for problem in rule.problems(self)),
         ]
         yield from (within(path, problem) for problem in found)
         for name in type(self).model_fields:
@@ -67,17 +95,12 @@ class Section(BaseModel):
 
     def wrong(self, key: str, expected: str, todo: str = "", *, got: str = "") -> Problem:
         """Returns the problem of a key, which may be of a section below; `got` is the value unless given."""
-        value: Any = self
-        for name in () if got else key.split("."):
-            value = getattr(value, name)
-        return Problem(key, expected, got or _text(value), todo)
+        return Problem(key, expected, got or _text(attrgetter(key)(self)), todo)
 
-    def changes(self, name: str, keys: Iterable[str], expected: str, todo: str = "") -> Iterator[Problem]:
-        """Yields a problem for each key of section `name`, or of this one if that is "", that is not at its default."""
-        section: Section = getattr(self, name) if name else self
-        for key in keys:
-            if key in section.changed:
-                yield self.wrong(f"{name}.{key}" if name else key, expected, todo)
+
+def keys_of(name: str, section: type[Section], *, but: Iterable[str] = ()) -> tuple[str, ...]:
+    """Returns the keys of a section that is called `name`, without some of them."""
+    return tuple(f"{name}.{key}" for key in section.model_fields if key not in but)
 
 
 def within(path: str, problem: Problem) -> Problem:

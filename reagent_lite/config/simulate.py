@@ -2,21 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import model_validator
 
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.config.section import Count, Episodes, Fraction, LocalPath, Positive, Section, Seed, Share
+from reagent_lite.config.section import Count, Episodes, Fraction, LocalPath, NoEffect, Positive, Section, Seed, Share
 from reagent_lite.errors import Problem
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
 MINARI_SUFFIX: Final = ".minari"
-_READ_BY: Final = {
-    "model": ("greedy", "epsilon_greedy", "softmax"),
-    "epsilon": ("epsilon_greedy",),
-    "temperature": ("softmax",),
-}
 
 
 def output_problems(path: str, suffixes: tuple[str, ...]) -> Iterator[Problem]:
@@ -42,14 +37,23 @@ class PlayConfig(Section):
     temperature: Positive = 1.0
     """softmax: of softmax(q / temperature)."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(lambda play: play.kind == "random", ("model",), "absent with kind random", "It plays no model"),
+        NoEffect(
+            lambda play: play.kind != "epsilon_greedy",
+            ("epsilon",),
+            "absent with kind {0.kind}",
+            "Only used by epsilon_greedy",
+        ),
+        NoEffect(
+            lambda play: play.kind != "softmax", ("temperature",), "absent with kind {0.kind}", "Only used by softmax"
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing model, and keys that this kind of policy does not read."""
+        """Yields a missing model."""
         if self.kind != "random" and not self.model:
             yield self.wrong("model", f"the folder of an exported model for kind {self.kind}")
-        for key, kinds in _READ_BY.items():
-            if self.kind not in kinds:
-                todo = f"It is of {' and '.join(kinds)}"
-                yield from self.changes("", (key,), f"absent with kind {self.kind}", todo)
 
 
 class PolicyConfig(PlayConfig):
@@ -102,6 +106,16 @@ class SimulateConfig(EnvironmentConfig):
     value_of: ValueOfConfig | None = None
     """A policy whose true value is computed as well: printed, and written to output_path + ".truth.json"."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *EnvironmentConfig.no_effect,
+        NoEffect(
+            lambda config: config.format != "events",
+            ("ds",),
+            "absent with format transitions",
+            "Only events have partitions",
+        ),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _episodes_instead_of_rows(cls, tree: Any) -> Any:
@@ -121,5 +135,3 @@ class SimulateConfig(EnvironmentConfig):
             yield self.wrong("episodes", "absent while rows is given", "Keep one of them", got=got)
         if self.rows is None and self.episodes is None:
             yield self.wrong("rows", "a number, or episodes instead")
-        if self.ds is not None and self.format != "events":
-            yield self.wrong("ds", "absent with format transitions", "Only events have partitions")

@@ -1,14 +1,15 @@
 """`simulation`: environments to learn from and to be evaluated in."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.config.section import Count, Episodes, Section, Share
+from reagent_lite.config.section import Count, Episodes, NoEffect, Section, Share
 from reagent_lite.errors import Problem
 
-_NO_EFFECT = "It would have no effect"
+ALSO_WITHOUT_LEARNING = (*EnvironmentConfig.model_fields, "share", "evaluation_episodes", "stop_at_return", "pictures")
+"""Keys that have an effect where the environment is only played in."""
 LEARN, RANDOM = "learn", "random"
 
 
@@ -81,45 +82,48 @@ class SimulationConfig(EnvironmentConfig):
     pictures: bool = False
     """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *EnvironmentConfig.no_effect,
+        NoEffect(
+            lambda config: config.mode == "both",
+            ("dataset",),
+            "absent with mode both",
+            "Its folder is between processes that collect or learn",
+        ),
+        NoEffect(
+            lambda config: config.mode != "both",
+            ("auto_scale",),
+            "false with mode {0.mode}",
+            "It measures playing and learning in one process",
+        ),
+        NoEffect(
+            lambda config: config.in_python,
+            ("auto_scale",),
+            "false with {0.env}",
+            "Its steps per second hardly depend on num_envs",
+        ),
+        NoEffect(
+            lambda config: config.exploration == "softmax",
+            ("epsilon_start", "epsilon_end", "epsilon_decay_steps"),
+            "its default while exploration is softmax",
+        ),
+        NoEffect(
+            lambda config: not config.replay.prioritized,
+            ("replay.alpha", "replay.beta"),
+            "its default while replay.prioritized is false",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Yields contradictions between keys."""
         yield from super().rules()
-        if self.mode == "both" and self.dataset is not None:
-            yield self.wrong(
-                "dataset", "absent with mode both", "Its folder is between processes that collect or learn"
-            )
-        if self.mode != "both":
-            if self.dataset is None:
-                yield self.wrong(
-                    "dataset", f"a section with mode {self.mode}", "Name the shared folder in dataset.path"
-                )
-            yield from self.changes(
-                "", ["auto_scale"], f"false with mode {self.mode}", "It measures playing and learning in one process"
-            )
-        if self.in_python:
-            yield from self.changes(
-                "", ["auto_scale"], f"false with {self.env}", "Its steps per second hardly depend on num_envs"
-            )
+        if self.mode != "both" and self.dataset is None:
+            yield self.wrong("dataset", f"a section with mode {self.mode}", "Name the shared folder in dataset.path")
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield self.wrong("epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})")
-        if self.exploration == "softmax":
-            keys = ("epsilon_start", "epsilon_end", "epsilon_decay_steps")
-            yield from self.changes("", keys, "its default while exploration is softmax", _NO_EFFECT)
-        if not self.replay.prioritized:
-            expected = "its default while replay.prioritized is false"
-            yield from self.changes("replay", ("alpha", "beta"), expected, _NO_EFFECT)
 
     @property
     def shared(self) -> DatasetConfig:
         """The dataset section, which modes collect and learn have."""
         assert self.dataset is not None
         return self.dataset
-
-    @property
-    def learning_only(self) -> tuple[str, ...]:
-        """Keys that say how to learn in simulation and are not at their default."""
-        evaluation_only = {
-            "env", "env_parameters", "time_limit", "backend", "math", "share", "evaluation_episodes", "stop_at_return",
-            "pictures",
-        }  # fmt: skip
-        return tuple(key for key in self.changed if key not in evaluation_only)

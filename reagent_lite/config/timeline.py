@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from reagent_lite.config.columns import COLUMNS, LogColumns
-from reagent_lite.config.section import Fraction, LocalPath, Names, Number, Section, Share, checked_by
+from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
 
 RESERVED_COLUMNS = frozenset(
@@ -71,22 +71,33 @@ class TimelineSection(Section):
     on_refused: Literal["error", "drop_episode"] = "error"
     """Rows that break a rule: end with an error that names them, or leave out their episodes and count."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda section: section.evalTableName is None,
+            ("eval_percent",),
+            "absent without evalTableName",
+            "Give evalTableName, the folder of the episodes set apart",
+        ),
+        NoEffect(
+            lambda section: section.outlierEpisodeLengthPercentile is None,
+            ("percentileFunction",),
+            "absent without outlierEpisodeLengthPercentile",
+        ),
+        NoEffect(
+            lambda section: section.steps == 1,
+            ("gamma",),
+            "absent while steps is 1",
+            "Nothing is summed up: rl.gamma is the discount in training",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Yields what is wrong beyond single keys; paths and gamma may come from elsewhere, as in a training config."""
-        if self.evalTableName is None:
-            todo = "Give evalTableName, the folder of the episodes set apart"
-            yield from self.changes("", ("eval_percent",), "absent without evalTableName", todo)
-        elif self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
+        if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
             yield self.wrong("evalTableName", "another folder than outputTableName")
-        if self.outlierEpisodeLengthPercentile is None:
-            expected = "absent without outlierEpisodeLengthPercentile"
-            yield from self.changes("", ("percentileFunction",), expected)
         if self.startDs is not None and self.endDs is not None and self.startDs > self.endDs:
             yield Problem("endDs", f"a date not before startDs ({self.startDs})", repr(self.endDs))
         yield from self._column_problems()
-        if self.steps == 1 and self.gamma is not None:
-            todo = "Nothing is summed up: rl.gamma is the discount in training"
-            yield self.wrong("gamma", "absent while steps is 1", todo)
 
     def _column_problems(self) -> Iterator[Problem]:
         if "reward" not in self.rewardColumns:
@@ -132,15 +143,22 @@ class EngineKeys(Section):
     """Disk for what does not fit into memory, of this machine, or one that all machines of Spark see; absent: beside
     the output."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda keys: keys.engine != "spark", ("master",), "absent without engine spark", 'Set engine to "spark"'
+        ),
+        NoEffect(
+            lambda keys: keys.engine == "spark",
+            ("memory_limit_mb",),
+            "absent with engine spark",
+            "Spark's own settings say what it may take",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
-        """Yields keys of the other engine."""
-        if self.engine != "spark" and self.master is not None:
-            yield self.wrong("master", "absent without engine spark", 'Set engine to "spark"')
+        """Yields a missing address of Spark."""
         if self.engine == "spark" and self.master is None:
             yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
-        if self.engine == "spark" and self.memory_limit_mb is not None:
-            todo = "Spark's own settings say what it may take"
-            yield self.wrong("memory_limit_mb", "absent with engine spark", todo)
 
 
 class TimelineConfig(EngineKeys):
@@ -149,6 +167,16 @@ class TimelineConfig(EngineKeys):
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
     columns: LogColumns = {}
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *EngineKeys.no_effect,
+        NoEffect(
+            lambda config: not config.timeline.actionDiscrete,
+            ("query.actions",),
+            "absent with actionDiscrete false",
+            "Candidates have features, not names",
+        ),
+    )
 
     def rules(self) -> Iterator[Problem]:
         """Yields everything wrong beyond single keys."""
@@ -159,6 +187,3 @@ class TimelineConfig(EngineKeys):
                 yield self.wrong(f"timeline.{key}", "a path")
         if timeline.steps > 1 and timeline.gamma is None:
             yield self.wrong("timeline.gamma", f"the discount per row, as steps is {timeline.steps}")
-        if not timeline.actionDiscrete and self.query.actions:
-            todo = "Candidates have features, not names"
-            yield self.wrong("query.actions", "absent with actionDiscrete false", todo)

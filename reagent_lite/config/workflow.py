@@ -15,8 +15,8 @@ from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
-from reagent_lite.config.section import Count, LocalPath, Names, Number, Section, Seed
-from reagent_lite.config.simulation import SimulationConfig
+from reagent_lite.config.section import Count, LocalPath, Names, NoEffect, Number, Section, Seed, keys_of
+from reagent_lite.config.simulation import ALSO_WITHOUT_LEARNING, SimulationConfig
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.config.training import TrainingConfig
@@ -83,6 +83,107 @@ class WorkflowConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
     actions: Names = ()
     """Action names; their order is the order of the network's outputs. Absent with a simulation: the environment's."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda config: config.parallel != "ddp" and config.num_processes_per_node != 1,
+            ("num_processes_per_node",),
+            'absent or 1 with parallel "{0.parallel}"',
+            "One process trains; several average their gradients by ddp",
+        ),
+        NoEffect(
+            lambda config: config.parallel != "ddp",
+            ("num_nodes",),
+            'absent or 1 with parallel "{0.parallel}"',
+            "One process trains; several average their gradients by ddp",
+        ),
+        NoEffect(
+            lambda config: config.parallel == "none",
+            ("use_all_avail_gpus",),
+            'false with parallel "none"',
+            "One process on one GPU trains",
+        ),
+        NoEffect(lambda config: True, ("query.actions",), "absent beside actions", "They are the same"),
+        NoEffect(
+            lambda config: config.timeline and config.timeline.steps > 1 and config.rl.multi_steps != 1,
+            ("rl.multi_steps",),
+            "its default, as timeline.steps is {0.timeline.steps}",
+            "Rows span several steps already",
+        ),
+        NoEffect(
+            lambda config: config.timeline and config.timeline.steps > 1,
+            ("rl.use_seq_num_diff_as_time_diff",),
+            "its default, as timeline.steps is {0.timeline.steps}",
+            "Rows span several steps already",
+        ),
+        NoEffect(
+            lambda config: config.simulated_share,
+            ("rl.use_seq_num_diff_as_time_diff",),
+            "false while a simulation is trained on",
+            "A simulated transition is one step long",
+        ),
+        NoEffect(
+            lambda config: not config.training_data_path,
+            ("timeline", "publish_if"),
+            "absent without training_data_path",
+            "There are no events, and no estimates from logged rows",
+        ),
+        NoEffect(
+            lambda config: config.only_simulates,
+            ("epochs",),
+            "absent without training_data_path",
+            "simulation.total_steps says how long a simulated run is",
+        ),
+        NoEffect(
+            lambda config: config.only_simulates,
+            (
+                "eval_data_path",
+                *keys_of("norm_params", NormParams),
+                *keys_of("data", DataConfig, but=("global_minibatch_size",)),
+                *keys_of("evaluation", EvaluationConfig, but=("confidence_level", "bootstrap_resamples")),
+            ),
+            "absent without training_data_path",
+            "It is about logged rows, and there are none",
+        ),
+        NoEffect(
+            lambda config: config.only_simulates and config.environments.auto_scale,
+            ("data.global_minibatch_size",),
+            "absent while simulation.auto_scale is true",
+            "Give training.minibatch_size, at which the search begins",
+        ),
+        NoEffect(
+            lambda config: config.simulates_beside_data,
+            ("simulation.total_steps", "simulation.num_evaluations"),
+            "absent beside training_data_path",
+            "epochs says how long a run on data is; each ends with an evaluation",
+        ),
+        NoEffect(
+            lambda config: config.simulates_beside_data,
+            ("simulation.auto_scale",),
+            "false beside training_data_path",
+            "It measures a run that only simulates",
+        ),
+        NoEffect(
+            lambda config: config.simulates_beside_data and config.environments.share == 0,
+            keys_of(
+                "simulation",
+                SimulationConfig,
+                but=(*ALSO_WITHOUT_LEARNING, "total_steps", "num_evaluations", "auto_scale"),
+            ),
+            "its default while share is 0",
+            "Nothing is learned in the simulation",
+        ),
+    )
+
+    @property
+    def only_simulates(self) -> bool:
+        """Whether there are no logged rows."""
+        return self.simulation is not None and not self.training_data_path
+
+    @property
+    def simulates_beside_data(self) -> bool:
+        """Whether there are logged rows and environments."""
+        return bool(self.training_data_path) and self.simulation is not None and self.simulation.mode == "both"
 
     @model_validator(mode="after")
     def _events_of_the_timeline(self) -> Self:
@@ -195,12 +296,6 @@ class WorkflowConfig(Section):
         yield from self._stage_rules()
         if self.simulation is not None:
             yield from self._simulation_rules(self.simulation)
-        if self.publish_if is not None and not self.training_data_path:
-            yield self.wrong(
-                "publish_if",
-                "absent without training_data_path",
-                "It is about estimates from logged rows, and there are none",
-            )
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             expected = "absent while training.minibatch_size is given"
             yield self.wrong("data.global_minibatch_size", expected, "Keep one of them", got="both")
@@ -233,15 +328,8 @@ class WorkflowConfig(Section):
             )
 
     def _parallel_rules(self) -> Iterator[Problem]:
-        """Yields keys that ask for several processes where one trains, and what cannot be divided over GPUs."""
-        if self.parallel == "ddp":
-            return
-        keys, expected = ("num_processes_per_node", "num_nodes"), f'absent or 1 with parallel "{self.parallel}"'
-        for key in (key for key in keys if getattr(self, key) not in (None, 1)):
-            yield self.wrong(key, expected, "One process trains; several average their gradients by ddp")
-        if self.parallel == "none" and self.use_all_avail_gpus:
-            yield self.wrong("use_all_avail_gpus", 'false with parallel "none"', "One process on one GPU trains")
-        if self.parallel == "none":
+        """Yields what cannot be divided over the GPUs of one process."""
+        if self.parallel != "dp":
             return
         if not self.use_gpu:
             yield self.wrong(
@@ -265,8 +353,6 @@ class WorkflowConfig(Section):
 
     def _stage_rules(self) -> Iterator[Problem]:
         """Yields contradictions of the stages before training with each other and with training."""
-        if self.query.actions:
-            yield self.wrong("query.actions", "absent beside actions", "They are the same")
         timeline = self.timeline
         if timeline is None:
             return
@@ -277,21 +363,10 @@ class WorkflowConfig(Section):
                 "the events of training_data_path, or absent",
                 "One of them says where the events are",
             )
-        if not self.training_data_path:
-            yield self.wrong("timeline", "absent without training_data_path", "There are no events")
         if timeline.evalTableName is not None and self.eval_data_path not in (None, timeline.evalTableName):
             yield self.wrong("timeline.evalTableName", "absent beside eval_data_path")
-        if timeline.steps == 1:
-            return
-        if timeline.gamma not in (None, self.rl.gamma):
+        if timeline.steps > 1 and timeline.gamma not in (None, self.rl.gamma):
             yield self.wrong("timeline.gamma", f"rl.gamma ({self.rl.gamma:g}), or absent")
-        several = [
-            key for key in ("multi_steps", "use_seq_num_diff_as_time_diff") if getattr(self.rl, key) not in (None, 1)
-        ]
-        expected = f"its default, as timeline.steps is {timeline.steps}"
-        yield from self.changes(
-            "rl", [*several, "use_seq_num_diff_as_time_diff"], expected, "Rows span several steps already"
-        )
 
     def _simulation_rules(self, simulation: SimulationConfig) -> Iterator[Problem]:
         """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
@@ -307,22 +382,25 @@ class WorkflowConfig(Section):
                 "both or learn with several processes",
                 "A collector is one process: start as many as you like",
             )
+        if self.training_data_path and simulation.mode == "both" and simulation.share is None:
+            yield self.wrong(
+                "simulation.share",
+                "a number from 0 to 1 beside training_data_path",
+                "0 trains on the data and plays in simulation, 1 trains on the simulation",
+            )
         if not self.training_data_path:
-            yield from self._without_data(simulation)
-        elif simulation.mode == "both":
-            yield from self._beside_data(simulation)
+            if simulation.share not in (None, 1.0):
+                yield self.wrong("simulation.share", "absent or 1 without training_data_path")
+            least = (self.warmup_rounds + simulation.steps_per_rollout) * simulation.num_envs
+            if simulation.total_steps < least:
+                expected = f"at least {least}, for {simulation.num_envs} environments to warm up and step once"
+                yield self.wrong("simulation.total_steps", expected)
         if simulation.backend == "cuda" and not self.use_gpu:
             yield self.wrong(
                 "simulation.backend", "auto or cpu while use_gpu is false", "Environments run on the GPU that trains"
             )
         if not self.simulated_share:
             return
-        if self.rl.use_seq_num_diff_as_time_diff:
-            yield self.wrong(
-                "rl.use_seq_num_diff_as_time_diff",
-                "false while a simulation is trained on",
-                "A simulated transition is one step long",
-            )
         if simulation.epsilon_end is None and simulation.epsilon_start < self.rl.epsilon:
             yield self.wrong(
                 "simulation.epsilon_start",
@@ -333,61 +411,6 @@ class WorkflowConfig(Section):
         if simulation.replay.capacity < fewest:
             expected = f"at least {fewest}, for {self.fewest_slots} steps of {simulation.num_envs} environments"
             yield self.wrong("simulation.replay.capacity", expected)
-
-    def _beside_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
-        lengths = ("total_steps", "num_evaluations")
-        if simulation.share is None:
-            yield self.wrong(
-                "simulation.share",
-                "a number from 0 to 1 beside training_data_path",
-                "0 trains on the data and plays in simulation, 1 trains on the simulation",
-            )
-        yield from self.changes(
-            "simulation",
-            lengths,
-            "absent beside training_data_path",
-            "epochs says how long a run on data is; each ends with an evaluation",
-        )
-        yield from self.changes(
-            "simulation", ["auto_scale"], "false beside training_data_path", "It measures a run that only simulates"
-        )
-        if simulation.share == 0:
-            learning = [key for key in simulation.learning_only if key not in (*lengths, "auto_scale")]
-            yield from self.changes(
-                "simulation",
-                learning,
-                "its default while share is 0",
-                "Nothing is learned in the simulation, so it would have no effect",
-            )
-
-    def _without_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
-        todo = "It is about logged rows, and there are none"
-        yield from self.changes(
-            "",
-            ["epochs"],
-            "absent without training_data_path",
-            "simulation.total_steps says how long a simulated run is",
-        )
-        yield from self.changes("", ["eval_data_path"], "absent without training_data_path", todo)
-        if simulation.auto_scale and self.data.global_minibatch_size is not None:
-            yield self.wrong(
-                "data.global_minibatch_size",
-                "absent while simulation.auto_scale is true",
-                "Give training.minibatch_size, at which the search begins",
-            )
-        if simulation.share not in (None, 1.0):
-            yield self.wrong("simulation.share", "absent or 1 without training_data_path")
-        used = {
-            "norm_params": (), "data": ("global_minibatch_size",),
-            "evaluation": ("confidence_level", "bootstrap_resamples"),
-        }  # fmt: skip
-        for name, keys in used.items():
-            unused = [key for key in type(getattr(self, name)).model_fields if key not in keys]
-            yield from self.changes(name, unused, "its default without training_data_path", todo)
-        least = (self.warmup_rounds + simulation.steps_per_rollout) * simulation.num_envs
-        if simulation.total_steps < least:
-            expected = f"at least {least}, for {simulation.num_envs} environments to warm up and step once"
-            yield self.wrong("simulation.total_steps", expected)
 
     def _unfitted(self, column: str, key: str) -> Iterator[Problem]:
         if self.training_data_path and getattr(self, key) is None and column not in self.norm_params.cols_to_norm:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
+from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
@@ -69,7 +70,7 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
             source = config.timeline.inputTableName or path
         if not holds_events(source, config.data.columns):
             if first:
-                _require_no_timeline(config, path)
+                require_no_timeline(config, path)
             continue
         from reagent_lite.data.timeline.stage import run_timeline
 
@@ -80,7 +81,7 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
     return found
 
 
-def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
+def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: str) -> None:
     """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
 
     Raises:
@@ -160,15 +161,22 @@ def _set_of(key: str) -> str:
 
 
 def _place(config: WorkflowConfig, group: Group, name: str, near: str | None) -> Path:
-    """Returns the folder for a stage's output: in data.training_copy_dir, beside the data, or in the user's cache.
-
-    The folder's name has the number of the machine, as several machines may share these places.
-    """
+    """Returns the folder for a stage's output; its name has the machine's number, as several may share these places."""
     gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
     settings = config.model_dump_json(include={"timeline", "query", "actions"})
-    key = hashlib.sha256(f"{name} {settings} {gamma}".encode())
-    folder = f"stage-{key.hexdigest()[:16]}"
-    if group.num_nodes > 1:
-        folder += f"-node-{group.node}"
-    parents = parents_of(near, config.data.training_copy_dir)
-    return next((parent for parent in parents if is_writable(parent)), parents[0]) / folder
+    machine = f"-node-{group.node}" if group.num_nodes > 1 else ""
+    return stage_folder(f"{name} {settings} {gamma}", near, config.data.training_copy_dir, machine)
+
+
+def stage_folder(made_of: str, near: str | None, directory: str | None, machine: str = "") -> Path:
+    """Returns the folder for a stage's output: in `directory`, beside the data, or in the user's cache.
+
+    Args:
+        made_of: what its content depends on; its name is a hash of it.
+        near: path of the data.
+        directory: folder that the user chose.
+        machine: end of its name.
+    """
+    parents = parents_of(near, directory)
+    parent = next((parent for parent in parents if is_writable(parent)), parents[0])
+    return parent / f"stage-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{machine}"

@@ -1,4 +1,4 @@
-"""Generations of shards at a place, and the fetch of one: nothing unverified, nothing half, nothing twice."""
+"""Shards at a place, and the fetch of one: nothing unverified, nothing half, nothing twice."""
 
 import hashlib
 import os
@@ -13,11 +13,12 @@ from oracles.shards import multiset, plain, rows_of, stage, table, write
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import fetch_shard
-from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer
+from reagent_lite.data.shards.store import Pointer, Store, describe
+from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import SHARDS, opened, sealed
 
-ROWS = table([4, 3, 5, 2, 6, 4] * 5)
+ROWS = table([4, 3, 5, 2, 6, 4] * 6)
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -25,16 +26,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "share") if request.param == "folder" else f"memory://{tmp_path.name}-{os.getpid()}/shards"
 
 
-def publish_shards(store: Store, folder: Path, num_nodes: int = 2, rows: int = 120) -> Pointer:
+def publish_shards(store: Store, folder: Path, num_nodes: int = 2, rows: int = 144) -> Pointer:
     """Makes shards of a timeline of the first rows, in files of whole episodes (24 rows each), and publishes them."""
     source = folder / f"in{rows}"
     if not source.exists():
         for number in range(rows // 24):
             write(source / f"part-{number:05d}.parquet", ROWS.slice(24 * number, 24))
         stage(source)
-    with store.building() as built:
+    with store.replacing() as built:
         config = ShardConfig(training_data_path=str(source), num_nodes=num_nodes)
-        return publish(store, built, make_shards(config, built), settings(config))
+        return describe(built, make_shards(config, built), settings(config))
 
 
 def change(place: str, name: str, edit: Callable[[bytes], bytes]) -> None:
@@ -46,10 +47,10 @@ def change(place: str, name: str, edit: Callable[[bytes], bytes]) -> None:
 
 def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
     store = Store(place)
-    assert read_pointer(store) is None
+    assert store.pointer() is None
     pointer = publish_shards(store, tmp_path)
-    assert read_pointer(Store(place)) == pointer
-    assert is_whole(store, pointer)
+    assert Store(place).pointer() == pointer
+    assert store.is_whole(pointer)
     found = []
     for number, shard in enumerate(pointer.shards):
         fetched = fetch_shard(store, shard, tmp_path / "disk" / str(number))
@@ -59,20 +60,22 @@ def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
     assert not [file for file in (tmp_path / "disk").rglob(".*") if not file.name.endswith(".lock")]
 
 
-def test_the_generation_before_stays_and_older_ones_go(tmp_path: Path, place: str) -> None:
+def test_shards_take_the_place_of_older_ones(tmp_path: Path, place: str) -> None:
+    """Who has read the older shards.json gets nothing of the newer shards: their files have another sha256."""
     store = Store(place)
     first = publish_shards(store, tmp_path)
     second = publish_shards(store, tmp_path, 3)
-    assert store.sizes("").keys() == {"shards.json", first.generation, second.generation}
-    fetch_shard(store, first.shards[1], tmp_path / "late")  # by a machine that had read shards.json before
-    third = publish_shards(store, tmp_path, rows=96)
-    assert store.sizes("").keys() == {"shards.json", second.generation, third.generation}
-    again = publish_shards(store, tmp_path, rows=96)
-    assert again == third
-    assert is_whole(store, third)
+    assert store.pointer() == second != first
+    assert store.is_whole(second)
+    assert not store.is_whole(first)
+    assert first.generation != second.generation
     with pytest.raises(DataError, match=r"shards\.json says"):
         fetch_shard(store, first.shards[0], tmp_path / "too_late")
     assert not (tmp_path / "too_late").exists()
+    assert publish_shards(store, tmp_path, 3) == second
+    assert store.is_whole(second)
+    if "://" not in place:
+        assert [file.name for file in Path(place).iterdir()] == ["shards"]
 
 
 def test_only_what_is_missing_or_wrong_is_fetched(tmp_path: Path, place: str) -> None:
@@ -112,59 +115,55 @@ def test_only_what_is_missing_or_wrong_is_fetched(tmp_path: Path, place: str) ->
 def test_an_altered_shard_is_refused(tmp_path: Path, place: str, name: str) -> None:
     store = Store(place)
     shard = publish_shards(store, tmp_path).shards[0]
-    change(place, f"{shard.folder}/{name}", lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    change(place, f"shards/{shard.folder}/{name}", lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
     digest = shard.files[name]["sha256"]
     with pytest.raises(DataError, match=rf"{shard.folder}/{name}: expected .*{digest}.*, got .*sha256"):
         fetch_shard(store, shard, tmp_path / "disk")
-    assert not (tmp_path / "disk").exists()
-
-
-def planted(data: bytes, key: str, name: str) -> bytes:
-    document = opened(data, "", SHARDS)
-    if key == "generation":
-        document["generation"] = name
+    if name == "manifest.json":
+        assert not (tmp_path / "disk").exists()
     else:
-        document["shards"][0][key] = name if key == "folder" else {name: {"size": 0, "sha256": ""}}
+        with pytest.raises(DataError, match=f"{name}: expected .* got no such file"):
+            data_files(str(tmp_path / "disk"))  # readers refuse what is there
+
+
+def planted(data: bytes) -> bytes:
+    document = opened(data, "", SHARDS)
+    document["shards"][0]["files"] = {"../planted": {"size": 0, "sha256": ""}}
     return sealed(document)
-
-
-OWN_FILES = r"expected names of files in its own folder .*, got '{}'\. Remove it"
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
         (lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'), "the manifest's own SHA-256 .*Remove it"),
-        *(
-            (lambda data, key=key, name=name: planted(data, key, name), OWN_FILES.format(name))
-            for key, name in (("generation", "../elsewhere"), ("folder", "/elsewhere"), ("files", "../planted"))
-        ),
+        (planted, r"expected names of files in its own folder .*, got '../planted'\. Remove it"),
     ],
 )
 def test_an_altered_pointer_is_refused(tmp_path: Path, edit: Callable[[bytes], bytes], message: str) -> None:
     store = Store(str(tmp_path / "share"))
     publish_shards(store, tmp_path)
-    change(store.where, "shards.json", edit)
+    change(store.where, "shards/shards.json", edit)
     with pytest.raises(DataError, match=rf"shards\.json: .*{message}"):
-        read_pointer(store)
+        store.pointer()
 
 
 def test_files_that_are_missing_make_shards_not_whole(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "share"))
     pointer = publish_shards(store, tmp_path)
-    (tmp_path / "share" / pointer.shards[1].folder / "part-00000.parquet").unlink()
-    assert not is_whole(store, pointer)
+    (tmp_path / "share/shards" / pointer.shards[1].folder / "part-00000.parquet").unlink()
+    assert not store.is_whole(pointer)
     assert publish_shards(store, tmp_path) == pointer  # the same content, put in its place
-    assert is_whole(store, pointer)
+    assert store.is_whole(pointer)
 
 
-def test_files_that_two_generations_share_are_fetched_once(tmp_path: Path) -> None:
+def test_files_that_older_shards_have_as_well_are_not_fetched_again(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "share"))
-    first, second = publish_shards(store, tmp_path, 1, 96), publish_shards(store, tmp_path, 1, 120)
-    same = {name for name, one in first.shards[0].files.items() if second.shards[0].files[name] == one}
+    first = publish_shards(store, tmp_path, 1, 96).shards[0]
+    fetch_shard(store, first, tmp_path / "disk")
+    second = publish_shards(store, tmp_path, 1, 144).shards[0]
+    same = {name for name, entry in first.files.items() if second.files[name] == entry}
     assert same
-    fetch_shard(store, first.shards[0], tmp_path / "disk")
-    assert set(fetch_shard(store, second.shards[0], tmp_path / "disk")) == set(second.shards[0].files) - same
+    assert set(fetch_shard(store, second, tmp_path / "disk")) == set(second.files) - same
 
 
 def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path) -> None:
@@ -183,7 +182,7 @@ def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
     """Nor is the input, a stage's folder, which may hold files of a shard's names and bytes."""
     store = Store(str(tmp_path / "share"))
     shard = publish_shards(store, tmp_path, 1).shards[0]
-    target = tmp_path / "in120" if what == "input" else tmp_path / "mine"
+    target = tmp_path / "in144" if what == "input" else tmp_path / "mine"
     if what == "file":
         target.write_text("thesis")
     elif what == "folder":
@@ -208,7 +207,8 @@ def test_a_disk_that_is_full_and_a_place_that_is_no_folder(tmp_path: Path) -> No
         block.write_bytes(bytes(65_536 - 4096 * 3))
         with pytest.raises(DataError, match="No space left on device"):
             fetch_shard(store, shard, disk / "shard")
-        assert not (disk / "shard").exists()
+        with pytest.raises(DataError, match=r"no such file|none among"):
+            data_files(str(disk / "shard"))  # readers refuse what is there
         block.unlink()
         assert fetch_shard(store, shard, disk / "shard")
         assert {file.name for file in (disk / "shard").iterdir()} == set(shard.files)
