@@ -55,6 +55,20 @@ def test_an_environment_too_many_reads_beyond_the_tensors() -> None:
                 run()
 
 
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [(16, "at address 0x10\\. An"), (None, "at byte 4 of a tensor, which has 1600, a misaligned address\\. An")],
+)
+def test_a_row_at_an_address_that_is_no_multiple_of_its_size(address: int | None, error: str) -> None:
+    """What a GPU calls an illegal memory access, and a misaligned address."""
+    with pretended_gpu():
+        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
+        env.reset()
+        env._call.observation = address or env.observation.data_ptr() + 4
+        with pytest.raises(SimulationError, match=rf"`st\.global\.v4\.\w+ .*` writes 16 bytes {error}"):
+            env.step()
+
+
 # -- The host's side --------------------------------------------------------------------------------------------------
 
 
