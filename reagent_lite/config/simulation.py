@@ -77,7 +77,8 @@ class SimulationConfig(EnvironmentConfig):
     cuda_graph: bool = True
     """Replay rollouts as CUDA graphs where environments run on a GPU, and updates where all rows are simulated on one.
 
-    Not replayed are updates of several processes, beside data, and by optimizers without `capturable`.
+    Not replayed are updates of several processes, beside data, of candidates with batch normalization, and by
+    optimizers without `capturable`; nor what waits for the GPU, with a warning that names the call.
     """
     pictures: bool = False
     """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""

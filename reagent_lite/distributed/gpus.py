@@ -1,9 +1,9 @@
 """GPUs of this machine as the driver lists them; no CUDA context is made."""
 
-import os
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def used_gpus(gpus: Sequence[Gpu], count: int) -> tuple[str, ...]:
-    """Returns the UUIDs of the first `count` of a machine's GPUs that CUDA_VISIBLE_DEVICES shows.
-
-    The variable holds numbers or UUIDs; without it all GPUs are visible.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return tuple(gpu.uuid for gpu in gpus[:count])
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    shown = [gpus[int(name)].uuid if name.isdigit() and int(name) < len(gpus) else name for name in names]
-    return tuple(shown[:count])
+def used_gpus(count: int) -> tuple[str, ...]:
+    """Returns the UUIDs of the first `count` GPUs that this process sees; CUDA's order is not nvidia-smi's."""
+    shown = range(min(count, torch.cuda.device_count()))
+    return tuple(f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in shown)

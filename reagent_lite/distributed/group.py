@@ -228,8 +228,6 @@ class Group:
         if self.world_size == 1:
             devices = [torch.device("cuda", index) for index in range(self.gpus)]
             return learner if self.gpus == 1 else DividedOverGpus(learner, devices)
-        if self.device.type == "cuda":
-            learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
         wrapped = DistributedDataParallel(learner, gradient_as_bucket_view=True, **_BUFFERS_STAY_LOCAL)
         self._wrapped.add(wrapped)
         return wrapped

@@ -63,8 +63,10 @@ class Processes:
     gpus: int = 1
 
     def device(self, local_rank: int) -> torch.device:
-        """Returns the device of one local rank."""
-        return torch.device("cuda", local_rank) if self.device_type == "cuda" else torch.device("cpu")
+        """Returns the device of one local rank, which a launcher may have given a GPU that it alone sees."""
+        if self.device_type == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else local_rank)
 
 
 def choose_processes(config: WorkflowConfig) -> Processes:

@@ -58,16 +58,14 @@ def devices(processes: Processes) -> Iterator[Row]:
         yield ok("processes", count)
     if processes.device_type != "cuda":
         return
-    gpus = list_gpus()
-    used = used_gpus(gpus, processes.count * processes.gpus)
-    if not used:
-        yield warning("GPUs", "nvidia-smi does not list them", "Without their UUIDs, one used twice is not noticed")
-        return
+    used = used_gpus(processes.count * processes.gpus)
+    gpus = [gpu for gpu in list_gpus() if gpu.uuid in used]
+    if not gpus:
+        yield warning("GPUs", f"nvidia-smi does not list {', '.join(used)}", "Their free memory is not known")
     for gpu in gpus:
-        if gpu.uuid in used:
-            found = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
-            busy = warning("GPUs", found, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
-            yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", found)
+        found = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
+        busy = warning("GPUs", found, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
+        yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", found)
 
 
 def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from reagent_lite.errors import ConfigError, Problem, first_line
@@ -73,13 +74,14 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Batch normalization that uses its running statistics where a batch of one row has none of its own."""
+class BatchNorm(nn.SyncBatchNorm):
+    """Batch normalization over the rows of all ranks; a batch of one row uses the running statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalizes [..., W]; see torch.nn.BatchNorm1d."""
+        """Normalizes [..., W]; see torch.nn.SyncBatchNorm, which is torch.nn.BatchNorm1d in a single process."""
         rows = input.flatten(0, -2)
-        if self.training and rows.shape[0] > 1:
+        # every rank takes part in the sums over ranks, also the one that has a single row
+        if self.training and (rows.shape[0] > 1 or (dist.is_initialized() and dist.get_world_size() > 1)):
             return super().forward(rows).view_as(input)
         return nn.functional.batch_norm(
             rows, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
@@ -189,16 +191,20 @@ def allowed_values(network: nn.Module, state: Tensor, actions: Actions) -> Tenso
     Candidates that are not allowed are skipped where that saves time: on a CPU, if lists differ in length. On a GPU
     their number would have to be waited for.
     """
+    if _skips_padding(network, actions):
+        return network.allowed(state, actions.mask, actions.features)  # type: ignore[operator,no-any-return]
+    return network(state, actions.mask, actions.features)  # type: ignore[no-any-return]
+
+
+def _skips_padding(network: nn.Module, actions: Actions) -> bool:
     mask, features = actions.mask, actions.features
-    if (
+    return (
         isinstance(network, CandidateQNetwork | DuelingCandidateQNetwork)
         and features is not None
         and features.shape[1] > 1
         and features.device.type == "cpu"
         and int(mask.sum()) < _MOSTLY_ALLOWED * mask.numel()
-    ):
-        return network.allowed(state, mask, features)
-    return network(state, mask, features)  # type: ignore[no-any-return]
+    )
 
 
 def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:

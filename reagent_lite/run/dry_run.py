@@ -331,9 +331,8 @@ def _free(processes: Processes) -> tuple[int | None, str]:
     here = processes.count
     if processes.device_type == "cpu":
         return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
-    gpus = list_gpus()
-    used = used_gpus(gpus, here * processes.gpus)
-    free = [gpu.free for gpu in gpus if gpu.uuid in used and gpu.total]
+    used = used_gpus(here * processes.gpus)
+    free = [gpu.free for gpu in list_gpus() if gpu.uuid in used and gpu.total]
     return min(free, default=None), "the fullest GPU's free memory"
 
 

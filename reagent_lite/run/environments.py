@@ -24,7 +24,6 @@ from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
-from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Player
@@ -113,8 +112,6 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         )
 
     backend = compiled(settings, group)
-    if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
-        logger.info(f"environments run on the CPU: {cuda_problem(group.device) or 'they are Python'}")
     spec = backend.spec
     if spec.candidates and not parametric:
         raise ConfigError(

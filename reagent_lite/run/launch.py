@@ -23,7 +23,7 @@ from reagent_lite.cli import Command, add_node_index, config_of, guarded, messag
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
-from reagent_lite.distributed.gpus import list_gpus, used_gpus
+from reagent_lite.distributed.gpus import used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
 from reagent_lite.distributed.membership import GLOO_VARIABLE, LaunchError
@@ -217,7 +217,7 @@ def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> De
         processes=processes.count,
         device=processes.device_type,
         versions=_versions(processes),
-        gpus=used_gpus(list_gpus(), processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
+        gpus=used_gpus(processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
         config=shared_keys(resolved(config)),
         problem=problem,
         exit_code=code,

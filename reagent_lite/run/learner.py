@@ -133,7 +133,8 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
 def captures(config: WorkflowConfig, group: Group) -> bool:
     """Returns whether updates are replayed as CUDA graphs.
 
-    They are if one process learns from simulated rows only, on one GPU, with an optimizer that can be captured.
+    They are if one process learns from simulated rows only, on one GPU, with an optimizer that can be captured. Batch
+    statistics of candidates leave padding out, so the host has to know how much there is.
     """
     simulation, name = config.simulation, config.training.optimizer_class
     return (
@@ -142,6 +143,7 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
         and simulation is not None
         and _fixed_buffers(simulation)
         and config.simulated_share == 1
+        and not (config.parametric and config.training.use_batch_norm)
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     )
 

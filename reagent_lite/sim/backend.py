@@ -1,14 +1,16 @@
 """The protocol of both backends and the choice between them."""
 
+import functools
 from typing import Any, Literal, Protocol
 
 import torch
 
 from reagent_lite.config.environment import GYMNASIUM
+from reagent_lite.console import logger
+from reagent_lite.errors import KernelBuildError
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import CudaBackend
-from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.sim.spec import EnvSpec
@@ -42,7 +44,7 @@ def open_backend(
 
     Args:
         env: name of one of ours, path of a `.cuh` file, or `gymnasium:` and a name.
-        backend: `auto` takes CUDA if the device is a GPU and `cuda_problem` finds nothing missing.
+        backend: `auto` takes CUDA if the device is a GPU; where that fails it warns and takes the CPU.
         device: the device of the learner; the CUDA build runs on it.
         parameters: constants of the dynamics to replace, or arguments of gymnasium.make.
         math: `exact` gives the same bits on every machine.
@@ -54,9 +56,17 @@ def open_backend(
     if env.startswith(GYMNASIUM):
         return GymnasiumBackend(env, parameters)
     path = find_environment(env)
-    if backend == "auto":
-        is_possible = device.type == "cuda" and cuda_problem(device, path, parameters, math) is None
-        backend = "cuda" if is_possible else "cpu"
-    if backend == "cpu":
+    if backend == "auto" and device.type == "cuda":
+        try:
+            return CudaBackend(path, parameters, math, device)
+        except KernelBuildError as error:
+            _warn(f"environments run on the CPU: {error}")
+    if backend != "cuda":
         return CpuBackend(path, parameters, math)
     return CudaBackend(path, parameters, math, device)
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Logs a warning once in a process, however often an environment is opened."""
+    logger.warning(message)

@@ -131,8 +131,15 @@ class CudaBackend:
         self._multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._name = path.stem
         self._opened = _open(self.device.index)
-        cubin = build_cubin(path, parameters, math, architecture(self.device))
-        module = _load(cubin, self.device.index)
+        build = functools.partial(build_cubin, path, parameters, math, architecture(self.device))
+        cubin = build()
+        try:
+            module = _load(cubin, self.device.index)
+        except KernelBuildError as error:  # of a newer nvcc than the driver knows, whose text it may know
+            try:
+                module = _load(build("ptx"), self.device.index)
+            except KernelBuildError:
+                raise error from None
         with self._opened.current():
             self._kernels = {name: module.get_function(name) for name in (*_KERNELS, "env_describe")}
             for name, arguments in _KERNELS.items():
@@ -190,10 +197,11 @@ def _driver() -> Any:
         # A PyCUDA built on a machine without a driver does not name the driver's library among what it needs.
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
         import pycuda.driver
-    except (ImportError, OSError) as error:
+
+        pycuda.driver.init()
+    except Exception as error:  # what is built elsewhere may raise anything
         advice = "Build it anew with this machine's CUDA toolkit: pip install --force-reinstall --no-cache-dir pycuda"
         raise KernelBuildError(Problem("simulation on a GPU", "a PyCUDA that loads", str(error), advice)) from error
-    pycuda.driver.init()
     return pycuda.driver
 
 
@@ -217,12 +225,12 @@ def _open(index: int) -> _Opened:
 
 
 @functools.cache
-def _load(cubin: Path, index: int) -> Any:
+def _load(code: Path, index: int) -> Any:
     """Loads a module for good: unloading waits for the device, and captured graphs refer to its kernels."""
     cuda = _driver()
     with _open(index).current():
         try:
-            return cuda.module_from_file(str(cubin))
+            return cuda.module_from_file(str(code))
         except cuda.Error as error:
             advice = "Delete the file and try again; if that does not help, update the GPU's driver"
-            raise KernelBuildError(Problem(str(cubin), "code that the driver loads", str(error), advice)) from error
+            raise KernelBuildError(Problem(str(code), "code that the driver loads", str(error), advice)) from error

@@ -49,7 +49,13 @@ def compiler_flags(math: Literal["exact", "fast"], arch: str) -> tuple[str, ...]
     return (*_FLAGS, _CONTRACTION[math], f"-arch={arch}")
 
 
-def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact", "fast"], arch: str) -> Path:
+def build_cubin(
+    path: Path,
+    parameters: dict[str, float],
+    math: Literal["exact", "fast"],
+    arch: str,
+    form: Literal["cubin", "ptx"] = "cubin",
+) -> Path:
     """Returns the cubin of an environment from the cache, compiling it if it is not there.
 
     Args:
@@ -57,6 +63,7 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
         parameters: constants of its dynamics to replace.
         math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
         arch: architecture of the GPU, such as `sm_90`.
+        form: machine code, or the text that the driver compiles.
 
     Raises:
         KernelBuildError: nvcc refuses the source or the architecture, or there is no nvcc and nothing in the cache.
@@ -70,12 +77,12 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
             raise NoCompilerError(_no_nvcc())
         source = target.with_suffix(".cu")
         source.write_text(unit, encoding="utf-8")
-        command = (str(nvcc), "-cubin", *flags, f"-I{KERNELS}", f"-I{path.parent}", str(source), "-o", str(target))
+        command = (str(nvcc), f"-{form}", *flags, f"-I{KERNELS}", f"-I{path.parent}", str(source), "-o", str(target))
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode != 0:
             raise KernelBuildError(_refusal(path, nvcc, arch, (answer.stderr + answer.stdout).strip()))
 
-    return cached(key, _newest_suffix(key) if nvcc is None else f".nvcc-{_version(nvcc)}.cubin", build)
+    return cached(key, _newest_suffix(key, form) if nvcc is None else f".nvcc-{_version(nvcc)}.{form}", build)
 
 
 def read_description(cubin: Path) -> str:
@@ -148,14 +155,14 @@ def _key(path: Path, parameters: dict[str, float], math: Literal["exact", "fast"
     return make_key((*built_from(path, parameters), *compiler_flags(math, arch)))
 
 
-def _files(key: str) -> list[Path]:
-    return sorted(cache_folder().glob(f"{key}-*.cubin"), key=lambda file: file.stat().st_mtime)
+def _files(key: str, form: str = "cubin") -> list[Path]:
+    return sorted(cache_folder().glob(f"{key}-*.{form}"), key=lambda file: file.stat().st_mtime)
 
 
-def _newest_suffix(key: str) -> str:
-    """Returns the suffix of the newest cubin of a key, whichever nvcc made it."""
-    files = _files(key)
-    return files[-1].name[files[-1].name.index(".") :] if files else ".cubin"
+def _newest_suffix(key: str, form: str) -> str:
+    """Returns the suffix of the newest file of a key and form, whichever nvcc made it."""
+    files = _files(key, form)
+    return files[-1].name[files[-1].name.index(".") :] if files else f".{form}"
 
 
 def _version(nvcc: Path) -> str:
@@ -181,5 +188,8 @@ def _refusal(path: Path, nvcc: Path, arch: str, message: str) -> Problem:
     if "nsupported gpu architecture" in message:
         advice = "Install a CUDA toolkit that knows this GPU, or simulate on the CPU"
         return Problem(str(nvcc), f"a compiler that knows {arch}", f"{message} from nvcc {_version(nvcc)}", advice)
+    if "host compiler" in message:
+        advice = "nvcc calls the C++ compiler of this machine: install g++, or simulate on the CPU"
+        return Problem(str(nvcc), "g++ on the PATH", f"{message}", advice)
     got = f"from nvcc for {arch}:\n{message}\n"
     return Problem(str(path), "an environment that compiles", got, include_advice(path))

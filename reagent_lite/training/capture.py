@@ -5,11 +5,17 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 import gc
+import linecache
+import warnings
 from collections.abc import Callable
 
 import torch
 
+from reagent_lite.console import logger
+from reagent_lite.errors import Problem, SimulationError, first_line
+
 _WARM_UPS = 3  # lazy allocations and autotuning happen in the first runs
+_WAITS = "called a synchronizing CUDA operation"
 
 
 def eager(work: Callable[[], None]) -> Callable[[], None]:
@@ -20,6 +26,8 @@ def eager(work: Callable[[], None]) -> Callable[[], None]:
 class Captured:
     """Work that is run a few times, then recorded, then replayed.
 
+    If it waits for the device in its last run before that, it stays as it is, and a warning names the call.
+
     Args:
         work: reads and writes buffers that stay where they are, and never waits for the device.
     """
@@ -27,17 +35,29 @@ class Captured:
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
         self._runs = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._replay: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Does the work once on the current stream."""
-        if self._graph is None and self._runs < _WARM_UPS:
-            self._runs += 1
-            self._work()
+        """Does the work once on the current stream.
+
+        Raises:
+            SimulationError: the work cannot be recorded.
+        """
+        if self._replay is not None:
+            self._replay()
             return
-        if self._graph is None:
-            self._graph = self._record()
-        self._graph.replay()
+        self._runs += 1
+        if self._runs < _WARM_UPS:
+            self._work()
+        elif self._runs == _WARM_UPS:
+            if waits := _waits_of(self._work):
+                expected = "no call that waits for the GPU, so that the work can be replayed as a CUDA graph"
+                todo = "Kernels are launched one by one instead, which simulation.cuda_graph false asks for"
+                logger.warning(Problem(waits[0], expected, f"{len(waits)} of them", todo))
+                self._replay = self._work
+        else:
+            self._replay = self._record().replay
+            self._replay()
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -46,7 +66,30 @@ class Captured:
         try:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self._work()
+        except RuntimeError as error:
+            todo = "Set simulation.cuda_graph to false"
+            raise SimulationError(
+                Problem("CUDA graph", "work that can be recorded", first_line(error), todo)
+            ) from error
         finally:
             if collecting:
                 gc.enable()
         return graph
+
+
+def _waits_of(work: Callable[[], None]) -> list[str]:
+    """Does the work and returns the lines of its calls that wait for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")  # "error" would leave the work half done
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    waits = []
+    for warning in caught:
+        if _WAITS in str(warning.message):
+            line = linecache.getline(warning.filename, warning.lineno).strip()
+            waits.append(f"{warning.filename}:{warning.lineno} `{line}`")
+    return waits

@@ -10,7 +10,7 @@ from oracles.batches import make_batch, random_batch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.cpe_heads import CPEHeads, EarlyStopping, build_cpe_heads, fit_heads
-from reagent_lite.models.q_networks import NetworkSettings
+from reagent_lite.models.q_networks import BatchNorm, NetworkSettings
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 SETTINGS = NetworkSettings(hidden=(8,), activations=("relu",))
@@ -182,7 +182,7 @@ def test_streams_and_dropout_of_the_q_network_are_left_out():
     spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
     settings = dataclasses.replace(SETTINGS, dueling=True, dropout=0.5, batch_norm=True, outputs=51)
     heads = build_cpe_heads(spec, settings, gamma=0.9, target_update_rate=0.1)
-    assert not any(isinstance(m, nn.Dropout | nn.BatchNorm1d) for m in heads.modules())
+    assert not any(isinstance(m, nn.Dropout | BatchNorm) for m in heads.modules())
     rewards, _ = heads.predict(torch.zeros(1, 3), Actions(mask=torch.ones(1, 2, dtype=torch.bool)))
     assert rewards.shape == (1, 2, 1)
 

@@ -5,25 +5,56 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from machines import ONE, Start, all_end, appears
-from oracles.interpreters import Interpreter
+from oracles.interpreters import Interpreter, python_path
+from oracles.runs import ROOT
 from oracles.waiting import runs
 
 from reagent_lite import memory
 from reagent_lite.config import DqnConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import launcher
-from reagent_lite.distributed.launcher import choose_processes
+from reagent_lite.distributed.gpus import used_gpus
+from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.membership import Failure, Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.errors import ConfigError, Preempted
 
 RANK_1 = "rank 1 of 2 (node 1, local rank 0): "
+
+
+@pytest.mark.parametrize(("visible", "index"), [(4, 3), (1, 0)])
+def test_a_process_that_sees_one_gpu_takes_it(visible: int, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the third of four that Slurm starts with --gpus-per-task=1."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert Processes(4, "cuda").device(3) == torch.device("cuda", index)
+    assert Processes(4, "cpu").device(3) == torch.device("cpu")
+
+
+def test_gpus_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA may count the fastest first where nvidia-smi counts slots: on a machine of mixed cards they differ."""
+    uuids = ["bbbb", "aaaa"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index]))
+    assert used_gpus(1) == ("GPU-bbbb",)
+    assert used_gpus(4) == ("GPU-bbbb", "GPU-aaaa")
+
+
+def test_a_started_process_keeps_the_folders_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels of a machine without a network are in one."""
+    (tmp_path / "carried.py").write_text("NAME = 'carried'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "tests")}
+    started = Interpreter(["-c", "import carried, oracles, reagent_lite; print(carried.NAME)"], env=environment)
+    assert started.communicate(60)[0] == "carried\n"
+    monkeypatch.delenv("PYTHONPATH")
+    assert python_path(ROOT) == str(ROOT)
 
 
 @pytest.mark.parametrize(

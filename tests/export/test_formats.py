@@ -10,6 +10,8 @@ from oracles.bundles import Taste
 from torch import Tensor, nn
 
 import reagent_lite
+from reagent_lite.distributed import group
+from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError
 from reagent_lite.export.content import SampleRows
 from reagent_lite.export.formats import FORMATS
@@ -122,6 +124,21 @@ def test_every_format_equals_the_live_network(
     assert not excluded.all(1).any()
     check_files(predictor, sample, ("onnx", "torchscript", "safetensors"), tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("candidates", [False, True])
+def test_batch_normalization_over_gpus_is_evaluated_and_exported(
+    candidates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process of each GPU: DistributedDataParallel itself needs one, what is done to the learner does not."""
+    monkeypatch.setattr(group, "DistributedDataParallel", lambda module, **_: module)
+    predictor = predictor_of("c51", candidates=candidates, dueling=False, restricted=True)
+    sample = sample_of(candidates)
+    alone = predictor(*graph_inputs(predictor, sample))
+    wrapped = Group(Place(0, 2, 0, 2), torch.device("cuda")).wrap(predictor)
+    for before, after in zip(alone, wrapped(*graph_inputs(predictor, sample)), strict=True):
+        assert torch.equal(before, after)
+    check_files(predictor, sample, ("onnx", "torchscript", "safetensors"), tmp_path)
 
 
 def test_pt2_equals_the_live_network(

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from reagent_lite.models.q_networks import NetworkSettings, allowed_values, build_q_network
+from reagent_lite.models.q_networks import BatchNorm, NetworkSettings, allowed_values, build_q_network
 from reagent_lite.types import Actions, SourceSpec
 
 SPEC = SourceSpec(num_state_features=3, num_action_features=2)
@@ -79,3 +80,20 @@ def test_a_network_by_itself_values_what_is_not_allowed_too() -> None:
     assert not torch.equal(
         allowed_values(made, state, Actions(mask=first, features=features)), made(state, every, features)
     )
+
+
+@pytest.mark.parametrize(("ranks", "over_ranks"), [(1, 0), (2, 1)])
+def test_a_rank_with_a_single_row_takes_part_in_the_statistics_of_all(
+    ranks: int, over_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, ranks with more rows would wait for this one."""
+    calls: list[Tensor] = []
+    monkeypatch.setattr(nn.SyncBatchNorm, "forward", lambda self, rows: calls.append(rows) or rows)
+    monkeypatch.setattr(dist, "is_initialized", lambda: ranks > 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    norm = BatchNorm(3)
+    assert norm(torch.ones(1, 1, 3)).shape == (1, 1, 3)
+    assert len(calls) == over_ranks
+    norm(torch.ones(2, 1, 3))
+    norm.eval()(torch.ones(2, 1, 3))
+    assert len(calls) == over_ranks + 1

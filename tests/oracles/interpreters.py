@@ -29,6 +29,11 @@ _numbers = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="interpreters_")
 
 
+def python_path(*folders: Path) -> str:
+    """Returns PYTHONPATH for a process: these folders, and those of this process, where wheels may be."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class Interpreter:
     """A started process, with the part of subprocess.Popen that tests use; its output goes to files.
 

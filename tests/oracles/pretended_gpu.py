@@ -188,26 +188,30 @@ class PretendedGpu:
         memory: of the device.
         notes: launches (stream, kernel, blocks, threads of a block) and waiting, as they came.
         backwards: run the threads of a launch from the last to the first.
+        refused: suffixes of the files that the driver does not load.
     """
 
     memory: DeviceMemory = field(default_factory=DeviceMemory)
     context: Context = field(default_factory=Context)
     notes: list[tuple[object, ...]] = field(default_factory=list)
     backwards: bool = False
+    refused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.stream = Stream("PyCUDA's", self.notes)
         self.outside = Stream("torch's", self.notes)
         self._built: dict[Path, tuple[Path, dict[str, float], str, str]] = {}
 
-    def build(self, path: Path, parameters: dict[str, float], math: Any, arch: str) -> Path:
+    def build(self, path: Path, parameters: dict[str, float], math: Any, arch: str, form: Any = "cubin") -> Path:
         """`build_cubin`, and what it was asked for: a cubin's source is not to be had from itself."""
-        cubin = build_cubin(path, parameters, math, arch)
+        cubin = build_cubin(path, parameters, math, arch, form)
         self._built[cubin] = (path, parameters, math, arch)
         return cubin
 
     def module_from_file(self, name: str) -> object:
         path, parameters, math, arch = self._built[Path(name)]
+        if Path(name).suffix in self.refused:
+            raise DriverError("cuModuleLoad failed: device kernel image is invalid")
         found = machine(path, tuple(parameters.items()), math, arch)
         return types.SimpleNamespace(get_function=lambda kernel: Function(self, found, kernel))
 

@@ -122,4 +122,5 @@ class Machine:
         place = f"address {launch.address:#x}"
         if nearest is not None:
             place = f"byte {launch.address - nearest.address} of {nearest.name}, which has {nearest.size}"
-        return f"{thread} {REFUSALS[launch.refusal]} {launch.size} bytes at {place}"
+        misaligned = ", a misaligned address" if launch.address % launch.size else ""
+        return f"{thread} {REFUSALS[launch.refusal]} {launch.size} bytes at {place}{misaligned}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oracles.interpreters import Interpreter
+from oracles.interpreters import Interpreter, python_path
 from oracles.runs import ROOT, Run
 
 
@@ -35,7 +35,7 @@ def start_ranks(
     common = {
         **os.environ, "WORLD_SIZE": str(sum(counts)), "GROUP_WORLD_SIZE": str(len(folders)), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **environment,
+        "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": python_path(ROOT, ROOT / "tests"), **environment,
     }  # fmt: skip
     started: list[Interpreter] = []
     for node, (folder, count) in enumerate(zip(folders, counts, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from oracles import cartpole
-from oracles.interpreters import Interpreter
+from oracles.interpreters import Interpreter, python_path
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.runs import ROOT, Run, checked, merged
 from oracles.team import TEAM
@@ -176,7 +176,7 @@ def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Inter
     config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = ["-m", "workflows.dqn", "--config", str(config), *overrides]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
     return Interpreter(command, env=variables)
 
 

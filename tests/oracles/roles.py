@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from oracles.interpreters import Interpreter
+from oracles.interpreters import Interpreter, python_path
 from oracles.runs import ROOT, Run, merged
 
 from reagent_lite.data.dataset import EpisodeFolder
@@ -57,7 +57,7 @@ class Roles:
         self._count += 1
         config = self.folder / f"{mode}{self._count}.json"
         config.write_text(json.dumps(merged(role(self.folder, mode), changes or {})))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1",
                        "REAGENT_LITE_CACHE": str(self.folder / "kernels")}  # fmt: skip
         process = Interpreter(["-m", "workflows.dqn", "--config", str(config), *arguments], cwd=self.folder,
                               env=environment, namespaces_of=self.namespaces_of)  # fmt: skip

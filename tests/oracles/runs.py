@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.interpreters import Interpreter
+from oracles.interpreters import Interpreter, python_path
 from oracles.logs import random_rows, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
@@ -64,7 +64,7 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
         command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
                        "REAGENT_LITE_CACHE": str(kernels)}  # fmt: skip
         started = Interpreter(command, cwd=tmp_path, env=environment)
         try:

@@ -257,7 +257,7 @@ from reagent_lite.sim.sources import find_environment
 
 env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", torch.device("cuda")), num_envs=100)
 env.reset()
-env._call.observation = 8  # an address that is nobody's
+env._call.observation = ADDRESS
 try:
     env.step()
     env.reset()
@@ -267,11 +267,15 @@ except Exception as error:
 """
 
 
-def test_waiting_for_every_launch_names_the_faulty_kernel(cuda: Open) -> None:
+@pytest.mark.parametrize(
+    ("address", "error"), [("16", "illegal memory access"), ("env.observation.data_ptr() + 4", "misaligned address")]
+)
+def test_waiting_for_every_launch_names_the_faulty_kernel(cuda: Open, address: str, error: str) -> None:
+    """A row of CartPole is stored 16 bytes at once; address 16 is nobody's."""
     cuda("cartpole_v1")
-    done = python(FAULTY, **{SYNCHRONIZE: "1"})
+    done = python(FAULTY.replace("ADDRESS", address), **{SYNCHRONIZE: "1"})
     assert "SimulationError kernel env_step of cartpole_v1 on cuda:0: expected a launch without error" in done.stdout
-    assert "illegal memory access" in done.stdout
+    assert error in done.stdout
 
 
 THREADED = """

@@ -6,6 +6,8 @@ torch.cuda and executes the PTX. What that does not show is in its first lines a
 
 import ctypes
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,11 @@ from oracles.ptx import Entry
 from oracles.same_bits import backends
 from torch import Tensor
 
-from reagent_lite.errors import SimulationError
+from reagent_lite.errors import KernelBuildError, SimulationError
+from reagent_lite.sim import backend
+from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
@@ -48,6 +53,20 @@ def test_an_environment_too_many_reads_beyond_the_tensors() -> None:
                 SimulationError, match=rf"kernel {kernel} of cartpole_v1 on cuda:0: .*{kernel}, {where}"
             ):
                 run()
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [(16, "at address 0x10\\. An"), (None, "at byte 4 of a tensor, which has 1600, a misaligned address\\. An")],
+)
+def test_a_row_at_an_address_that_is_no_multiple_of_its_size(address: int | None, error: str) -> None:
+    """What a GPU calls an illegal memory access, and a misaligned address."""
+    with pretended_gpu():
+        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
+        env.reset()
+        env._call.observation = address or env.observation.data_ptr() + 4
+        with pytest.raises(SimulationError, match=rf"`st\.global\.v4\.\w+ .*` writes 16 bytes {error}"):
+            env.step()
 
 
 # -- The host's side --------------------------------------------------------------------------------------------------
@@ -148,3 +167,65 @@ def test_a_rollout_fills_the_same_replay() -> None:
             drawn.append({name: getattr(batch, name).numpy().tobytes() for name in names})
             assert rollout.finished()[0] >= 66  # episodes of at most 30 steps, 33 environments, 60 steps
     assert drawn[0] == drawn[1]
+
+
+# -- What "auto" does where something is amiss ------------------------------------------------------------------------
+
+
+def auto() -> Backend:
+    backend._warn.cache_clear()
+    return open_backend("cartpole_v1", backend="auto", device=GPU, parameters={}, math="exact")
+
+
+def test_a_driver_that_refuses_machine_code_is_given_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    with pretended_gpu() as gpu:
+        gpu.refused = (".cubin",)
+        opened = auto()
+        assert isinstance(opened, CudaBackend)
+        env = VectorEnv(opened, num_envs=100)
+        env.reset()
+        env.step()
+    assert caplog.messages == []
+
+
+def test_a_driver_that_refuses_both_leaves_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    with pretended_gpu() as gpu:
+        gpu.refused = (".cubin", ".ptx")
+        assert isinstance(auto(), CpuBackend)
+        with pytest.raises(KernelBuildError, match=r"\.cubin: expected code that the driver loads"):
+            open_backend("cartpole_v1", backend="cuda", device=GPU, parameters={}, math="exact")
+    (message,) = caplog.messages
+    assert message.startswith("environments run on the CPU: ")
+    assert "device kernel image is invalid" in message
+
+
+def test_a_pycuda_that_cannot_be_imported_leaves_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that was built with a newer toolkit than the driver's."""
+    package = tmp_path / "pycuda"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "driver.py").write_text("raise ImportError('_driver.so: undefined symbol: cuDevSmResourceSplit')")
+    with pretended_gpu():
+        monkeypatch.delitem(sys.modules, "pycuda")
+        monkeypatch.delitem(sys.modules, "pycuda.driver")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert isinstance(auto(), CpuBackend)
+        again = open_backend("cartpole_v1", backend="auto", device=GPU, parameters={}, math="exact")
+        assert isinstance(again, CpuBackend)
+    (message,) = caplog.messages  # once, however many are opened
+    assert "expected a PyCUDA that loads, got _driver.so: undefined symbol: cuDevSmResourceSplit" in message
+
+
+def test_an_nvcc_without_a_host_compiler_leaves_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The CPU's library comes from the compiler in a wheel then, or from the cache."""
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pretended_gpu():
+        assert isinstance(auto(), CpuBackend)
+    (message,) = caplog.messages
+    assert "expected g++ on the PATH" in message
+    assert "install g++, or simulate on the CPU" in message

@@ -261,8 +261,9 @@ def test_cuda_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
         ),
         ({"training": {"optimizer": "SGD"}}, 1, False, True),
         ({"simulation": {"cuda_graph": False}}, 1, False, False),
+        ({"training": {"use_batch_norm": True}}, 1, True, True),
     ],
-    ids=["alone", "4 processes", "beside data", "no capturable optimizer", "not wanted"],
+    ids=["alone", "4 processes", "beside data", "no capturable optimizer", "not wanted", "batch norm"],
 )
 def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, rollouts: bool) -> None:
     gpu = torch.device("cuda", 0)

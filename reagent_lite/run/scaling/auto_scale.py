@@ -296,7 +296,7 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     settings = config.environments
     count = group.place.local_world_size
     gpus = list_gpus() if group.device.type == "cuda" else ()
-    used = used_gpus(gpus, count)
+    used = used_gpus(count) if gpus else ()
     parts = [machine(), str(group.cores), *(f"{gpu.name} {gpu.driver} {gpu.total}" for gpu in gpus if gpu.uuid in used)]
     sections = ("rl", "rainbow", "training", "simulation", "state_norm_data_path", "action_norm_data_path", "parallel")
     tree = {name: value for name, value in resolved(config).items() if name in sections}

@@ -1,0 +1,149 @@
+"""Updates and rollouts that a GPU replays as CUDA graphs, watched on a CPU: no call waits for the device.
+
+Torch's operations of one update and one rollout step pass by a TorchDispatchMode, which refuses those whose result the
+host has to look at, and counts those that a GPU computes, which are launches of kernels.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.runs import ALONE, checked, merged
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.models import q_networks
+from reagent_lite.run import simulated
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.learner import captures
+from reagent_lite.run.sources import open_source
+from reagent_lite.run.train import set_up
+from reagent_lite.training.loop import Hooks, fit
+from reagent_lite.training.resume import History
+
+Tree = dict[str, Any]
+WAITS = {
+    "nonzero",
+    "_local_scalar_dense",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "_unique2",
+    "unique_dim",
+    "lift_fresh",
+}
+NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+ENVIRONMENTS = ("gridworld", "recommend", "tag_gridworld")
+"""Named actions, candidates, two types of agents."""
+VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
+    "plain": ({}, (99, 104, 200)),
+    "dueling": ({"rainbow": {"dueling_architecture": True}}, (156, 162, 314)),
+    "dropout": ({"training": {"dropout_ratio": 0.1}}, (107, 112, 216)),
+    "clipping": ({"training": {"clip_grad_norm": 1.0}}, (107, 112, 216)),
+    "c51": ({"rainbow": {"categorical": True, "num_atoms": 5, "qmin": -1.0, "qmax": 1.0}}, (116, 121, 234)),
+    "quantile": ({"rainbow": {"quantile": True, "num_atoms": 5}}, (114, 119, 230)),
+    "bcq": ({"rainbow": {"bcq": True}}, (142, 149, 286)),
+    "cql": ({"rl": {"cql_alpha": 0.5}}, (119, 125, 240)),
+    "sarsa": ({"rl": {"maxq_learning": False}}, (97, 101, 196)),
+    "n-step": ({"rl": {"multi_steps": 3}}, (99, 104, 200)),
+    "prioritized": ({"simulation": {"replay": {"prioritized": True}}}, (137, 142, 276)),
+    "batch norm": ({"training": {"use_batch_norm": True}}, (130, 0, 262)),
+}
+"""Changes of a config with two hidden layers and double Q; launches of an update in each environment, at most.
+
+These budgets may only fall: a launch takes 2 us of a GPU even if it computes nothing.
+"""
+ROLLOUTS = {"plain": (44, 48, 112), "prioritized": (62, 66, 154)}
+"""Likewise of a step of all environments."""
+
+
+class Launches(TorchDispatchMode):
+    """Counts launches, and refuses what waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put", "index_put_") else ()
+        is_boolean = any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices)
+        assert name not in WAITS, f"{func} waits for the device"
+        assert not is_boolean, f"{func} by a mask waits for the device"
+        self.count += not (func.is_view or name in NO_LAUNCH)
+        return func(*args, **(kwargs or {}))
+
+
+class Collects(Hooks):
+    """Steps the environments before each update, as a run does."""
+
+    def __init__(self, before_step: Callable[[int], None]) -> None:
+        self.before_step = before_step  # type: ignore[method-assign]
+
+
+def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Returns the launches of one rollout step and of one update, each the third of its kind."""
+    counts: dict[str, int] = {}
+
+    def watched(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        def capture(work: Callable[[], None]) -> Callable[[], None]:
+            runs = 0
+
+            def run() -> None:
+                nonlocal runs
+                runs += 1
+                if runs != 3:
+                    work()
+                    return
+                with Launches() as mode:
+                    work()
+                counts[name] = mode.count
+
+            return run
+
+        return capture
+
+    monkeypatch.setattr(simulated, "rollout_capture", lambda config, device: watched("rollout"))
+    monkeypatch.setattr(q_networks, "_skips_padding", lambda network, actions: False)  # as on a GPU
+    config = checked(tree, workflow)
+    simulation = open_simulation(config, ALONE)
+    config = with_actions(config, simulation)
+    history = History.find(config, ALONE, config.folder / "checkpoints")
+    setup = set_up(open_source(config, ALONE, simulation), history)
+    fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step), capture=watched("update"))
+    return counts
+
+
+def tree_of(folder: Path, env: str, variant: Tree) -> Tree:
+    tree = {
+        "model_output_path": str(folder / "out"),
+        "use_gpu": False,
+        "rl": {"gamma": 0.9, "epsilon": 0.1},
+        "rainbow": {"dueling_architecture": False},
+        "training": {"layers": [-1, 16, 16, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 32},
+        "simulation": {"env": env, "num_envs": 16, "total_steps": 240, "warmup_steps": 160, "num_evaluations": 1},
+    }
+    return merged(tree, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("env", ENVIRONMENTS)
+def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow = "parametric_dqn" if env == "recommend" else "dqn"
+    changes, budgets = VARIANTS[variant]
+    tree = tree_of(tmp_path, env, changes)
+    recorded = captures(checked(tree, workflow), Group(Place(), torch.device("cuda", 0)))
+    if workflow == "parametric_dqn" and variant == "batch norm":
+        assert not recorded
+        with pytest.raises(AssertionError, match="nonzero"):
+            launches(tree, workflow, monkeypatch)
+        return
+    assert recorded
+    counts = launches(tree, workflow, monkeypatch)
+    number = ENVIRONMENTS.index(env)
+    assert counts["update"] <= budgets[number]
+    if variant in ROLLOUTS:
+        assert counts["rollout"] <= ROLLOUTS[variant][number]
