@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.algorithms.policy_learner import (
     Assign,
     Evaluated,
@@ -26,7 +27,6 @@ from reagent_lite.algorithms.policy_learner import (
 )
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
-from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, Scorer
 from reagent_lite.rl.losses import conservative_loss, constant_loss, imitation_loss
 from reagent_lite.rl.td import Bounds, chosen, double_q_value, greedy_value, td_target

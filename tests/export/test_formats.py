@@ -10,6 +10,7 @@ from oracles.bundles import Taste
 from torch import Tensor, nn
 
 import reagent_lite
+from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.errors import BundleError
 from reagent_lite.export.content import SampleRows
 from reagent_lite.export.formats import FORMATS
@@ -18,7 +19,6 @@ from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import check_batches, check_file, graph_inputs
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, Scorer
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
