@@ -123,7 +123,7 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
         require_formats(_predictor(config, source.normalization, one), sample, _tolerance(config))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
-        todo = "Use the operations that _CALLS of reagent_lite/export/onnx_graph.py lists, or add one there"
+        todo = "Use operations that torch.onnx.export and torch.jit.trace know"
         got = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # torch adds lines on its own graph
         raise ConfigError(Problem("training.network", expected, got, todo)) from error
 
