@@ -5,64 +5,52 @@ y = r + boost + gamma^steps * bootstrap * Q_target(s', a'),   a' = argmax over a
                                                                   the logged next action              (SARSA)
 """
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.models.q_networks import allowed_values, chosen_values
-from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
-from reagent_lite.models.value_heads import ScalarHead, Scorer
+from reagent_lite.algorithms.bcq import LikelyInTheLog
+from reagent_lite.algorithms.policy_learner import (
+    Assign,
+    Evaluated,
+    PolicyLearner,
+    TargetSettings,
+    configured_network,
+    evaluating,
+    network_settings,
+    reward_boost,
+    under,
+)
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
+from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, Scorer
 from reagent_lite.rl.losses import conservative_loss, constant_loss, imitation_loss
-from reagent_lite.rl.td import Bounds, chosen, discount, double_q_value, greedy_value, td_target
-from reagent_lite.types import TransitionBatch
+from reagent_lite.rl.td import Bounds, chosen, double_q_value, greedy_value, td_target
+from reagent_lite.types import SourceSpec, TransitionBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DQNSettings:
+class DQNSettings(TargetSettings):
     """Parameters of the loss.
 
     Attributes:
-        gamma: discount per step.
-        target_update_rate: soft update of the target network.
         maxq: the next action is the best allowed one; otherwise the logged one (SARSA).
         double: the online network chooses the next action, the target network gives its value.
         cql_alpha: weight of the conservative term relative to half the squared TD error.
         drop_threshold: share of the largest imitated probability that BCQ asks of an action.
-        value_bounds: lowest and highest target, or None.
     """
 
-    gamma: float
-    target_update_rate: float
     maxq: bool = True
     double: bool = True
     cql_alpha: float = 0.0
     drop_threshold: float = 0.1
-    value_bounds: Bounds = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """Values and targets of a batch.
-
-    Attributes:
-        q: [B, K] values; those of choices that are not allowed are undefined.
-        choices: [B, K] bool, the choices the policy may take.
-        td_loss: the TD loss, a sum weighted by the batch's weights.
-        target: [B] the value that the loss asks of the logged choice; the mean where it asks for a distribution.
-    """
-
-    q: Tensor
-    choices: Tensor
-    td_loss: Tensor
-    target: Tensor
-
-
-class DQN(nn.Module):
+class DQN(PolicyLearner):
     """Mnih et al. (2015) with double Q (van Hasselt 2016), BCQ (Fujimoto 2019) and CQL (Kumar 2020) on request.
 
     Args:
@@ -71,10 +59,10 @@ class DQN(nn.Module):
         settings: parameters of the loss.
         reward_boost: [K] added to the reward by action, or None.
         imitator: network of the same kind with H = 1 whose logits imitate the log; turns BCQ on.
-
-    Attributes:
-        row_errors: [B] priorities of the rows of the last batch; see models.value_heads.
     """
+
+    name: ClassVar[str] = "dqn"
+    settings: DQNSettings
 
     def __init__(
         self,
@@ -85,21 +73,55 @@ class DQN(nn.Module):
         reward_boost: Tensor | None = None,
         imitator: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(q_network, settings, reward_boost)
         self.q_network = q_network
-        self.target_network = copy.deepcopy(q_network).requires_grad_(False).eval()
         self.head: nn.Module = head
         self.imitator = imitator
-        self.reward_boost: Tensor | None
-        self.register_buffer("reward_boost", reward_boost)
-        self.row_errors = torch.empty(0)
 
-    def train(self, mode: bool = True) -> "DQN":
-        """Sets the online networks' mode; the target network always evaluates."""
-        super().train(mode)
-        self.target_network.eval()
-        return self
+    @classmethod
+    def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
+        """Returns the learner that rl, rainbow and training describe."""
+        rainbow, head = config.rainbow, _head(config)
+        imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False)) if rainbow.bcq else None
+        return cls(
+            configured_network(config, spec, outputs=head.outputs, dueling=rainbow.dueling_architecture),
+            head,
+            DQNSettings.of(
+                config,
+                payable,
+                maxq=config.rl.maxq_learning,
+                double=rainbow.double_q_learning,
+                cql_alpha=config.rl.cql_alpha,
+                drop_threshold=rainbow.bcq_drop_threshold,
+            ),
+            reward_boost=reward_boost(config),
+            imitator=imitator,
+        )
+
+    def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
+        """Returns the Q-network with its weight decay, and BCQ's imitator without."""
+        decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else config.training.l2_decay
+        groups = [{"params": list(self.q_network.parameters()), "weight_decay": decay}]
+        if self.imitator is not None:
+            groups.append({"params": list(self.imitator.parameters()), "weight_decay": 0.0})
+        return groups
+
+    def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
+        """Loads the Q-network, and the imitator of a model trained with BCQ."""
+        assign(self.q_network, under("network.", weights))
+        self.target_network.load_state_dict(self.q_network.state_dict())
+        saved = under("imitator.", weights)
+        if self.imitator is None:
+            return "the optimizer starts anew"
+        if not saved:
+            return "the optimizer and the imitator of the log start anew"
+        assign(self.imitator, saved)
+        return "the optimizer starts anew"
+
+    @property
+    def online(self) -> nn.Module:
+        """The Q-network."""
+        return self.q_network
 
     @property
     def scorer(self) -> Scorer:
@@ -108,9 +130,9 @@ class DQN(nn.Module):
 
     @property
     def restriction(self) -> nn.Module:
-        """Which of the allowed choices the policy may take; targets, evaluation, simulation and export obey it."""
+        """See `PolicyLearner.restriction`; BCQ's are those that are likely in the log."""
         if self.imitator is None:
-            return Unrestricted()
+            return super().restriction
         return LikelyInTheLog(self.imitator, self.settings.drop_threshold)
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -139,8 +161,10 @@ class DQN(nn.Module):
         outputs = allowed_values(self.q_network, batch.state, batch.actions)
         next_value, reward, d = parts = self._target_parts(batch)
         losses, _ = self._td_losses(chosen(outputs, batch.action), *parts)
+        q = self.head(outputs)
         return Evaluated(
-            q=self.head(outputs),
+            q=q,
+            scores=q,
             choices=self.restriction(batch.state, batch.actions.mask, batch.actions.features),
             td_loss=batch.weight.dot(losses),
             target=td_target(reward, d, self.head(next_value.unsqueeze(1)).squeeze(1), self.settings.value_bounds),
@@ -153,19 +177,10 @@ class DQN(nn.Module):
         """
         return constant_loss(mean, variance, self.head.kind) if isinstance(self.head, ScalarHead) else None
 
-    def after_step(self) -> None:
-        """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
-        rate = self.settings.target_update_rate
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self.target_network.parameters()), list(self.q_network.parameters()), rate)
-            for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
-                old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
-
     @torch.no_grad()
     def _target_parts(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the next choice's outputs [B, H], reward with its boost [B], and discount [B]."""
-        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
-        return self._next_value(batch), reward, discount(self.settings.gamma, batch.steps, batch.bootstrap)
+        return self._next_value(batch), *self.rewards(batch)
 
     def _td_losses(self, taken: Tensor, next_value: Tensor, reward: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
         """Returns loss and priority of each row; taken [B, H] are the online network's outputs of the logged action."""
@@ -180,23 +195,21 @@ class DQN(nn.Module):
             return target(batch.next_action.clamp(min=0))
         allowed = actions.mask
         if self.imitator is not None:
-            with _evaluating(self.imitator):
+            with evaluating(self.imitator):
                 allowed = self.restriction(state, allowed, actions.features)
         # a dueling mean runs over all that the log allows, as at export: BCQ restricts only the choice
         if self.settings.double:
-            with _evaluating(self.q_network):
+            with evaluating(self.q_network):
                 q = self.head(allowed_values(self.q_network, state, actions))
             return double_q_value(q, target, allowed)
         outputs = allowed_values(self.target_network, state, actions)
         return greedy_value(self.head(outputs), outputs, allowed)
 
 
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Puts a network into evaluation mode: no dropout, and running statistics stay as they are."""
-    training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(training)
+def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead:
+    rainbow = config.rainbow
+    if rainbow.categorical:
+        return CategoricalHead(rainbow.num_atoms, rainbow.qmin, rainbow.qmax)
+    if rainbow.quantile:
+        return QuantileHead(rainbow.num_atoms)
+    return ScalarHead(config.rl.q_network_loss)

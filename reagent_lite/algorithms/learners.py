@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.types import TransitionBatch
 
 _PREFIX = "type_"
@@ -26,13 +26,13 @@ class Learners(nn.Module):
         row_errors: [B] priorities of the rows of the last batches, by type.
     """
 
-    def __init__(self, by_type: Mapping[str, DQN]) -> None:
+    def __init__(self, by_type: Mapping[str, PolicyLearner]) -> None:
         super().__init__()
         # with a prefix, as a key may not be named as a method of ModuleDict; a checkpoint has these names
         self.learners = nn.ModuleDict({f"{_PREFIX}{name}": learner for name, learner in by_type.items()})
 
     @property
-    def by_type(self) -> dict[str, DQN]:
+    def by_type(self) -> dict[str, PolicyLearner]:
         """Learners by the names of their types."""
         return {key.removeprefix(_PREFIX): learner for key, learner in self.learners.items()}  # type: ignore[misc]
 
@@ -58,9 +58,9 @@ class Learners(nn.Module):
             learner.after_step()
 
 
-Learner = DQN | Learners
+Learner = PolicyLearner | Learners
 
 
-def learners_of(learner: Learner) -> dict[str, DQN]:
+def learners_of(learner: Learner) -> dict[str, PolicyLearner]:
     """Returns learners by type; "" stands for all agents where there is one type."""
     return learner.by_type if isinstance(learner, Learners) else {"": learner}

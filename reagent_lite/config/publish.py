@@ -5,14 +5,7 @@ from typing import Literal
 
 from reagent_lite.config.section import Section
 from reagent_lite.errors import Problem, nearest
-
-ESTIMATOR_NAMES = (
-    "Direct_Method_Reward", "IPS_Reward", "Self_Normalized_IPS_Reward", "Doubly_Robust_Reward",
-    "Self_Normalized_Doubly_Robust_Reward", "Switch_Doubly_Robust_Reward", "Shrunk_Doubly_Robust_Reward",
-    "Fitted_Q_Evaluation", "Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
-    "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
-)  # fmt: skip
-"""Keys of rl.estimators.ESTIMATORS, which imports torch; a test holds one against the other."""
+from reagent_lite.estimators import ESTIMATORS_IN_WORDS
 
 
 class PublishConfig(Section):
@@ -28,6 +21,8 @@ class PublishConfig(Section):
 
     def rules(self) -> Iterator[Problem]:
         """Yields an unknown estimator, with the nearest known one."""
-        if self.estimator not in ESTIMATOR_NAMES:
-            known = f"Known: {', '.join(ESTIMATOR_NAMES)}"
-            yield self.wrong("estimator", "an estimator", nearest(self.estimator, ESTIMATOR_NAMES, otherwise=known))
+        if self.estimator not in ESTIMATORS_IN_WORDS:
+            known = f"Known: {', '.join(ESTIMATORS_IN_WORDS)}"
+            yield self.wrong(
+                "estimator", "an estimator", nearest(self.estimator, list(ESTIMATORS_IN_WORDS), otherwise=known)
+            )

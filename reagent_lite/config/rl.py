@@ -21,8 +21,9 @@ class RLConfig(Section):
     """true: the best allowed next action (Q-learning); false: the logged next action (SARSA)."""
     reward_boost: dict[str, float] | None = None
     """{action name: reward added whenever it is taken}; discrete actions only."""
-    temperature: Positive = 0.01
-    """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions."""
+    temperature: Positive | None = None
+    """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions, with algorithm crr and
+    iql softmax(logits / temperature). Absent: 0.01 for values, and 1 for logits: the policy as it was learned."""
     softmax_policy: Literal[0, 1] | bool = 1
     """The run's one policy, which is evaluated on logs, played in simulation and exported: 1: softmax at temperature;
     0: epsilon-greedy at epsilon."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from reagent_lite.config.algorithm import AlgorithmConfig
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.evaluation import EvaluationConfig
@@ -15,7 +16,7 @@ from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
-from reagent_lite.config.section import Count, LocalPath, Names, NoEffect, Number, Section, Seed, keys_of
+from reagent_lite.config.section import Count, LocalPath, Names, NoEffect, Number, Seed, keys_of
 from reagent_lite.config.simulation import ALSO_WITHOUT_LEARNING, SimulationConfig
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.config.tracking import TrackingConfig
@@ -26,7 +27,7 @@ _STEPS_PER_EPOCH = 64  # about, where the minibatch follows the number of rows
 _SMALLEST_MINIBATCH, _LARGEST_MINIBATCH = 64, 4096
 
 
-class WorkflowConfig(Section):
+class WorkflowConfig(AlgorithmConfig):
     """Keys shared by `workflows.dqn` and `workflows.parametric_dqn`."""
 
     training_data_path: str = ""
@@ -193,9 +194,20 @@ class WorkflowConfig(Section):
         return self.model_copy(update={"training_data_path": self.timeline.inputTableName})
 
     @model_validator(mode="after")
+    def _temperature_of_the_algorithm(self) -> Self:
+        """Fills in rl.temperature, whose default follows the algorithm."""
+        rl = self.rl.model_copy(update={"temperature": self.temperature})
+        return self.model_copy(update={"rl": rl})
+
+    @model_validator(mode="after")
     def _minibatch_without_rows(self) -> Self:
         """Gives a run that only simulates the largest minibatch, as there are no rows that it could follow."""
         return self if self.training_data_path else self.with_minibatch_for(None, world=1)
+
+    @property
+    def temperature(self) -> float:
+        """rl.temperature, or its default with the algorithm."""
+        return self.rl.temperature or self.default_temperature
 
     @property
     def learns_from_scored(self) -> bool:
@@ -291,6 +303,7 @@ class WorkflowConfig(Section):
             yield self.wrong("model_output_path", "a path")
         if not self.training_data_path and self.simulation is None:
             yield self.wrong("training_data_path", "a path", "Or give a simulation section to train in")
+        yield from self.algorithm_rules()
         yield from self._loss_rules()
         yield from self._parallel_rules()
         yield from self._stage_rules()

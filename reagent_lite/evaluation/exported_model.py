@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
 from reagent_lite.config import check
+from reagent_lite.config.algorithm import Q_TEMPERATURE
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
@@ -165,7 +165,7 @@ class ExportedModel:
             return policy_of(self.bundle.policy)
         if config.policy == "greedy":
             return EpsilonGreedy()
-        return Softmax(config.temperature or check(RLConfig, self.config.get("rl", {})).temperature)
+        return Softmax(config.temperature or self.config.get("rl", {}).get("temperature") or Q_TEMPERATURE)
 
     @property
     def reading(self) -> Reading:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.rl.td import chosen, greedy_choice
@@ -24,7 +24,7 @@ _MEANS = (
 @torch.no_grad()
 def figures(
     batches: Iterable[TransitionBatch],
-    learner: DQN,
+    learner: PolicyLearner,
     group: Group,
     *,
     action_names: Sequence[str],
@@ -54,10 +54,10 @@ def figures(
     return means | {"td_target/variance": max(squares / rows - means["td_target/mean"] ** 2, 0.0)}
 
 
-def _sums(batch: TransitionBatch, learner: DQN, count: int, policy: TargetPolicy) -> Tensor:
+def _sums(batch: TransitionBatch, learner: PolicyLearner, count: int, policy: TargetPolicy) -> Tensor:
     evaluated = learner.evaluate(batch)
     q, choices = evaluated.q, evaluated.choices
-    greedy = greedy_choice(q, choices)
+    greedy = greedy_choice(evaluated.scores, choices)
     target = evaluated.target.double()
     scalars = torch.stack(
         (
@@ -76,7 +76,7 @@ def _sums(batch: TransitionBatch, learner: DQN, count: int, policy: TargetPolicy
     shares = (
         torch.bincount(batch.action, minlength=count),
         torch.bincount(greedy, minlength=count),
-        policy.propensities(q, choices).sum(0),
+        policy.propensities(evaluated.scores, choices).sum(0),
         q.sum(0),
     )
     return torch.cat((scalars, *(share.double() for share in shares)))

@@ -51,6 +51,7 @@ class BundleContent:
         tolerance: how far an exported q may be from the live one.
         sample: raw rows for golden.json and for the check.
         formats: names in `FORMATS`.
+        score: meaning of q.
     """
 
     workflow: str
@@ -67,3 +68,4 @@ class BundleContent:
     decision: str = ""
     findings: str = ""
     formats: tuple[str, ...] = DEFAULT_FORMATS
+    score: str = "value"

@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+import reagent_lite
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.predictor import Inputs, Outputs, Pair, Predictor, Replay
 from reagent_lite.export.tolerance import compare_choices
 from reagent_lite.export.torchscript import replay_torchscript, write_torchscript
 from reagent_lite.rl.policies import TargetPolicy
 
+_OWN_PACKAGES: Final = ("reagent_lite", "torch")
+"""Where the modules of a predictor without a user's network are from."""
 _EXAMPLE: Final = {"rows": 3, "candidates": 2}
 
 
@@ -45,10 +48,27 @@ class ExportFormat:
 
 def _write_onnx(predictor: Predictor, path: Path) -> None:
     """Writes the whole predictor as one ONNX file with dynamic batch (and candidate) axes."""
-    from reagent_lite.export.onnx_graph import onnx_model
+    from reagent_lite.export.onnx_graph import OPSET, onnx_model
 
-    model = onnx_model(predictor, _example(predictor), inputs=predictor.inputs, outputs=predictor.outputs)
-    path.write_bytes(model.SerializeToString())
+    inputs, outputs = predictor.inputs, predictor.outputs
+    if all(type(module).__module__.partition(".")[0] in _OWN_PACKAGES for module in predictor.modules()):
+        path.write_bytes(onnx_model(predictor, _example(predictor), inputs=inputs, outputs=outputs).SerializeToString())
+        return
+    axes = {
+        name: {place: axis for place, axis in enumerate(all_axes) if isinstance(axis, str)}
+        for name, all_axes in {**inputs, **outputs}.items()
+    }
+    with _strictly_traced():
+        torch.onnx.export(
+            predictor,
+            _example(predictor),
+            str(path),
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_axes=axes,
+            opset_version=OPSET,
+            dynamo=False,
+        )
 
 
 def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
@@ -159,6 +179,25 @@ def _check_decision(
     difference = float(np.abs(expected - propensities).max(initial=0))
     if not difference <= 1e-5:
         raise BundleError(Problem(f"{file}, propensities", f"those of {policy}", f"{difference:.3g} away"))
+
+
+@contextmanager
+def _strictly_traced() -> Iterator[None]:
+    """Refuses branches on values of tensors outside torch and this package, of which a trace keeps one side only."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # attention as operations that ONNX has
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    known = tuple(str(Path(str(package.__file__)).parent) for package in (torch, reagent_lite))
+    for warning in caught:
+        if issubclass(warning.category, torch.jit.TracerWarning) and not warning.filename.startswith(known):
+            where = f"{Path(warning.filename).name}:{warning.lineno}"
+            expected = "no branches on values of tensors"
+            raise BundleError(Problem(where, expected, str(warning.message).partition(". ")[0]))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ _TENSORS: Final = {
     "action_values": ("float32", "features of each candidate in the order below; NaN where missing"),
     "action_presence": ("bool", "false where a candidate's feature is missing"),
     "action_mask": ("bool", "true where a choice exists and is allowed"),
-    "q": ("float32", "value of each choice, allowed or not"),
+    "q": ("float32", "{score} of each choice, allowed or not"),
     "greedy": ("int64", "index of the largest q among `choices`, -1 where there is none"),
     "propensities": ("float32", "probability with which the policy takes each choice"),
     "choices": ("bool", "true where the policy may take a choice"),
@@ -47,7 +47,7 @@ _LIMITS: Final = (
 def model_card(predictor: Predictor, content: BundleContent) -> str:
     """Returns the card as Markdown."""
     sections = {
-        "Use": _use(predictor),
+        "Use": _use(predictor, content.score),
         "Choices": _choices(predictor),
         "Policy": _policy(predictor),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
@@ -61,12 +61,12 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
     return f"{title}{decision}{body}\n"
 
 
-def _use(predictor: Predictor) -> str:
+def _use(predictor: Predictor, score: str) -> str:
     rows = []
     for kind, found in (("input", predictor.inputs), ("output", predictor.outputs)):
         for name, axes in found.items():
             dtype, what = _TENSORS[name.removeprefix("state_")]
-            rows.append(f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what} |")
+            rows.append(f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what.format(score=score)} |")
     action, names = _first(predictor.action_feature_ids), list(predictor.inputs)[:-1]
     return _USE.format(
         state=_first(predictor.state_feature_ids),

@@ -1,9 +1,9 @@
-"""A module as an ONNX graph: a node or a few for every torch call of its forward pass.
+"""A predictor with a network of this package as an ONNX graph: a node or a few for every torch call.
 
     module ─► torch.fx: its calls, inner modules opened ─► run on an example, for types ─► _CALLS ─► onnx.helper
 
-torch's own exporter gets to such a graph by way of its compiler, in seconds; this takes milliseconds. A call that is
-not in _CALLS is added there. The written file is compared with the module in writer.py.
+torch's own exporter writes networks of users, of any calls, and takes longer (formats.py). A call that is not in _CALLS
+is added there. The written file is compared with the module in writer.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -185,25 +185,6 @@ def _argmax(w: _Writer, x: Node, dim: int, keepdim: bool = False) -> str:
     return w.add("ArgMax", w.name_of(x), axis=dim % w.value_of(x).dim(), keepdims=int(keepdim))
 
 
-def _layer_norm(
-    w: _Writer, x: Node, shape: Sequence[int], *, weight: Node | None, bias: Node | None, eps: float
-) -> str:
-    scale = w.constant(torch.ones(tuple(shape))) if weight is None else w.name_of(weight)
-    shift = () if bias is None else (w.name_of(bias),)
-    return w.add("LayerNormalization", w.name_of(x), scale, *shift, axis=-len(shape), epsilon=eps)
-
-
-def _permuted(w: _Writer, x: Node, *order: Any) -> str:
-    axes = order[0] if isinstance(order[0], Sequence) else order
-    return w.add("Transpose", w.name_of(x), perm=[axis % len(axes) for axis in axes])
-
-
-def _swapped(w: _Writer, x: Node, first: int, second: int) -> str:
-    order = list(range(w.value_of(x).dim()))
-    order[first], order[second] = order[second], order[first]
-    return _permuted(w, x, order)
-
-
 def _reshaped(w: _Writer, x: Node, *sizes: Any) -> str:
     return w.add("Reshape", w.name_of(x), w.sizes(sizes[0] if isinstance(sizes[0], Sequence) else sizes))
 
@@ -220,24 +201,6 @@ def _shape(w: _Writer, x: Node, attribute: str) -> str:
     if attribute != "shape":
         raise TypeError
     return w.add("Shape", w.name_of(x))
-
-
-def _size(w: _Writer, x: Node, dim: int | None = None) -> str:
-    whole = w.add("Shape", w.name_of(x))
-    return whole if dim is None else w.add("Slice", whole, w.ints(dim), w.ints(dim + 1 or _END))
-
-
-def _unflattened(w: _Writer, x: Node, dim: int, sizes: Sequence[Any]) -> str:
-    axis, whole = dim % w.value_of(x).dim(), w.add("Shape", w.name_of(x))
-    before = w.add("Slice", whole, w.ints(0), w.ints(axis))
-    after = w.add("Slice", whole, w.ints(axis + 1), w.ints(_END))
-    return w.add("Reshape", w.name_of(x), w.add("Concat", before, w.sizes(sizes), after, axis=0))
-
-
-def _stacked(w: _Writer, tensors: Sequence[Node], dim: int = 0) -> str:
-    axis = dim % w.value.dim()
-    parts = [w.add("Unsqueeze", w.operand(one), w.ints(axis)) for one in tensors]
-    return w.add("Concat", *parts, axis=axis)
 
 
 def _clamp(w: _Writer, x: Node, min: float | None = None, max: float | None = None) -> str:
@@ -271,22 +234,16 @@ def _batch_norm(w: _Writer, x: Node, mean: Node, var: Node, *, weight: Node, bia
     return w.add("BatchNormalization", *map(w.name_of, (x, weight, bias, mean, var)), epsilon=eps)
 
 
-def _softplus(w: _Writer, x: Node, beta: float = 1.0, *_: float, **__: float) -> str:
-    return w.add("Div", w.add("Softplus", w.add("Mul", w.name_of(x), w.operand(beta))), w.operand(beta))
-
-
 def _gelu(w: _Writer, x: Node, **_: Any) -> str:
     twice = w.add("Add", w.add("Erf", w.add("Mul", w.name_of(x), w.constant(0.5**0.5))), w.constant(1.0))
     return w.add("Mul", w.add("Mul", w.name_of(x), twice), w.constant(0.5))
 
 
 _CALLS: Final[dict[str, _Call]] = {
-    "abs": _elementwise("Abs"),
     "add": _elementwise("Add"),
     "and_": _elementwise("And"),
     "cat": lambda w, tensors, dim=0: w.add("Concat", *map(w.operand, tensors), axis=dim),
     "clamp": _clamp,
-    "cos": _elementwise("Cos"),
     "eq": _compared("Equal"),
     "exp": _elementwise("Exp"),
     "ge": _compared("GreaterOrEqual"),
@@ -294,17 +251,12 @@ _CALLS: Final[dict[str, _Call]] = {
     "isinf": _unary("IsInf"),
     "isnan": _unary("IsNaN"),
     "log": _elementwise("Log"),
-    "matmul": _elementwise("MatMul"),
     "masked_fill": lambda w, x, mask, value: w.add("Where", w.name_of(mask), w.operand(value), w.operand(x)),
     "maximum": _elementwise("Max"),
     "minimum": _elementwise("Min"),
     "mul": _elementwise("Mul"),
     "ne": lambda w, *x: w.add("Not", _compared("Equal")(w, *x)),
-    "neg": _elementwise("Neg"),
     "or_": _elementwise("Or"),
-    "pow": _elementwise("Pow"),
-    "sin": _elementwise("Sin"),
-    "sqrt": _elementwise("Sqrt"),
     "sub": _elementwise("Sub"),
     "truediv": _elementwise("Div"),
     "where": lambda w, mask, x, y: w.add("Where", w.name_of(mask), w.operand(x), w.operand(y)),
@@ -315,17 +267,9 @@ _CALLS: Final[dict[str, _Call]] = {
     "flatten": _flattened,
     "getattr": _shape,
     "getitem": _item,
-    "float": lambda w, x: w.operand(x),
     "index_select": lambda w, x, dim, index: w.add("Gather", w.name_of(x), w.name_of(index), axis=dim),
-    "long": lambda w, x: w.operand(x),
-    "permute": _permuted,
-    "reshape": _reshaped,
-    "size": _size,
     "squeeze": lambda w, x, dim: w.add("Squeeze", w.name_of(x), w.ints(dim)),
-    "stack": _stacked,
     "to": lambda w, x, _: w.operand(x),
-    "transpose": _swapped,
-    "unflatten": _unflattened,
     "unsqueeze": lambda w, x, dim: w.add("Unsqueeze", w.name_of(x), w.ints(dim)),
     "view": _reshaped,
     "view_as": lambda w, x, other: w.add("Reshape", w.name_of(x), w.add("Shape", w.name_of(other))),
@@ -340,16 +284,12 @@ _CALLS: Final[dict[str, _Call]] = {
     "batch_norm": _batch_norm,
     "dropout": lambda w, x, **_: w.name_of(x),
     "elu": lambda w, x, alpha=1.0, **_: w.add("Elu", w.name_of(x), alpha=alpha),
-    "embedding": lambda w, x, weight, **_: w.add("Gather", w.name_of(weight), w.name_of(x), axis=0),
     "gelu": _gelu,
-    "layer_norm": _layer_norm,
     "leaky_relu": lambda w, x, negative_slope, **_: w.add("LeakyRelu", w.name_of(x), alpha=negative_slope),
     "linear": _linear,
     "relu": _unary("Relu"),
     "selu": _unary("Selu"),
     "sigmoid": _unary("Sigmoid"),
-    "mish": _unary("Mish"),
     "silu": lambda w, x, **_: w.add("Mul", w.name_of(x), w.add("Sigmoid", w.name_of(x))),
-    "softplus": _softplus,
     "tanh": _unary("Tanh"),
 }

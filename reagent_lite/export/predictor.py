@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
+from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.rl.policies import LOWEST, TargetPolicy
 
 Inputs = tuple[Tensor, ...]
@@ -68,8 +68,8 @@ class Predictor(nn.Module):
 
     @property
     def threshold(self) -> float | None:
-        """Share of the largest imitated probability that a choice needs; None without a restriction."""
-        return self.restriction.threshold if isinstance(self.restriction, LikelyInTheLog) else None
+        """Share of the largest probability in the log that a choice needs; None without a restriction."""
+        return getattr(self.restriction, "threshold", None)
 
     @property
     def parametric(self) -> bool:

@@ -227,7 +227,11 @@ def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:
 
 @contextmanager
 def _without_deprecation() -> Iterator[None]:
-    """Torch deprecates TorchScript, which is kept for users of 2019; ONNX is the primary format."""
+    """Torch deprecates TorchScript, which is kept for users of 2019; ONNX is the primary format.
+
+    Tracing warns of torch's own layers as well; formats.py refuses a network that branches on values.
+    """
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
         yield

@@ -214,7 +214,7 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
         without += int((inputs[-1].any(1) & ~choices.any(1)).sum())
     if without:
         got = f"none in {counted(without, 'row')}"
-        advice = "The imitator of the log diverged: lower the learning rate or look at the data"
+        advice = "The model of the log that restricts them diverged: lower the learning rate or look at the data"
         raise BundleError(Problem("choices of the live network", "one at least of those allowed", got, advice))
 
 

@@ -140,7 +140,7 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
     config, found = figures.config, figures.found
     series = read_series(folder / "metrics.jsonl")
     return Report(
-        title=f"{'DQN' if config.actions else 'Parametric DQN'} run: {folder.resolve().name}",
+        title=f"{'' if config.actions else 'Parametric '}{config.algorithm.upper()} run: {folder.resolve().name}",
         decision=found.decision,
         notes=found.notes,
         facts=(*_facts(figures), *found.facts),

@@ -5,6 +5,7 @@ from typing import Any
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
+from reagent_lite.estimators import ESTIMATORS_IN_WORDS
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence
 from reagent_lite.evaluation.document import cut_note, not_scored
@@ -18,22 +19,6 @@ _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
 _MOST_FEATURES = 100  # of candidates, those that differ most
 _MOST_POINTS = 500  # of a curve by step
-_EXPLAINED = {
-    "Direct_Method_Reward": "the reward model's mean over the policy's choices",
-    "IPS_Reward": "logged rewards, weighted by how much likelier the policy makes the logged action than the log did",
-    "Self_Normalized_IPS_Reward": "IPS divided by the mean weight",
-    "Doubly_Robust_Reward": "the reward model, corrected by the weighted errors that it makes on the log",
-    "Self_Normalized_Doubly_Robust_Reward": "doubly robust, the correction divided by the mean weight",
-    "Switch_Doubly_Robust_Reward": "doubly robust, without rows of large weights",
-    "Shrunk_Doubly_Robust_Reward": "doubly robust, with smaller weights",
-    "Fitted_Q_Evaluation": "the value model's mean at the starts of episodes",
-    "Per_Decision_Importance_Sampling": "logged rewards, each weighted by all decisions up to it",
-    "Weighted_Per_Decision_Importance_Sampling": "the same, divided by the mean weight of each step",
-    "Sequential_Doubly_Robust": "the value model, corrected by the weighted errors that it makes on the log",
-    "Weighted_Sequential_Doubly_Robust": "the same, divided by the mean weight of each step",
-    "MAGIC": "a blend of the value model and weighted returns with the least estimated error",
-}
-"""Estimators in words, for whoever decides; formulas and papers are in rl.estimators."""
 _SIGN = {"trustworthy": "●", "support only": "◇", "do not use": "✕"}
 
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
@@ -110,7 +95,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
 def _glossary(comparisons: Sequence[Comparison]) -> tuple[Table, ...]:
     """Returns what the estimators of comparisons are, in words."""
     names = dict.fromkeys(row.name for comparison in comparisons for row in comparison.rows)
-    rows = [(_words(name), _EXPLAINED[name]) for name in names if name in _EXPLAINED]
+    rows = [(_words(name), ESTIMATORS_IN_WORDS[name]) for name in names if name in ESTIMATORS_IN_WORDS]
     columns: tuple[Column, ...] = (("Estimator", "name"), ("What it is", "words"))
     return (Table(title="What the estimators are", columns=columns, rows=rows),) if rows else ()
 

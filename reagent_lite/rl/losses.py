@@ -77,3 +77,9 @@ def imitation_loss(logits: Tensor, mask: Tensor, action: Tensor) -> Tensor:
     """Returns the cross-entropy of the logged action among allowed choices, [B]; for BCQ's imitator."""
     log_probability = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).log_softmax(1)
     return -log_probability.gather(1, action.unsqueeze(1)).squeeze(1)
+
+
+def expectile_loss(prediction: Tensor, target: Tensor, expectile: float) -> Tensor:
+    """Returns |expectile - [u < 0]| u^2 of u = target - prediction, [B]; Newey & Powell (1987)."""
+    error = target - prediction
+    return torch.where(error < 0, 1 - expectile, expectile) * error.square()

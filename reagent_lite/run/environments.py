@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner, learners_of
+from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
@@ -312,17 +312,17 @@ class Reader:
 
         return tuple(self.simulation.players(env, player).values())
 
-    def policy(self, learner: DQN, home: torch.device) -> Policy:
-        """Returns a function from observations of environments on device `home` to the learner's values.
+    def policy(self, learner: PolicyLearner, home: torch.device) -> Policy:
+        """Returns a function from observations of environments on device `home` to the learner's scores.
 
-        A choice that the learner's restriction excludes has the value -inf.
+        A choice that the learner's restriction excludes has the score -inf.
         """
         scorer, restriction = learner.scorer, learner.restriction
         every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
 
         @torch.no_grad()
         def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-            was_training = learner.q_network.training
+            was_training = learner.training
             learner.eval()
             allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
             state, read = self.state(observation), self.features(features)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.algorithms.cpe_heads import build_cpe_heads
-from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner
+from reagent_lite.algorithms.policy_learner import PolicyLearner, network_settings
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
@@ -37,7 +37,7 @@ from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
-from reagent_lite.run.learner import network_settings, target_policy
+from reagent_lite.run.learner import target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.sim.rollout import ONLY
@@ -129,10 +129,10 @@ class LogEvaluator(Evaluator):
         group: ranks that divide the work.
     """
 
-    def __init__(self, config: WorkflowConfig, data: Data, learner: DQN, group: Group) -> None:
+    def __init__(self, config: WorkflowConfig, data: Data, learner: PolicyLearner, group: Group) -> None:
         self._config, self._data, self._learner, self._group = config, data, learner, group
         self._scorer, self._restriction = learner.scorer, learner.restriction
-        self._target = target_policy(config.rl)
+        self._target = target_policy(config)
         self._evaluated = data.evaluated.rows
         self.policy = self._policy_evaluator()
 
@@ -267,7 +267,7 @@ class SimulationEvaluator(Evaluator):
 
     def __init__(self, reader: Reader, learner: Learner, group: Group) -> None:
         self._config, self._simulation, self._group = reader.config, reader.simulation, group
-        self._reader, self._learner, self._target = reader, learner, target_policy(reader.config.rl)
+        self._reader, self._learner, self._target = reader, learner, target_policy(reader.config)
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:

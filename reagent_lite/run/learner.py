@@ -4,19 +4,16 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
-from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.algorithms.learners import Learner, Learners, learners_of
 from reagent_lite.algorithms.optimizers import optimizer_class
+from reagent_lite.algorithms.policy_learner import PolicyLearner
+from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.simulation import LEARN, RANDOM, SimulationConfig
 from reagent_lite.distributed.group import Group
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network, own_network
-from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
 from reagent_lite.sim.rollout import ONLY
@@ -45,7 +42,9 @@ def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
     return int(min(cores, max(operations / _OPERATIONS_PER_THREAD, 1)))
 
 
-def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device, payable: Bounds = None) -> DQN:
+def build_learner(
+    config: WorkflowConfig, spec: SourceSpec, device: torch.device, payable: Bounds = None
+) -> PolicyLearner:
     """Returns a learner with initial weights drawn by the config's seed.
 
     Args:
@@ -54,28 +53,8 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
         device: device of the learner.
         payable: the bounds that rl.value_bounds "rewards" means.
     """
-    rl, rainbow = config.rl, config.rainbow
     torch.manual_seed(config.seed)
-    head = _head(config)
-    imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False)) if rainbow.bcq else None
-    own = config.training.network
-    settings = network_settings(config, outputs=head.outputs, dueling=rainbow.dueling_architecture)
-    learner = DQN(
-        build_q_network(spec, settings) if own is None else own_network(own, spec, settings),
-        head,
-        DQNSettings(
-            gamma=rl.gamma,
-            target_update_rate=rl.target_update_rate,
-            maxq=rl.maxq_learning,
-            double=rainbow.double_q_learning,
-            cql_alpha=rl.cql_alpha,
-            drop_threshold=rainbow.bcq_drop_threshold,
-            value_bounds=payable if rl.value_bounds == "rewards" else rl.value_bounds,
-        ),
-        reward_boost=reward_boost(config),
-        imitator=imitator,
-    )
-    return learner.to(device)
+    return ALGORITHMS[config.algorithm].build(config, spec, payable).to(device)
 
 
 def build_learners(
@@ -89,15 +68,9 @@ def build_learners(
     return by_type[ONLY] if ONLY in by_type else Learners(by_type)
 
 
-def target_policy(rl: RLConfig) -> TargetPolicy:
+def target_policy(config: WorkflowConfig) -> TargetPolicy:
     """Returns the policy that a run evaluates on logs, plays in simulation and exports."""
-    return Softmax(rl.temperature) if rl.softmax_policy else EpsilonGreedy(rl.epsilon)
-
-
-def reward_boost(config: WorkflowConfig) -> torch.Tensor | None:
-    """Returns what rl.reward_boost adds to the reward of each action, [K], or None."""
-    boost = config.rl.reward_boost
-    return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
+    return Softmax(config.temperature) if config.rl.softmax_policy else EpsilonGreedy(config.rl.epsilon)
 
 
 def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bool) -> Optimization:
@@ -109,12 +82,7 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
         captured: whether steps are replayed as a CUDA graph, which reads the learning rate from device memory.
     """
     training = config.training
-    decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else training.l2_decay
-    groups: list[dict[str, Any]] = []
-    for one in learners_of(learner).values():
-        groups.append({"params": list(one.q_network.parameters()), "weight_decay": decay})
-        if one.imitator is not None:
-            groups.append({"params": list(one.imitator.parameters()), "weight_decay": 0.0})
+    groups = [group for one in learners_of(learner).values() for group in one.parameter_groups(config)]
     name = training.optimizer_class
     # one kernel for all parameters instead of several each saves a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
@@ -164,26 +132,3 @@ def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[U
 def _fixed_buffers(simulation: SimulationConfig) -> bool:
     """Returns whether CUDA graphs are wanted and every policy is on the GPU; exported models run on the CPU."""
     return simulation.cuda_graph and set(simulation.policies.values()) <= {LEARN, RANDOM}
-
-
-def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead:
-    rainbow = config.rainbow
-    if rainbow.categorical:
-        return CategoricalHead(rainbow.num_atoms, rainbow.qmin, rainbow.qmax)
-    if rainbow.quantile:
-        return QuantileHead(rainbow.num_atoms)
-    return ScalarHead(config.rl.q_network_loss)
-
-
-def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> NetworkSettings:
-    """Returns the config's settings for a network with `outputs` numbers per choice."""
-    training = config.training
-    return NetworkSettings(
-        hidden=training.layers[1:-1],
-        activations=training.activations[:-1],
-        dueling=dueling,
-        outputs=outputs,
-        dropout=training.dropout_ratio,
-        batch_norm=training.use_batch_norm,
-        min_std=training.weight_init_min_std,
-    )

@@ -33,7 +33,7 @@ def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
     name = reader.simulation.backend.spec.name
     curve, rollout = (folder / name for name in PICTURES)
     write_learning_curve(curve, read_series(folder / "metrics.jsonl"), title=name)
-    write_animation(rollout, record(reader, learner, target_policy(reader.config.rl)))
+    write_animation(rollout, record(reader, learner, target_policy(reader.config)))
     return [curve, rollout]
 
 

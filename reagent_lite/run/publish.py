@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner, learners_of
+from reagent_lite.algorithms.policy_learner import PolicyLearner
+from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.cli import printed
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.console import logger
@@ -122,7 +123,7 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
         require_formats(_predictor(config, source.normalization, one), sample, _tolerance(config))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
-        todo = "Use the operations that _CALLS of reagent_lite/export/onnx_graph.py lists, or add one there"
+        todo = "Use operations that torch.onnx.export and torch.jit.trace know"
         got = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # torch adds lines on its own graph
         raise ConfigError(Problem("training.network", expected, got, todo)) from error
 
@@ -238,7 +239,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
 
 def _report_of(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
     """Returns what the evaluation of a type of agents found; "" is all of them together."""
-    policy, evaluation = str(target_policy(config.rl)), learned.evaluation.of(kind)
+    policy, evaluation = str(target_policy(config)), learned.evaluation.of(kind)
     return evaluation_of_run(config, policy, evaluation, learned.scores, gate)
 
 
@@ -255,7 +256,7 @@ def _export(config: WorkflowConfig, source: Source, learned: Learned, found: Map
 def _write_report(config: WorkflowConfig, source: Source, facts: Facts, learned: Learned, found: Report) -> None:
     figures = RunFigures(
         config=config,
-        policy=str(target_policy(config.rl)),
+        policy=str(target_policy(config)),
         found=found,
         candidates=learned.evaluation.document.get("cpe", {}).get("candidates"),
         steps=learned.position.step,
@@ -321,6 +322,7 @@ def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Re
         git_revision=_git_revision(),
         tolerance=_tolerance(config),
         sample=source.sample(_SAMPLE_ROWS, kind),
+        score=ALGORITHMS[config.algorithm].score,
     )
 
 
@@ -332,12 +334,12 @@ def _tolerance(config: WorkflowConfig) -> Tolerance:
     )
 
 
-def _predictor(config: WorkflowConfig, normalization: Normalization, learner: DQN) -> Predictor:
+def _predictor(config: WorkflowConfig, normalization: Normalization, learner: PolicyLearner) -> Predictor:
     as_zero = config.rl.set_missing_value_to_zero
     state = Preprocessor(normalization.state, missing_as_zero=as_zero)
     common: dict[str, Any] = {
         "state_feature_ids": normalization.state.feature_ids,
-        "policy": target_policy(config.rl),
+        "policy": target_policy(config),
         "restriction": learner.restriction,
     }
     if normalization.action is None:

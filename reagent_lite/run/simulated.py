@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from reagent_lite.algorithms.learners import Learner, learners_of
+from reagent_lite.algorithms.policy_learner import reward_boost
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, part_of
-from reagent_lite.run.learner import reward_boost, rollout_capture
+from reagent_lite.run.learner import rollout_capture
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Experience, Exploration, Player, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
@@ -115,7 +116,7 @@ def exploration_of(config: WorkflowConfig, num_updates: int) -> Exploration:
         start=settings.epsilon_start,
         end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
         decay_steps=settings.epsilon_decay_steps or max(env_steps // 10, 1),
-        temperature=rl.temperature if settings.exploration == "softmax" else 0.0,
+        temperature=config.temperature if settings.exploration == "softmax" else 0.0,
     )
 
 

@@ -104,7 +104,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
                 source.write_fitted()
                 step = setup.running.position.step
                 writer.add(file_sinks(folder, history.run, parameters(config), lines=history.lines, step=step))
-            logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
+            logger.info(f"policy: {target_policy(config)}; it is evaluated, simulated and exported")
             learned = learn(setup, writer, signal, callback)
             outcome = publish(config, group, source, learned, time.monotonic() - start)
             if group.is_first:

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.policy_learner import PolicyLearner, reward_boost
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.data.sampling.source import LoggedRows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.rl.td import discount, value_bounds
-from reagent_lite.run.learner import reward_boost
 
 _SLACK = 0.01  # of the larger bound: the mean of estimates may lie a little beyond a bound that is reached
 _ROWS_AT_ONCE = 1 << 20
@@ -62,7 +61,7 @@ class Payable:
         warnings = [f"{self.warning(mean)}."] if self.excess(mean) else []
         return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}
 
-    def no_better_than_constant(self, figures: Mapping[str, float], learner: DQN) -> str | None:
+    def no_better_than_constant(self, figures: Mapping[str, float], learner: PolicyLearner) -> str | None:
         """Returns a warning if one value for all rows has no larger TD loss than the learner's values, or None.
 
         None as well if there is nothing to learn, and for losses of distributions.

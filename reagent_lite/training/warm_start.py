@@ -1,8 +1,9 @@
 """Weights of an earlier run as the beginning of another one: from its output folder, a checkpoint, or its model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
 
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -23,7 +24,19 @@ from reagent_lite.training.checkpoint import (
 from reagent_lite.training.resume import Files, read_on_first
 
 _KEY = "training.warm_start_model_path"
-_FOLDER, _WEIGHTS = "folder", "weights.safetensors"
+Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
+_FOLDER, _WEIGHTS, _CONFIG = "folder", "weights.safetensors", "config.json"
+
+
+@runtime_checkable
+class StartsWarm(Protocol):
+    """A learner of one policy; see algorithms.policy_learner."""
+
+    name: ClassVar[str]
+
+    def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
+        """Loads an exported model's weights and returns what starts anew, in words."""
+        ...
 
 
 def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group: Group) -> str:
@@ -31,8 +44,7 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
 
     Args:
         path: output folder, checkpoint or exported model of an earlier run; on rank 0's disk.
-        learner: has `q_network`, `target_network` and `imitator`, which may be None; of several types of agents it
-            has others, and is loaded as a whole.
+        learner: a PolicyLearner, or the learners of several types of agents.
         optimizer: None to start it anew.
         group: rank 0 reads, all load.
 
@@ -43,10 +55,15 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
     files = read_on_first(group, lambda: _read(Path(path).expanduser()))
     folder = files[_FOLDER].decode()
     if _WEIGHTS in files:
-        if not hasattr(learner, "q_network"):
+        if not isinstance(learner, StartsWarm):
             expected = f"an output folder or a checkpoint of a run of the same types of agents at {path}"
             raise ConfigError(Problem(_KEY, expected, "an exported model, which is of one type"))
-        return f"warm start: weights of {folder}; {_of_model(learner, load(files[_WEIGHTS]), path)}"
+        algorithm = json.loads(files[_CONFIG]).get("algorithm", "dqn")  # none in models of older releases
+        if algorithm != learner.name:
+            todo = "Its outputs mean something else: set algorithm to its own, or start without it"
+            raise ConfigError(Problem(_KEY, f"a model of algorithm {learner.name}", f"{algorithm} at {path}", todo))
+        anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
+        return f"warm start: weights of {folder}; {anew}"
     with fitting(Path(folder)):
         saved = load(files[LEARNER])
     _assign(learner, saved, path)
@@ -62,27 +79,9 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
     return f"warm start: learner and optimizer of {folder}"
 
 
-def _of_model(learner: nn.Module, weights: Mapping[str, Tensor], path: str) -> str:
-    """Loads an exported model's weights and returns what starts anew, in words."""
-    online = learner.get_submodule("q_network")
-    _assign(online, _under("network.", weights), path)
-    learner.get_submodule("target_network").load_state_dict(online.state_dict())
-    imitator, saved = getattr(learner, "imitator", None), _under("imitator.", weights)
-    if imitator is None:
-        return "the optimizer starts anew"
-    if not saved:  # a model trained without BCQ
-        return "the optimizer and the imitator of the log start anew"
-    _assign(imitator, saved, path)
-    return "the optimizer starts anew"
-
-
-def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-
-
 def _read(path: Path) -> Files:
     folder, kind = _find(path)
-    wanted = {_WEIGHTS} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
+    wanted = {_WEIGHTS, _CONFIG} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
     files = verified(folder, kind, keep=wanted)[1]
     if STATE in files:
         read_state(files[STATE], folder)
@@ -115,7 +114,7 @@ def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
     ]
     if differs:
         more = f"; and {len(differs) - 8} more" if len(differs) > 8 else ""
-        todo = "Give training.layers, rainbow and the features of the earlier run, or start without it"
+        todo = "Give algorithm, training.layers, rainbow and the features of the earlier run, or start without it"
         raise ConfigError(Problem(_KEY, "the same network", f"at {path}: {'; '.join(differs[:8])}{more}", todo))
     module.load_state_dict(dict(saved))
 

@@ -1,10 +1,12 @@
 """Contradictions and values that no key takes, one at a time: which key is named, and in what words."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
+from reagent_lite.algorithms.table import ALGORITHMS
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, load_config, resolved
+from reagent_lite.config.algorithm import CRRConfig, IQLConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.serve import ServeConfig
@@ -50,6 +52,12 @@ RULES = [
     ("logged", "rl.value_bounds=[1,1]", "rl.value_bounds", "low < high"),
     ("logged", "rl.value_bounds=[0,1] rl.q_network_loss=bce_with_logits rl.gamma=0", "rl.value_bounds",
      "rewards themselves"),
+    ("logged", "algorithm=crrr", "algorithm", "'dqn', 'crr' or 'iql', got \"crrr\""),
+    ("logged", "crr.beta=2", "crr", 'absent with algorithm dqn, got {"beta":2.0}. Or set algorithm to "crr"'),
+    ("logged", "algorithm=crr crr.beta=0", "crr.beta", "greater than 0"),
+    ("logged", "algorithm=iql iql.expectil=0.9", "iql.expectil", "Did you mean 'expectile'?"),
+    ("logged", "algorithm=crr rl.cql_alpha=0.5", "rl.cql_alpha", "its default with algorithm crr"),
+    ("logged", "algorithm=iql rainbow.bcq=true", "rainbow.bcq", "its default with algorithm iql"),
     ("logged", "rainbow.bcq=true rl.maxq_learning=false", "rainbow.bcq", "nothing to restrict"),
     ("logged", "rendezvous.lost_after_seconds=2.0", "rendezvous.lost_after_seconds", "at least three heartbeats (3)"),
     ("logged", "data.global_minibatch_size=8 training.minibatch_size=8", "data.global_minibatch_size", "both"),
@@ -149,6 +157,24 @@ def test_a_contradiction_is_named(base: str, sets: str, where: str, words: str) 
 def test_a_resolved_config_reads_back_as_itself(base: str) -> None:
     config = check(*BASES[base])
     assert check(BASES[base][0], resolved(config)) == config
+
+
+def test_sections_and_temperature_follow_the_algorithm() -> None:
+    """A resolved config has the section of its algorithm alone; absent, softmax of values is sharp, of logits not."""
+    model, tree = BASES["logged"]
+    for name, section, temperature in (("dqn", None, 0.01), ("crr", CRRConfig(), 1.0), ("iql", IQLConfig(), 1.0)):
+        config = check(model, tree | {"algorithm": name})
+        assert isinstance(config, WorkflowConfig)
+        assert (config.section, config.temperature, config.rl.temperature) == (section, temperature, temperature)
+        assert [one for one in ("crr", "iql") if resolved(config)[one] is not None] == [name] * (name != "dqn")
+        assert check(model, resolved(config)) == config
+    config = check(model, tree | {"algorithm": "crr", "rl": {"temperature": 0.5}})
+    assert isinstance(config, WorkflowConfig)
+    assert config.temperature == 0.5
+
+
+def test_every_algorithm_that_is_named_has_a_learner() -> None:
+    assert get_args(DqnConfig.model_fields["algorithm"].annotation) == tuple(ALGORITHMS)
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ import torch
 from oracles.bundles import Habit, Linear, Taste, content
 from torch import Tensor, nn
 
+from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 

@@ -19,6 +19,7 @@ from oracles.bundles import Habit
 from oracles.reports import decided
 from safetensors.torch import load_file
 
+from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle
 from reagent_lite.export.content import BundleContent, SampleRows
@@ -28,7 +29,6 @@ from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
 from reagent_lite.feature_ids import FeatureId
-from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.report.content import Report, Section, Table
 from reagent_lite.report.markdown import findings
 from reagent_lite.rl.policies import EpsilonGreedy

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.rl.policies import Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 

@@ -189,3 +189,43 @@ def draw(cdf: Array, rng: np.random.Generator) -> NDArray[np.int64]:
     """One index per row of cumulative probabilities [N, C]; entries of probability 0 are never drawn."""
     uniform = rng.random(len(cdf))[:, None] * cdf[:, -1:]
     return np.asarray((uniform >= cdf).sum(1), dtype=np.int64)
+
+
+def weighted_policy(weights: Array) -> Array:
+    """[25, 4] what imitation of the random policy's actions leads to, each with its weight [25, 4]."""
+    chances = random_policy() * weights
+    return np.asarray(chances / np.maximum(chances.sum(1, keepdims=True), 1e-300))
+
+
+def crr_solution(beta: float, most: float, *, binary: bool = False) -> tuple[Array, Array]:
+    """[25, 4] policy and its values where pi is proportional to mu * min(exp(A / beta), most), or to mu [A > 0]."""
+    policy = random_policy()
+    for _ in range(2000):
+        q = policy_q(policy)
+        advantage = q - (policy * q).sum(1, keepdims=True)
+        weights = (advantage > 1e-12) if binary else np.minimum(np.exp(advantage / beta), most)
+        following = weighted_policy(weights)
+        if np.abs(following - policy).max() < 1e-12:
+            return policy, q
+        policy = 0.5 * policy + 0.5 * following
+    raise AssertionError("no fixed point")
+
+
+def expectile(values: Array, share: float) -> float:
+    """Solution v of share * E max(x - v, 0) = (1 - share) * E max(v - x, 0), values equally likely, by bisection."""
+    low, high = values.min(), values.max()
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = share * np.maximum(values - middle, 0).sum() > (1 - share) * np.maximum(middle - values, 0).sum()
+        low, high = (middle, high) if above else (low, middle)
+    return float(low)
+
+
+def iql_solution(share: float, beta: float, most: float) -> tuple[Array, Array]:
+    """[25, 4] policy and values: V the expectile of Q over random actions, Q = r + gamma P V."""
+    p, r, mask = transition_matrix(), rewards(), allowed()
+    value, q = np.zeros(NUM_STATES), np.zeros((NUM_STATES, 4))
+    for _ in range(200):
+        q = np.where(mask, r + GAMMA * p @ value, 0.0)
+        value = np.array([expectile(q[s][mask[s]], share) if mask[s].any() else 0.0 for s in range(NUM_STATES)])
+    return weighted_policy(np.minimum(np.exp(beta * (q - value[:, None])), most) * mask), q

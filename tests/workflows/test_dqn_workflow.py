@@ -15,6 +15,7 @@ from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, ran
 from oracles.runs import ALONE, Runner, checked, merged, quick, trained
 from safetensors.torch import load_file
 
+from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
@@ -171,9 +172,9 @@ def test_the_minibatch_of_two_processes(run: Runner, small: dict[str, Any]) -> N
     assert "global minibatch 128 rows = 2 processes x 64" in done.err
 
 
-def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
-    small["epochs"] = 5
-    small["rl"] = {"target_update_rate": 0.1}
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_processes_equal_one(run: Runner, small: dict[str, Any], algorithm: str) -> None:
+    small |= {"epochs": 5, "rl": {"target_update_rate": 0.1}, "algorithm": algorithm}
     one = trained(small)
     alone = weights(one.model)
     two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
@@ -193,6 +194,13 @@ COMBINATIONS: list[dict[str, Any]] = [
     },
     {"rl": {"multi_steps": 3, "gamma": 0.9}, "training": {"minibatches_per_step": 3, "clip_grad_norm": 1.0}},
     {"rl": {"use_seq_num_diff_as_time_diff": True}, "training": {"optimizer": "SGD", "lr_policy": "exponential"}},
+    {"algorithm": "crr", "rl": {"multi_steps": 2, "q_network_loss": "huber"}, "training": {"use_batch_norm": True}},
+    {
+        "algorithm": "iql",
+        "iql": {"expectile": 0.9},
+        "rl": {"value_bounds": "rewards"},
+        "training": {"dropout_ratio": 0.1},
+    },
 ]
 
 
@@ -358,6 +366,38 @@ def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCap
         outcome = trained(merged(small, {"training": changes}))
         assert said in caplog.text
         torch.testing.assert_close(weights(outcome.model), before, rtol=0, atol=1e-6)
+
+
+def test_warm_start_of_an_actor(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The exported model has the actor alone; a model of another algorithm has outputs of another meaning."""
+    first = trained(small | {"algorithm": "crr"})
+    before = weights(first.model)
+    still = {"training": {"learning_rate": 1e-12, "l2_decay": 0.0}, "model_output_path": str(tmp_path / "second")}
+    for path, said in (
+        (str(tmp_path / "out"), "learner and optimizer of"),
+        (str(first.model), "; the optimizer and the critic start anew"),
+    ):
+        caplog.clear()
+        warm = {"algorithm": "crr", "training": {"warm_start_model_path": path}}
+        outcome = trained(merged(merged(small, still), warm))
+        assert said in caplog.text
+        torch.testing.assert_close(weights(outcome.model), before, rtol=0, atol=1e-6)
+    for path, got in (
+        (str(first.model), "expected a model of algorithm dqn, got crr"),
+        (str(tmp_path / "out"), "actor"),
+    ):
+        with pytest.raises(ConfigError, match=got):
+            trained(merged(small, still | {"training": {"warm_start_model_path": path}}))
+
+
+def test_the_exported_policy_of_an_actor_is_the_softmax_of_its_logits(small: dict[str, Any]) -> None:
+    outcome = trained(small | {"algorithm": "crr"})
+    bundle = load_bundle(outcome.model)
+    assert bundle.policy == {"kind": "softmax", "temperature": 1.0}
+    predicted = bundle.predict_rows([{"0": 1.0}, {"1": -2.0}])
+    exact = np.exp(predicted.q) / np.exp(predicted.q).sum(1, keepdims=True)
+    np.testing.assert_allclose(predicted.propensities, exact, atol=1e-6)
+    assert "| logit of the policy (not a value) of each choice" in (Path(outcome.model) / "MODEL_CARD.md").read_text()
 
 
 def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "n steps, two minibatches a step": (logged, PARTS, [*range(1, 12)]),
     "bcq and conservative": (logged, {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}, [1, 6, 7, 20]),
     "categorical": (logged, {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}, [1, 6, 7, 20]),
+    "crr": (logged, {"algorithm": "crr", "training": {"dropout_ratio": 0.2}}, [1, 6, 7, 20]),
+    "iql": (logged, {"algorithm": "iql"}, [1, 6, 7, 20]),
     "batch normalization": (logged, {"training": {"use_batch_norm": True}}, [1, 6, 7, 20]),
     "sgd": (logged, {"training": {"optimizer": "SGD"}}, [1, 6, 7, 20]),
     "candidates": (candidates, {}, [1, 6, 7, 20]),

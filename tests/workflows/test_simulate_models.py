@@ -11,8 +11,8 @@ from oracles import gridworld
 from oracles.bundles import Habit, bilinear_bundle, linear_bundle
 from oracles.simulated import made
 
+from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.cli import main_alone
-from reagent_lite.models.restrictions import LikelyInTheLog
 from workflows.simulate import COMMAND, simulate
 
 Array = NDArray[np.float64]

@@ -119,6 +119,8 @@ def fitted(tree: Tree, workflow: str = "dqn") -> Learned:
         {"rl": {"multi_steps": 3, "reward_boost": {"left": 0.5}}},
         {"simulation": {"replay": {"prioritized": True, "capacity": 2000}}},
         {"simulation": {"exploration": "softmax"}},
+        {"algorithm": "crr", "simulation": {"replay": {"prioritized": True, "capacity": 2000}}},
+        {"algorithm": "iql", "rl": {"multi_steps": 2, "temperature": None}, "simulation": {"exploration": "softmax"}},
         {"training": {"minibatches_per_step": 2}},
         {"simulation": {"steps_per_rollout": 3, "updates_per_rollout": 2, "math": "fast"}},
     ],
@@ -133,6 +135,13 @@ def test_every_option_trains(tmp_path: Path, change: Tree) -> None:
 @pytest.mark.parametrize("env", ["cartpole_v1", "pendulum", "gridworld"])
 def test_fixed_actions_are_candidates_too(tmp_path: Path, env: str) -> None:
     tree = online(tmp_path, env, total_steps=1000, warmup_steps=300, time_limit=40)
+    assert np.isfinite(fitted(tree, "parametric_dqn").evaluation.scalars["simulation/return/mean"])
+
+
+@pytest.mark.parametrize("algorithm", ["crr", "iql"])
+def test_candidates_of_a_simulation(tmp_path: Path, algorithm: str) -> None:
+    """Lists that change at every step."""
+    tree = online(tmp_path, "recommend", total_steps=1000, warmup_steps=300, time_limit=20) | {"algorithm": algorithm}
     assert np.isfinite(fitted(tree, "parametric_dqn").evaluation.scalars["simulation/return/mean"])
 
 

@@ -298,7 +298,8 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     gpus = list_gpus() if group.device.type == "cuda" else ()
     used = used_gpus(count) if gpus else ()
     parts = [machine(), str(group.cores), *(f"{gpu.name} {gpu.driver} {gpu.total}" for gpu in gpus if gpu.uuid in used)]
-    sections = ("rl", "rainbow", "training", "simulation", "state_norm_data_path", "action_norm_data_path", "parallel")
+    inputs = ("simulation", "state_norm_data_path", "action_norm_data_path", "parallel")
+    sections = ("algorithm", config.algorithm, "rl", "rainbow", "training", *inputs)
     tree = {name: value for name, value in resolved(config).items() if name in sections}
     world = [group.world_size, count, group.device.type, backend.device.type]
     software = [torch.__version__, version("reagent-lite"), str(_FEWEST_STEPS)]

@@ -1,0 +1,204 @@
+"""What every algorithm is: a loss over a batch, a step of its target network, and the policy that it learns.
+
+batch ─► forward ─► loss ─► optimizer ─► after_step
+state, choices ─┬─► scorer ──────► scores [B, K] ──┐
+└─► restriction ─► choices [B, K] ─┴─► policy (rl.policies), evaluated, simulated and exported
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network, own_network
+from reagent_lite.models.restrictions import Unrestricted
+from reagent_lite.models.value_heads import Scorer
+from reagent_lite.rl.td import Bounds, discount
+from reagent_lite.types import SourceSpec, TransitionBatch
+
+Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
+"""Loads tensors into a module, or raises an error that names those that differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSettings:
+    """Parameters of targets that all algorithms have.
+
+    Attributes:
+        gamma: discount per step.
+        target_update_rate: soft update of the target network.
+        value_bounds: lowest and highest target, or None.
+    """
+
+    gamma: float
+    target_update_rate: float
+    value_bounds: Bounds = None
+
+    @classmethod
+    def of(cls, config: WorkflowConfig, payable: Bounds, **others: Any) -> Self:
+        """Returns the settings of a config; `payable` are the bounds that rl.value_bounds "rewards" means."""
+        rl = config.rl
+        return cls(
+            gamma=rl.gamma,
+            target_update_rate=rl.target_update_rate,
+            value_bounds=payable if rl.value_bounds == "rewards" else rl.value_bounds,
+            **others,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Values and targets of a batch.
+
+    Attributes:
+        q: [B, K] values; those of choices that are not allowed are undefined.
+        scores: [B, K] the scorer's, of which the policy is made: q itself if that is how the policy chooses.
+        choices: [B, K] bool, the choices the policy may take.
+        td_loss: the TD loss, a sum weighted by the batch's weights.
+        target: [B] the value that the loss asks of the logged choice; the mean where it asks for a distribution.
+    """
+
+    q: Tensor
+    scores: Tensor
+    choices: Tensor
+    td_loss: Tensor
+    target: Tensor
+
+
+class PolicyLearner(nn.Module, ABC):
+    """Learns one policy.
+
+    Args:
+        online: the network that learns values; the target network is a copy that follows it.
+        settings: parameters of the targets.
+        reward_boost: [K] added to the reward by action, or None.
+
+    Attributes:
+        settings: as given.
+        target_network: follows the online network.
+        row_errors: [B] priorities of the rows of the last batch; see models.value_heads.
+    """
+
+    name: ClassVar[str]
+    """The config's `algorithm`."""
+    score: ClassVar[str] = "value"
+    """Meaning of a score, for the model card."""
+
+    def __init__(self, online: nn.Module, settings: TargetSettings, reward_boost: Tensor | None) -> None:
+        super().__init__()
+        self.settings = settings
+        self.target_network = copy.deepcopy(online).requires_grad_(False).eval()
+        self.reward_boost: Tensor | None
+        self.register_buffer("reward_boost", reward_boost)
+        self.row_errors = torch.empty(0)
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
+        """Returns a learner with initial weights drawn from torch's generator."""
+
+    @abstractmethod
+    def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss, a sum weighted by `batch.weight`, and its parts, td_loss among them."""
+
+    @abstractmethod
+    def evaluate(self, batch: TransitionBatch) -> Evaluated:
+        """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
+
+    @abstractmethod
+    def constant_loss(self, mean: float, variance: float) -> float | None:
+        """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
+
+        None if these two numbers do not give one.
+        """
+
+    @abstractmethod
+    def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
+        """Returns the trainable parameters as groups of an optimizer, with their weight decay."""
+
+    @abstractmethod
+    def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
+        """Loads the weights of a model exported by the same algorithm; returns what starts anew, in words."""
+
+    @property
+    @abstractmethod
+    def online(self) -> nn.Module:
+        """The network that the target network follows."""
+
+    @property
+    @abstractmethod
+    def scorer(self) -> Scorer:
+        """From states and choices to the scores of which the policy is made."""
+
+    @property
+    def restriction(self) -> nn.Module:
+        """Which of the allowed choices the policy may take; targets, evaluation, simulation and export obey it."""
+        return Unrestricted()
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the online networks' mode; the target network always evaluates."""
+        super().train(mode)
+        self.target_network.eval()
+        return self
+
+    def after_step(self) -> None:
+        """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
+        rate, target, online = self.settings.target_update_rate, self.target_network, self.online
+        with torch.no_grad():
+            torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
+            for old, new in zip(target.buffers(), online.buffers(), strict=True):
+                old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
+
+    def rewards(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Returns reward with its boost [B], and the factor of the next value [B]."""
+        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
+        return reward, discount(self.settings.gamma, batch.steps, batch.bootstrap)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Puts a network into evaluation mode: no dropout, and running statistics stay as they are."""
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(training)
+
+
+def under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def reward_boost(config: WorkflowConfig) -> Tensor | None:
+    """Returns what rl.reward_boost adds to the reward of each action, [K], or None."""
+    boost = config.rl.reward_boost
+    return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
+
+
+def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> NetworkSettings:
+    """Returns the config's settings for a network with `outputs` numbers per choice."""
+    training = config.training
+    return NetworkSettings(
+        hidden=training.layers[1:-1],
+        activations=training.activations[:-1],
+        dueling=dueling,
+        outputs=outputs,
+        dropout=training.dropout_ratio,
+        batch_norm=training.use_batch_norm,
+        min_std=training.weight_init_min_std,
+    )
+
+
+def configured_network(config: WorkflowConfig, spec: SourceSpec, *, outputs: int, dueling: bool) -> nn.Module:
+    """Returns a network of the class that training.network names, else one of this package."""
+    settings = network_settings(config, outputs=outputs, dueling=dueling)
+    own = config.training.network
+    return build_q_network(spec, settings) if own is None else own_network(own, spec, settings)
