@@ -16,26 +16,28 @@ class ServeConfig(Section):
     """Folder of an exported model; another model that takes its place is served as soon as it is loaded."""
     log: LocalPath = ""
     """Folder of the log: Parquet files that training reads as they are. Only one server at a time may use it."""
+    database: LocalPath = ""
+    """Folder on a local disk for the decisions that are in no Parquet file yet; absent: a hidden one in the log's."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for those of other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one, which the log names."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes that answer on the port, each with a journal of its own."""
+    """Processes that answer on the port."""
     reward_seconds: Positive = 3600.0
     """How long a decision waits for its reward; one that got none is then written with reward 0."""
     waiting_decisions: Count = 1_000_000
-    """Most decisions of a worker that wait for their reward; above that the oldest are written as if time were up."""
+    """Most decisions that wait for their reward; above that the oldest are written as if time were up."""
     rotate_seconds: Positive = 300.0
-    """Seconds after which a worker writes its complete decisions into a Parquet file."""
+    """Seconds after which complete decisions are written into a Parquet file."""
     rotate_mb: Positive = 64.0
-    """Megabytes of a worker's journal after which it does so earlier."""
+    """Megabytes of new decisions after which they are written earlier."""
     max_body_kb: Positive = 1024.0
     """Largest body of a request; a larger one is answered with 413."""
     request_seconds: Positive = 10.0
-    """How long the body of a request may take to arrive, and a reward to reach the worker of its decision."""
+    """How long the body of a request may take to arrive, and a process wait for the others to use the database."""
     poll_seconds: Positive = 1.0
-    """Seconds between checks of the model's folder, syncs of the journal, and checks whether a file is due."""
+    """Seconds between checks of the model's folder, syncs of the database, and checks whether a file is due."""
     seed: Seed | None = None
     """Seed of the draws, for tests; absent: from the system, so that a restart does not repeat them."""
 

@@ -1,17 +1,17 @@
-"""The HTTP interface of one worker.
+"""The HTTP interface of one worker; each route is one function.
 
 POST /decide   rows ─► act ─► log ─► answer          GET /healthz   whether decisions are made
 POST /rank     candidates by value; not logged       GET /metrics   of all workers, for Prometheus
-POST /reward   ─► the worker of the decision ─► log  GET /openapi.json, /docs
+POST /reward   ─► log                                GET /openapi.json, /docs
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -32,117 +32,143 @@ from reagent_lite.serving.bodies import (
     exact,
 )
 from reagent_lite.serving.deciding import MOST_CHOICES, Decider
-from reagent_lite.serving.decision_log import DecisionLog, Joined
+from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, StrictRoute, refused
 from reagent_lite.serving.served_model import ServedModel
 
-Join = Callable[[str, dict[str, Any]], Awaitable[Joined]]
+of_any_model = APIRouter(route_class=StrictRoute)
+of_named_actions = APIRouter(route_class=StrictRoute)
+of_candidates = APIRouter(route_class=StrictRoute)
+_DECIDE = "Choose an action for each row, and log it"
 
 
-class Service:
-    """The routes of a worker, and the polls of its model and log.
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """The state of a worker, which its routes find at `request.app.state.worker`.
+
+    Attributes:
+        config: limits.
+        model: the model that decides.
+        log: the log of the server.
+        figures: what is counted.
+        decider: makes the decisions.
+    """
+
+    config: ServeConfig
+    model: ServedModel
+    log: DecisionLog
+    figures: Figures
+    decider: Decider
+
+
+@of_named_actions.post("/decide", response_model=Decisions, responses=ERRORS, summary=_DECIDE)
+async def decide_named(body: NamedRows, request: Request) -> Response:
+    """Chooses among the model's actions."""
+    return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
+
+
+@of_candidates.post("/decide", response_model=Decisions, responses=ERRORS, summary=_DECIDE)
+async def decide_listed(body: CandidateRows, request: Request) -> Response:
+    """Chooses among the candidates of each row."""
+    return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
+
+
+@of_candidates.post("/rank", responses=ERRORS, summary="Order the candidates of each row by value; not logged")
+async def rank(body: CandidateLists, request: Request) -> Rankings:
+    """Orders candidates without a decision."""
+    model = _worker(request).model
+    bundle = model.bundle
+    candidates = bundle.candidates([row.possible_actions for row in body.rows])
+    states = bundle.states([row.state_features for row in body.rows])
+    rankings: list[list[Ranked]] = []
+    for part in parts(map(len, candidates), MOST_CHOICES):
+        predicted = bundle.predict(states[part], candidates=candidates[part])
+        for q, mask in zip(predicted.q, predicted.mask, strict=True):
+            if not np.isfinite(values := q[mask]).all():
+                where, bad = f"rows.{len(rankings)}.possible_actions", values[~np.isfinite(values)]
+                raise RefusedError(422, Problem(where, "candidates of finite value", f"{bad[0]}"))
+            order = np.argsort(-q, kind="stable")
+            rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
+    return Rankings(rankings=rankings, model=model.version)
+
+
+@of_any_model.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)
+async def reward(body: Reward, request: Request) -> None:
+    """Joins a reward to its decision."""
+    worker = _worker(request)
+    result = worker.log.join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
+    worker.figures.rewards.labels(result).inc()
+    if result == "unknown":
+        expected = "the id of a decision that waits for its reward"
+        raise RefusedError(404, Problem("decision_id", expected, repr(body.decision_id)))
+    if result == "again":
+        expected = f"one reward of {body.decision_id}, within {worker.config.reward_seconds:g} s"
+        raise RefusedError(409, Problem("decision_id", expected, "a second one, or one that is too late"))
+
+
+@of_any_model.get("/healthz", responses={503: ERRORS[503]})
+async def healthz(request: Request) -> Health:
+    """Says whether decisions are made and logged."""
+    worker = _worker(request)
+    if worker.log.failure:
+        raise OSError(worker.log.failure)
+    return Health(model=worker.model.version, waiting=worker.log.waiting)
+
+
+@of_any_model.get("/metrics", response_class=Response, include_in_schema=False)
+async def metrics(request: Request) -> Response:
+    """Returns the figures of all workers."""
+    return Response(_worker(request).figures.page(), media_type="text/plain; version=0.0.4")
+
+
+def _worker(request: Request) -> Worker:
+    worker: Worker = request.app.state.worker
+    return worker
+
+
+@asynccontextmanager
+async def _polling(app: FastAPI) -> AsyncIterator[None]:
+    """Polls the model while the application runs."""
+    ended = asyncio.Event()
+    task = asyncio.create_task(_poll_until(ended, app.state.worker))
+    yield
+    ended.set()
+    await task
+
+
+async def _poll_until(ended: asyncio.Event, worker: Worker) -> None:
+    while not ended.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), worker.config.poll_seconds)
+        try:
+            await worker.model.poll()
+            worker.figures.gauge(worker.model, worker.log)
+        except Exception as error:  # the next poll may succeed
+            machine_logger.warning(message_of(error))
+
+
+def create_app(config: ServeConfig, number: int, model: ServedModel, log: DecisionLog) -> FastAPI:
+    """Returns the application of a worker.
 
     Args:
         config: limits, and the seed.
-        worker: number of the worker.
+        number: number of the worker.
         model: the model that decides.
-        log: the log of this worker.
-        join: takes a reward to the log of its decision; raises OSError or RefusedError where that is not possible.
+        log: the log of the server.
     """
-
-    def __init__(self, config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> None:
-        self._config, self._model, self._log, self._join = config, model, log, join
-        self.figures = Figures()
-        rng = np.random.default_rng(None if config.seed is None else [config.seed, worker])
-        self._decider = Decider(model, log, self.figures, rng)
-
-    async def decide_named(self, body: NamedRows) -> Response:
-        """Chooses among the model's actions."""
-        return Response(await self._decider.decide(body.rows), media_type="application/json")
-
-    async def decide_listed(self, body: CandidateRows) -> Response:
-        """Chooses among the candidates of each row."""
-        return Response(await self._decider.decide(body.rows), media_type="application/json")
-
-    async def rank(self, body: CandidateLists) -> Rankings:
-        """Orders candidates without a decision."""
-        bundle = self._model.bundle
-        candidates = bundle.candidates([row.possible_actions for row in body.rows])
-        states = bundle.states([row.state_features for row in body.rows])
-        rankings: list[list[Ranked]] = []
-        for part in parts(map(len, candidates), MOST_CHOICES):
-            found = bundle.predict(states[part], candidates=candidates[part])
-            for q, mask in zip(found.q, found.mask, strict=True):
-                if not np.isfinite(values := q[mask]).all():
-                    place, bad = f"rows.{len(rankings)}.possible_actions", values[~np.isfinite(values)]
-                    raise RefusedError(422, Problem(place, "candidates of finite value", f"{bad[0]}"))
-                order = np.argsort(-q, kind="stable")
-                rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
-        return Rankings(rankings=rankings, model=self._model.version)
-
-    async def reward(self, body: Reward) -> None:
-        """Joins a reward to its decision."""
-        result = await self._join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
-        self.figures.rewards.labels(result).inc()
-        if result == "unknown":
-            expected = "the id of a decision that waits for its reward"
-            raise RefusedError(404, Problem("decision_id", expected, repr(body.decision_id)))
-        if result == "again":
-            expected = f"one reward of {body.decision_id}, within {self._config.reward_seconds:g} s"
-            raise RefusedError(409, Problem("decision_id", expected, "a second one, or one that is too late"))
-
-    async def healthz(self) -> Health:
-        """Says whether decisions are made and logged."""
-        if self._log.failure:
-            raise OSError(self._log.failure)
-        return Health(model=self._model.version, waiting=self._log.waiting)
-
-    async def metrics(self) -> Response:
-        """Returns the figures of all workers."""
-        return Response(self.figures.page(), media_type="text/plain; version=0.0.4")
-
-    @asynccontextmanager
-    async def polling(self, _: FastAPI) -> AsyncIterator[None]:
-        """Polls model and log while the application runs."""
-        ended = asyncio.Event()
-        task = asyncio.create_task(self._poll_until(ended))
-        yield
-        ended.set()
-        await task  # not cancelled: it may be writing a file
-
-    async def _poll_until(self, ended: asyncio.Event) -> None:
-        while not ended.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), self._config.poll_seconds)
-            try:
-                await self._model.poll()
-                await self._log.poll()
-                self.figures.gauge(self._model, self._log)
-            except Exception as error:  # the next poll may succeed; without polls no file would be written
-                machine_logger.warning(message_of(error))
-
-
-def create_app(config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> FastAPI:
-    """Returns the application of a worker; arguments as of `Service`."""
-    service = Service(config, worker, model, log, join)
-    app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling, redoc_url=None)
-    app.router.route_class = StrictRoute
-    app.add_middleware(Limits, config=config, figures=service.figures)
+    figures = Figures()
+    rng = np.random.default_rng(None if config.seed is None else [config.seed, number])
+    routers = (of_candidates if model.bundle.parametric else of_named_actions, of_any_model)
+    routes = [route for router in routers for route in router.routes]
+    app = FastAPI(title="reagent-lite: decisions", routes=routes, lifespan=_polling, redoc_url=None)
+    app.state.worker = Worker(
+        config=config, model=model, log=log, figures=figures, decider=Decider(model, log, figures, rng)
+    )
+    app.add_middleware(Limits, config=config, figures=figures)
     for kind in (BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, refused)
-    decide: Any = service.decide_listed if model.bundle.parametric else service.decide_named
-    app.post(
-        "/decide", response_model=Decisions, responses=ERRORS, summary="Choose an action for each row, and log it"
-    )(decide)
-    if model.bundle.parametric:
-        app.post("/rank", responses=ERRORS, summary="Order the candidates of each row by value; not logged")(
-            service.rank
-        )
-    app.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)(service.reward)
-    app.get("/healthz", responses={503: ERRORS[503]})(service.healthz)
-    app.get("/metrics", response_class=Response, include_in_schema=False)(service.metrics)
     plain = app.openapi
     app.openapi = lambda: exact(plain(), model.bundle)  # type: ignore[method-assign]
     return app

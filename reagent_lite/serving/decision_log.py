@@ -1,24 +1,24 @@
-"""The log of a worker: a journal that holds a decision before it is answered, and Parquet files that training reads.
+"""The log of decisions: a SQLite database that all workers share, and the Parquet files that training reads.
 
- decision ─► journal, one write() ─► answer          reward ─► journal ─► answer
-                      │  fsync once a poll
-                      └─► rewarded, or waited long enough ─► Parquet, by rename ─► journal of the others
+ decision ─► a transaction of all that wait ─► answer          reward ─► a transaction ─► answer
+                     │  write-ahead log, synced once a poll
+                     └─► rewarded, or waited long enough ─► named for a file ─► Parquet, by rename ─► deleted
 
-A killed process loses nothing that was answered, since what was written is the system's; a machine that loses its power
-loses what came after the last fsync. The next start reads the journals again. It also reads the ids in Parquet files:
-one may have been written just before a crash, and a second reward for its decisions is still refused.
+A killed process loses nothing that was answered, since what was committed is the system's; a machine that loses its
+power loses what came after the last sync. A decision that is named for a file is in that file or will be: whoever
+finds it after a crash writes the file if it is not there, and deletes the decision.
 """
 
-import asyncio
-import itertools
+import errno
 import json
 import os
-import re
+import secrets
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,325 +26,333 @@ from pydantic_core import to_json
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
-from reagent_lite.data.writing.decisions import among_candidates, decision_ids, write_decisions
+from reagent_lite.data.writing.decisions import among_candidates, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
-from reagent_lite.files import alone_in, appearing_file, require_writable, room_in, sync
+from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync
+from reagent_lite.mounts import find_mount
 
-_STEM = 21  # characters of the time in a file's name
+_TABLES = (
+    "CREATE TABLE log (name TEXT, candidates INTEGER, decided INTEGER, latest INTEGER, written INTEGER)",
+    "CREATE TABLE decisions (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, episode TEXT, event BLOB NOT NULL)",
+    "CREATE TABLE rewards (decision INTEGER PRIMARY KEY REFERENCES decisions ON DELETE CASCADE, event BLOB NOT NULL, "
+    "file TEXT)",
+)
+# The newest decision's id, and its time in microseconds; the table of the log has those of decisions that are deleted.
+_LAST = """
+    SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
+    FROM log LEFT JOIN (SELECT id, at FROM decisions ORDER BY id DESC LIMIT 1)
+"""
+_READY = """
+    WITH waiting AS (
+        SELECT episode, min(id) AS first FROM decisions LEFT JOIN rewards ON decision = id
+        WHERE decision IS NULL GROUP BY episode
+    )
+    SELECT id FROM decisions JOIN rewards ON decision = id LEFT JOIN waiting USING (episode)
+    WHERE first IS NULL OR id < first ORDER BY id LIMIT ?
+"""
 _TIME = "%Y%m%dT%H%M%S%f"
-_DECIDED = re.compile(rb'\{"decision_id":"[^"]*","at":([0-9.]+)')
+_FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
+_FILE_ROWS = 100_000  # most decisions of a file, which are in memory while it is written
+_BATCH_ROWS = 1_000  # changes in one transaction of the hand-over, so that decisions are not delayed
+_WAL_BYTES = 32_000_000  # of the write-ahead log, which then begins again
+_NO_REWARD = to_json({"reward": 0.0})
 
 Joined = Literal["joined", "again", "unknown"]
 """What became of a reward: its decision waited for it; it has one, or was written; no such decision is known."""
 
 
-@dataclass(slots=True)
-class _Decision:
-    """A decision that is in no Parquet file yet; `line` and `reward` are its lines in the journal."""
-
-    at: float
-    episode: str
-    line: bytes
-    reward: bytes = b""
-    closed: bool = False
-
-    def row(self) -> dict[str, Any]:
-        row = json.loads(self.line)
-        row["ds"] = datetime.fromtimestamp(row.pop("at"), UTC).date().isoformat()
-        given = json.loads(self.reward) if self.reward else {"reward": 0.0}
-        given.pop("reward_of", None)
-        return {**row, **given, "terminal": row["terminal"] or given.get("terminal", False)}
-
-
 class DecisionLog:
-    """The log of one worker, which `open_log` opens; it is not thread-safe.
+    """The log as one process has it; it is not thread-safe.
+
+    Args:
+        config: the server's.
+        candidates: whether decisions are among candidates, where the log is new.
+        epoch: nanoseconds from 1970 to the zero of the monotonic clock, alike in all processes of a server, which so
+            agree on the order of an episode; None: now's, or that of the newest decision if that is later.
+        failure: the shared text of `failure`.
 
     Attributes:
-        written: rows in Parquet files so far.
+        candidates: whether decisions are among candidates.
+        epoch, shared_failure: for the other processes of the server.
+
+    Raises:
+        OSError: the database cannot be read.
     """
 
-    def __init__(self, config: ServeConfig, worker: int, folders: Sequence[Path], epoch: int) -> None:
-        self.written = 0
-        self._epoch, self._latest = epoch, 0
-        self._config, self._worker, self._folder = config, worker, folders[0]
-        self._waiting: dict[str, _Decision] = {}
-        self._closed: dict[str, float] = {}  # ids in Parquet files, until no reward could come any more
-        self._older = [file for folder in folders for file in sorted(folder.glob("*.jsonl"))]
-        self._recover()
-        self._number = itertools.count()
-        self._begin()
-        self._start = self._journal.stem
-        self._rotated, self._since, self._unsynced = time.monotonic(), 0, False
-        self._rotating = asyncio.Lock()
-        self.failure = ""
+    def __init__(self, config: ServeConfig, *, candidates: bool, epoch: int | None = None, failure: Any = None) -> None:
+        self._config = config
+        self._folder = Path(config.log).expanduser()
+        path = _database(config)
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._db = sqlite3.connect(path, config.request_seconds, isolation_level=None, check_same_thread=False)
+        self.shared_failure = RawArray("c", 200) if failure is None else failure
+        with self._errors():
+            for setting in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "wal_autocheckpoint=0"):
+                self._db.execute(f"PRAGMA {setting}")
+            if not self._all("SELECT name FROM sqlite_master"):
+                self._create(candidates)
+            ((self._name, of_candidates),) = self._all("SELECT name, candidates FROM log")
+            ((_, latest),) = self._all(_LAST)
+        self.candidates = bool(of_candidates)
+        self.epoch = self._epoch_after(1000 * latest) if epoch is None else epoch
+        self._rotated = time.monotonic()
+        self._size = self._bytes()
+
+    @property
+    def failure(self) -> str:
+        """Why the log cannot be written; "" if it can. All processes of the server share it."""
+        return str(self.shared_failure.value, errors="replace")
 
     @property
     def waiting(self) -> int:
         """Decisions that are in no Parquet file."""
-        return len(self._waiting)
+        ((decided, _),) = self._all(_LAST)
+        return int(decided) - self.written
+
+    @property
+    def written(self) -> int:
+        """Decisions that are in Parquet files."""
+        ((written,),) = self._all("SELECT written FROM log")
+        return int(written)
 
     def append(self, events: Iterable[dict[str, Any]]) -> list[str]:
-        """Writes decisions into the journal and returns their ids; events without an episode get one of their own.
+        """Commits decisions and returns their ids; events without an episode get one of their own.
 
         Args:
             events: columns of the contract but reward, with the model's version; `mdp_id` and `sequence_number` may be
                 None.
 
         Raises:
-            OSError: they could not be written; none is in the journal.
+            OSError: they could not be written; none is in the log.
         """
-        now, found = self._microseconds() / 1e6, {}
-        for event in events:
-            one, place = f"{self._worker}-{self._start}-{next(self._number)}", event["sequence_number"]
-            alone = event["mdp_id"] is None
-            filled: dict[str, Any] = {
-                "mdp_id": one if alone else event["mdp_id"],
-                "sequence_number": self._microseconds() if place is None else place,
-                "terminal": alone,
-            }
-            line = to_json({"decision_id": one, "at": now, **event, **filled}) + b"\n"
-            found[one] = _Decision(now, filled["mdp_id"], line)
-        self._write(b"".join(one.line for one in found.values()))
-        self._waiting |= found
-        return list(found)
+        rows = [(event["mdp_id"], to_json(event)) for event in events]
+        if not rows:
+            return []
+        with self._transaction():
+            ((last, latest),) = self._all(_LAST)
+            at = max(self._microseconds(), latest + 1)
+            self._db.executemany(
+                "INSERT INTO decisions VALUES (?, ?, ?, ?)",
+                [(last + 1 + place, at + place, *row) for place, row in enumerate(rows)],
+            )
+        return [f"{self._name}-{last + 1 + place}" for place in range(len(rows))]
 
     def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
-        """Writes the reward of a decision, with `terminal` and `metrics` if given, into the journal.
+        """Commits the reward of a decision, with `terminal` and `metrics` if given.
 
         Raises:
             OSError: it could not be written.
         """
-        decision = self._waiting.get(decision_id)
-        if decision is None:
-            return "again" if decision_id in self._closed else "unknown"
-        if decision.reward or decision.closed:
-            return "again"
-        line = to_json({"reward_of": decision_id, **given}) + b"\n"
-        self._write(line)
-        decision.reward = line
+        name, _, digits = decision_id.rpartition("-")
+        if name != self._name or not digits.isdecimal() or len(digits) > 18:
+            return "unknown"
+        try:
+            with self._transaction():
+                self._db.execute("INSERT INTO rewards VALUES (?, ?, NULL)", (int(digits), to_json(given)))
+        except sqlite3.IntegrityError:  # a second one, or no such decision
+            ((last, _),) = self._all(_LAST)
+            return "again" if 0 < int(digits) <= last else "unknown"
         return "joined"
 
-    async def poll(self) -> None:
-        """Writes a Parquet file when one is due, and syncs the journal; what fails is tried again."""
-        due = time.monotonic() - self._rotated > self._config.rotate_seconds or self.failure
-        if due or self._since > self._config.rotate_mb * 1e6 or self.waiting > self._config.waiting_decisions:
-            await self.rotate()
-        if self._unsynced:
-            self._unsynced = False
-            try:
-                await asyncio.to_thread(os.fsync, self._descriptor)
-            except OSError as error:
-                self._fail(error)
+    def poll(self) -> None:
+        """Writes a Parquet file when one is due, and syncs the database; what fails is tried again."""
+        with self._errors(raising=False):
+            due = time.monotonic() - self._rotated > self._config.rotate_seconds
+            grown = self._bytes() - self._size > self._config.rotate_mb * 1e6
+            if due or grown or self.failure or self.waiting > self._config.waiting_decisions:
+                self.rotate()
+            sync(self._wal)
+            if self._wal.stat().st_size > _WAL_BYTES:
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of it, while decisions go on
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    async def rotate(self) -> None:
-        """Writes the decisions that are complete into a Parquet file and starts a journal with the others."""
-        async with self._rotating:
-            ready = self._ready()
-            self._rotated, self._since = time.monotonic(), 0
-            if not ready and not self.failure:
-                return
-            stem = self._journal.stem
-            try:
-                self._switch()
-                for one in ready:
-                    self._waiting[one].closed = True
-                decisions = [self._waiting[one] for one in ready]
-                others = [line for one in self._waiting.values() if not one.closed for line in (one.line, one.reward)]
-                await asyncio.to_thread(self._write_out, stem, decisions)
-            except (OSError, DataError) as error:
-                for one in ready:
-                    self._waiting[one].closed = False
-                self._fail(error)
-                return
-            self.written += len(ready)
-            for one in ready:
-                del self._waiting[one]
-                self._closed[one] = time.time() + self._config.reward_seconds
-            self._forget()
-            try:  # apart: where it fails, the decisions are in the Parquet file nevertheless
-                await asyncio.to_thread(self._keep, others)
-                self.failure = ""
-            except OSError as error:
-                self._fail(error)
+    def rotate(self) -> None:
+        """Moves the decisions that are complete into Parquet files."""
+        self._rotated = time.monotonic()
+        with self._errors(raising=False):
+            self._expire()
+            while True:
+                for (file,) in self._all("SELECT DISTINCT file FROM rewards WHERE file IS NOT NULL ORDER BY file"):
+                    self._hand_over(file)
+                ready = self._all(_READY, _FILE_ROWS)
+                if not ready:
+                    break
+                moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
+                file = f"{moment:{_TIME}}-{self._name}.parquet"
+                for batch in _batches([(file, *row) for row in ready]):
+                    with self._transaction():
+                        self._db.executemany("UPDATE rewards SET file = ? WHERE decision = ?", batch)
+            self.shared_failure.value = b""
+            self._size = self._bytes()
 
-    def _ready(self) -> list[str]:
-        """Returns the ids of complete decisions before which none of their episode still waits."""
-        late = self._microseconds() / 1e6 - self._config.reward_seconds
-        above, blocked, ready = self.waiting - self._config.waiting_decisions, set(), []
-        for place, (one, decision) in enumerate(self._waiting.items()):
-            complete = decision.reward or decision.at <= late or place < above
-            if complete and decision.episode not in blocked:
-                ready.append(one)
-            else:
-                blocked.add(decision.episode)
-        return ready
+    def _create(self, candidates: bool) -> None:
+        with self._transaction():
+            for table in _TABLES:
+                self._db.execute(table)
+            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0)", (secrets.token_hex(4), candidates))
 
-    def _begin(self) -> None:
-        """Starts a journal."""
-        moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
-        journal = self._folder / f"{moment:{_TIME}}.jsonl"
-        self._descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        self._journal, self._size, self._unsynced = journal, 0, False
+    def _expire(self) -> None:
+        """Gives reward 0 to decisions that have waited long enough, or have too many after them."""
+        with self._transaction():
+            self._db.execute("UPDATE log SET written = written")  # so that a full disk is noticed in any case
+        until = self._microseconds() - int(self._config.reward_seconds * 1e6)
+        above = self.waiting - self._config.waiting_decisions
+        if above > 0:
+            ((oldest,),) = self._all("SELECT at FROM decisions ORDER BY id LIMIT 1 OFFSET ?", above - 1)
+            until = max(until, oldest)
+        late = self._all(
+            "SELECT id, ? FROM decisions LEFT JOIN rewards ON decision = id WHERE decision IS NULL AND at <= ?",
+            _NO_REWARD,
+            until,
+        )
+        for batch in _batches(late):
+            with self._transaction():
+                self._db.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, NULL)", batch)
 
-    def _switch(self) -> None:
-        journal, descriptor, size = self._journal, self._descriptor, self._size
-        self._begin()
-        os.close(descriptor)
-        if size:
-            self._older.append(journal)
-        else:
-            journal.unlink(missing_ok=True)
+    def _hand_over(self, file: str) -> None:
+        """Writes the file of the decisions that are named for it, unless it is there, and deletes them."""
+        target = self._folder / file
+        rows = self._all(
+            "SELECT id, at, d.event, r.event FROM rewards r JOIN decisions d ON decision = id WHERE file = ? "
+            "ORDER BY id",
+            file,
+        )
+        if not target.exists():
+            sync(self._wal)  # else a machine that loses its power could forget which decisions the file has
+            write_decisions(target, [self._row(*row) for row in rows])
+            machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
+        for batch in _batches(rows):
+            with self._transaction():
+                self._db.executemany("DELETE FROM decisions WHERE id = ?", [row[:1] for row in batch])
+                self._db.execute(
+                    "UPDATE log SET written = written + ?, decided = max(decided, ?), latest = max(latest, ?)",
+                    (len(batch), *batch[-1][:2]),
+                )
 
-    def _write_out(self, stem: str, decisions: list[_Decision]) -> None:
-        for file in self._older:  # their last lines, as what follows may fail
-            sync(file)
-        if decisions:
-            target = self._folder.parent / f"{stem}-{self._worker}.parquet"
-            write_decisions(target, [one.row() for one in decisions])
-            machine_logger.info(f"{target}: {counted(len(decisions), 'decision')}")
+    def _row(self, number: int, at: int, event: bytes, reward: bytes) -> dict[str, Any]:
+        """Returns a decision in the columns of the contract."""
+        row = json.loads(event)
+        given = json.loads(reward)
+        decision_id = f"{self._name}-{number}"
+        alone = row["mdp_id"] is None
+        if alone:
+            row["mdp_id"] = decision_id
+        if row["sequence_number"] is None:
+            row["sequence_number"] = at
+        return {
+            **row,
+            **given,
+            "decision_id": decision_id,
+            "ds": datetime.fromtimestamp(at / 1e6, UTC).date().isoformat(),
+            "terminal": alone or given.get("terminal", False),
+        }
 
-    def _keep(self, others: list[bytes]) -> None:
-        """Writes lines that are still needed into one file in the place of the journals before the current one."""
-        kept = self._journal.with_suffix(".kept.jsonl")
-        with appearing_file(kept) as stream:
-            stream.writelines(others)
-        for file in self._older:
-            file.unlink(missing_ok=True)
-        self._older = [kept]
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._errors(), self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
 
-    def _forget(self) -> None:
-        now = time.time()
-        while self._closed:
-            oldest = next(iter(self._closed))
-            if self._closed[oldest] > now and len(self._closed) <= self._config.waiting_decisions:
-                return
-            del self._closed[oldest]
+    @contextmanager
+    def _errors(self, *, raising: bool = True) -> Iterator[None]:
+        """Turns errors of the database into OSErrors and notes them as failure."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.Error, OSError, DataError) as error:
+            if isinstance(error, sqlite3.Error):
+                full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+                text = os.strerror(errno.ENOSPC) if full else str(error)
+                error = OSError(errno.ENOSPC if full else errno.EIO, text)
+            if not self.failure:
+                machine_logger.warning(f"the log cannot be written and is tried again: {error}")
+            self.shared_failure.value = str(error).encode()[:199]
+            if raising:
+                raise error from None
 
-    def _fail(self, error: OSError | DataError) -> None:
-        if self.failure != str(error):
-            machine_logger.warning(f"the log cannot be written and is tried again: {error}")
-        self.failure = str(error)
+    def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql, values).fetchall()
+
+    def _bytes(self) -> int:
+        """Returns the size of what is in the database."""
+        pages, free, size = (
+            self._all(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
 
     def _microseconds(self) -> int:
-        """Returns the log's time since 1970, later at each call, whatever the system's clock is set to meanwhile."""
-        self._latest = max((self._epoch + time.monotonic_ns()) // 1000, self._latest + 1)
-        return self._latest
+        """Returns the log's time since 1970, even if the system's clock is set meanwhile."""
+        return (self.epoch + time.monotonic_ns()) // 1000
 
-    def _write(self, data: bytes) -> None:
-        """Appends to the journal, or leaves it as it was."""
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-        except OSError as error:
-            self._fail(error)
-            os.ftruncate(self._descriptor, self._size)
-            raise
-        self._size += len(data)
-        self._since += len(data)
-        self._unsynced = True
+    def _epoch_after(self, latest: int) -> int:
+        now = time.time_ns()
+        if latest > now:
+            behind = f"{(latest - now) / 1e9:,.0f} s behind the newest decision in {self._folder}"
+            logger.warning(f"the system's clock is {behind}: decisions are numbered and dated from that one on")
+        return max(now, latest) - time.monotonic_ns()
 
-    def _recover(self) -> None:
-        """Reads the journals that an earlier server left."""
-        rewards, damaged = {}, 0
-        for file in self._older:
-            for line in file.read_bytes().splitlines(keepends=True):
-                try:
-                    found = json.loads(line) if line.endswith(b"\n") else {}
-                    if "reward_of" in found:
-                        rewards[found["reward_of"]] = line
-                    else:
-                        self._waiting[found["decision_id"]] = _Decision(found["at"], found["mdp_id"], line)
-                except (ValueError, KeyError, TypeError):
-                    damaged += 1
-        oldest = min((file.name for file in self._older), default="a")[:_STEM]
-        for file in _files(self._folder.parent):
-            until = file.stat().st_mtime + self._config.reward_seconds
-            if until > time.time() or file.name[:_STEM] >= oldest:
-                own = [one for one in decision_ids(file) if worker_of(one, self._config) == self._worker]
-                self._closed |= dict.fromkeys(own, until)
-                for one in own:
-                    self._waiting.pop(one, None)
-        self._forget()
-        for one, line in rewards.items():
-            if one in self._waiting:
-                self._waiting[one].reward = line
-        self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].at))
-        if damaged:
-            machine_logger.warning(f"{self._folder}: {counted(damaged, 'line')} of the journal cannot be read")
-        if self._waiting:
-            machine_logger.info(f"{self._folder}: {counted(self.waiting, 'decision')} of an earlier server")
-
-    async def close(self) -> None:
-        """Writes what is complete; decisions that wait for their reward stay in the journal for the next start."""
-        await self.rotate()
-        with suppress(OSError):
-            os.fsync(self._descriptor)
-        os.close(self._descriptor)
+    def close(self) -> None:
+        """Closes the database."""
+        self._db.close()
 
 
-def _files(folder: Path) -> list[Path]:
-    """Returns the Parquet files of a log, in the order of time."""
-    return [file for file in sorted(folder.glob("*.parquet")) if re.fullmatch(r"\d{8}T\d{12}-\d+", file.stem)]
+def _batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    for start in range(0, len(rows), _BATCH_ROWS):
+        yield rows[start : start + _BATCH_ROWS]
 
 
-def worker_of(decision_id: str, config: ServeConfig) -> int:
-    """Returns the worker that has a decision, or would have one of this id."""
-    number = decision_id.partition("-")[0]
-    return int(number) % config.workers if number.isdecimal() and len(number) < 9 else 0
+def _database(config: ServeConfig) -> Path:
+    folder = config.database or f"{config.log}/.decisions"  # hidden, so that training ignores it
+    return Path(folder).expanduser() / "decisions.sqlite"
 
 
-def epoch_of_clock(folder: Path) -> int:
-    """Returns the nanoseconds from 1970 to the zero of the monotonic clock, which all processes of a machine share.
+def require_usable(config: ServeConfig) -> None:
+    """Checks the folders of the log before anything is made.
 
-    The time since 1970 is the system's, or that of the newest decision in the journals of the log's folder if that is
-    later: decisions of a server are numbered after those of earlier servers.
+    Raises:
+        ConfigError: the database would be on a network filesystem, or the log has a journal of an earlier version.
     """
-    now = time.time_ns()
-    latest = max((_last_in(file) for file in folder.glob(".worker-*/*.jsonl")), default=0)
-    if latest > now:
-        behind = f"{(latest - now) / 1e9:,.0f} s behind the newest decision in {folder}"
-        logger.warning(f"the system's clock is {behind}: decisions are numbered and dated from that one on")
-    return max(now, latest) - time.monotonic_ns()
-
-
-def _last_in(journal: Path) -> int:
-    """Returns when a journal was begun, or its last decision made, in nanoseconds since 1970."""
-    begun = datetime.strptime(journal.name[:_STEM], _TIME).replace(tzinfo=UTC)
-    with journal.open("rb") as lines:
-        decided = (float(found[1]) for found in map(_DECIDED.match, lines) if found)
-        return round(max(decided, default=begun.timestamp()) * 1e9)
+    path = _database(config)
+    mount = find_mount(path)
+    if mount is not None and mount.is_network:
+        got = f"{path.parent} on {mount.kind}, where SQLite's processes cannot share it"
+        raise ConfigError(Problem("database", "a folder on a local disk", got, "Give one of this machine"))
+    for journal in sorted(Path(config.log).expanduser().glob(".worker-*/*.jsonl")):
+        if journal.stat().st_size:
+            todo = (
+                "Give another folder; or serve this one once more by that version with reward_seconds 1e-6, stop it by "
+                "SIGTERM, and remove its folders .worker-*"
+            )
+            raise ConfigError(Problem("log", "no journal of an earlier version", str(journal), todo))
 
 
 @contextmanager
-def open_log(config: ServeConfig, worker: int, *, parametric: bool, epoch: int | None = None) -> Iterator[DecisionLog]:
-    """Yields the log of a worker, with the decisions of earlier servers; those of former workers are divided.
+def open_log(config: ServeConfig, *, candidates: bool) -> Iterator[DecisionLog]:
+    """Yields the log as the process has it that writes its files, with the decisions of earlier servers.
 
     Args:
         config: the server's.
-        worker: number of the worker.
-        parametric: whether decisions are among candidates.
-        epoch: `epoch_of_clock` when the server started, so that workers agree on the order of an episode; None: now's.
+        candidates: whether decisions are among candidates.
 
     Raises:
         FolderInUseError: another process uses it.
         ConfigError: it cannot be written, or has decisions of another kind.
+        DataError: the database is damaged.
     """
-    own = Path(config.log).expanduser() / f".worker-{worker}"  # hidden, so that training ignores it
-    require_writable(own, "log", keep=True)
-    others = [
-        folder
-        for folder in sorted(own.parent.glob(".worker-*"))
-        if folder != own and folder.name[8:].isdecimal() and int(folder.name[8:]) % config.workers == worker
-    ]
-    with ExitStack() as locks:
-        for folder in (own, *others):
-            locks.enter_context(alone_in(folder, "log"))
-        with room_in(own, "log"):
-            log = DecisionLog(config, worker, [own, *others], epoch_of_clock(own.parent) if epoch is None else epoch)
-        kinds = {isinstance(one.row()["action"], dict) for one in log._waiting.values()}
-        kinds.update(map(among_candidates, _files(own.parent)[-1:]))
-        if kinds - {parametric}:
-            kind = "candidates" if parametric else "named actions"
-            raise ConfigError(Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder"))
-        yield log
+    require_usable(config)
+    path = _database(config)
+    require_writable(path.parent, "database", keep=True)
+    files = sorted(Path(config.log).expanduser().glob(_FILES))
+    before = among_candidates(files[-1]) if files else candidates
+    with alone_in(path.parent, "database"):
+        with disk_errors(str(path), "a database of decisions"), room_in(path.parent, "database"):
+            log = DecisionLog(config, candidates=before)
+        with closing(log):
+            if log.candidates != candidates:
+                kind = "candidates" if candidates else "named actions"
+                problem = Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder")
+                raise ConfigError(problem)
+            if log.waiting:
+                machine_logger.info(f"{path}: {counted(log.waiting, 'decision')} of an earlier server")
+            yield log

@@ -32,9 +32,10 @@ class Figures:
         self.rewards = Counter("reagent_rewards", "Rewards that came: joined, again, unknown", ("result",), **to)
         self._decisions = Counter("reagent_decisions", "Decisions by action", ("action",), **to)
         self._missing = Counter("reagent_features_missing", "Rows without a feature", ("feature",), **to)
+        latest: Any = to | {"multiprocess_mode": "livemostrecent"}
+        self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **latest)
+        self._written = Gauge("reagent_decisions_written", "Decisions in Parquet files", **latest)
         live: Any = to | {"multiprocess_mode": "livesum"}
-        self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **live)
-        self._written = Gauge("reagent_decisions_written", "Decisions written by living workers", **live)
         self._models = Gauge("reagent_models", "New models, by what became of them", ("result",), **live)
 
     def decided(self, actions: Sequence[Any], bundle: Bundle) -> None:

@@ -33,7 +33,7 @@ from reagent_lite.serving.bodies import Decision, Decisions, NamedRows
 app = FastAPI()
 @app.post("/decide")
 async def decide(body: NamedRows) -> Decisions:
-    one = Decision(decision_id="0-20261123T000000000000-1", action="left", index=0, propensity=0.5)
+    one = Decision(decision_id="0123abcd-1234567", action="left", index=0, propensity=0.5)
     return Decisions(decisions=[one], model="0" * 64)
 uvicorn.run(app, port={port}, log_config=None, access_log=False)
 """

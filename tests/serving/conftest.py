@@ -1,6 +1,5 @@
 """A worker in this process, its model and its log."""
 
-import asyncio
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from oracles.bundles import bilinear_bundle, linear_bundle
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.serving.app import create_app
-from reagent_lite.serving.decision_log import DecisionLog, Joined, open_log
+from reagent_lite.serving.decision_log import DecisionLog, open_log
 from reagent_lite.serving.served_model import ServedModel
 
 with warnings.catch_warnings():
@@ -42,6 +41,11 @@ class Worker:
         assert answer.status_code in (200, 204), answer.text
         return answer.json() if answer.content else None
 
+    def waiting_rows(self) -> list[dict[str, Any]]:
+        """Decisions of the database, as a file would have them without their rewards."""
+        found = self.log._db.execute("SELECT id, at, event, '{}' FROM decisions ORDER BY id")
+        return [self.log._row(*row) for row in found]
+
 
 Open = Callable[..., Worker]
 
@@ -66,13 +70,8 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         def start(model: Path, **keys: Any) -> Worker:
             config = ServeConfig(**{"model": str(model), "log": str(tmp_path / "log"), "seed": 5, **keys})
             served = ServedModel(config.model)
-            log = closing.enter_context(open_log(config, 0, parametric=served.bundle.parametric))
-
-            async def join(one: str, given: dict[str, Any]) -> Joined:
-                return log.join(one, given)
-
-            app = create_app(config, 0, served, log, join)
-            closing.callback(lambda: asyncio.run(log.close()))
+            log = closing.enter_context(open_log(config, candidates=served.bundle.parametric))
+            app = create_app(config, 0, served, log)
             client = closing.enter_context(TestClient(app, raise_server_exceptions=False))
             return Worker(app, client, served, log, Path(config.log))
 

@@ -1,6 +1,5 @@
 """Requests by chance, most of them at the edge of what is allowed: what was answered is a log that training reads."""
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def test_what_is_answered_can_be_trained_on(
                 rewarded = worker.client.post("/reward", json=reward(rng, one["decision_id"]))
                 assert rewarded.status_code in (204, 422), rewarded.text
     assert answered > 100
-    asyncio.run(worker.log.rotate())
+    worker.log.rotate()
     assert worker.log.written == answered
     made = make(tmp_path, worker.folder, actionDiscrete=kind == "named")
     assert made.refused_rows == 0

@@ -5,6 +5,9 @@ import errno
 import os
 import shutil
 import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,11 @@ from oracles.runs import trained
 from serving.conftest import IDS, NAMES, Open, Worker
 
 from reagent_lite.config.serve import ServeConfig
-from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.serving.decision_log import DecisionLog, epoch_of_clock, open_log, worker_of
+from reagent_lite.data.writing.decisions import write_decisions
+from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
+from reagent_lite.mounts import Mount
+from reagent_lite.serving import decision_log
+from reagent_lite.serving.decision_log import DecisionLog, open_log
 from reagent_lite.serving.served_model import ServedModel
 
 ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
@@ -32,7 +38,7 @@ def decided(worker: Worker, **keys: Any) -> str:
 
 def rotated(worker: Worker) -> list[dict[str, Any]]:
     """Writes what is complete and returns all rows of the log."""
-    asyncio.run(worker.log.rotate())
+    worker.log.rotate()
     return rows_of(worker.folder)
 
 
@@ -86,48 +92,85 @@ def test_an_episode_is_written_in_order_and_late_rewards_are_refused(named: Path
 def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> None:
     worker = opened(named, waiting_decisions=2)
     ids = [decided(worker, mdp_id=f"{n}") for n in range(5)]
-    asyncio.run(worker.log.poll())
+    worker.log.poll()
     assert [row["decision_id"] for row in rows_of(worker.folder)] == ids[:3]
     assert worker.client.post("/reward", json={"decision_id": ids[2], "reward": 1.0}).status_code == 409
 
 
-def test_a_disk_that_takes_the_parquet_file_and_no_journal_repeats_no_decision(
+def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
+    named: Path, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = opened(named)
+    rows = [ROW | {"mdp_id": f"{n}"} for n in range(2500)]
+    ids = [one["decision_id"] for one in worker.post("/decide", rows=rows)["decisions"]]
+    for one in ids[:2200]:
+        worker.log.join(one, {"reward": 1.0})
+    copies: list[Path] = []
+
+    def copying(work: Callable[..., Any], *given: Any) -> Any:
+        copies.append(tmp_path / f"copy{len(copies)}")
+        shutil.copytree(worker.folder, copies[-1])
+        return work(*given)
+
+    batches = decision_log._batches
+    monkeypatch.setattr(decision_log, "write_decisions", partial(copying, write_decisions))
+    monkeypatch.setattr(decision_log, "_batches", lambda rows: (copying(list, batch) for batch in batches(rows)))
+    assert sorted(row["decision_id"] for row in rotated(worker)) == sorted(ids[:2200])
+    monkeypatch.undo()
+    assert len(copies) == 3 + 1 + 3  # batches that are named for the file, the file, batches that are deleted
+    for copy in (*copies, worker.folder):
+        config = ServeConfig(model="m", log=str(copy), reward_seconds=1e-6)
+        if copy != worker.folder:
+            with open_log(config, candidates=False) as log:
+                assert log.join(ids[2200], {"reward": 5.0}) == "joined"
+                assert [log.join(one, {"reward": 1.0}) for one in ids[:2201]] == ["again"] * 2201
+                log.rotate()
+                assert (log.waiting, log.written) == (0, 2500)
+            rewards = {row["decision_id"]: row["reward"] for row in rows_of(copy)}
+            assert rewards == dict.fromkeys(ids[:2200], 1) | {ids[2200]: 5} | dict.fromkeys(ids[2201:], 0)
+            assert len(rows_of(copy)) == 2500
+
+
+def test_a_file_that_cannot_be_written_is_tried_again(
     named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = opened(named)
-    ids = [decided(worker, mdp_id=f"{n}") for n in range(3)]
-    worker.post("/reward", decision_id=ids[0], reward=1.0)
+    one = decided(worker)
+    worker.post("/reward", decision_id=one, reward=1.0)
     with monkeypatch.context() as patch:
-        patch.setattr("reagent_lite.serving.decision_log.appearing_file", full)
-        assert [row["decision_id"] for row in rotated(worker)] == ids[:1]
-    assert worker.client.get("/healthz").status_code == 503
-    worker.post("/reward", decision_id=ids[1], reward=1.0)
-    assert [row["decision_id"] for row in rotated(worker)] == ids[:2]
-    assert worker.client.get("/healthz").status_code == 200
-    assert worker.log.waiting == 1
+        patch.setattr(decision_log, "write_decisions", full)
+        assert rotated(worker) == []
+        assert worker.client.get("/healthz").status_code == 503
+        assert decided(worker) != one  # the database takes it nevertheless
+    worker.log.poll()
+    assert [row["decision_id"] for row in rows_of(worker.folder)] == [one]
+    assert worker.client.get("/healthz").json()["waiting"] == 1
 
 
-def test_lines_before_a_failed_rotation_are_on_the_disk(
+def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(
     named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: dict[Path, int] = {}
-    worker, sync = opened(named), os.fsync
+    worker, sync, synced = opened(named), os.fsync, dict[str, int]()
 
     def syncing(descriptor: int) -> None:
         sync(descriptor)
-        synced[Path(os.readlink(f"/proc/self/fd/{descriptor}"))] = os.fstat(descriptor).st_size
+        synced[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] = os.fstat(descriptor).st_size
+
+    def on_the_disk() -> bool:
+        return synced["decisions.sqlite-wal"] == (worker.folder / ".decisions/decisions.sqlite-wal").stat().st_size
+
+    def writing(target: Path, rows: Any) -> None:
+        assert on_the_disk()
+        write_decisions(target, rows)
 
     monkeypatch.setattr(os, "fsync", syncing)
-    for broken in ("write_decisions", "appearing_file", "DecisionLog._begin"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"reagent_lite.serving.decision_log.{broken}", full)
-            one = decided(worker, mdp_id=broken)
-            worker.post("/reward", decision_id=one, reward=1.0)
-            asyncio.run(worker.log.rotate())
-            asyncio.run(worker.log.poll())
-        journals = [file for file in worker.folder.glob(".worker-0/*.jsonl") if file.stat().st_size]
-        assert journals
-        assert {file: synced.get(file) for file in journals} == {file: file.stat().st_size for file in journals}
+    monkeypatch.setattr(decision_log, "write_decisions", writing)
+    one = decided(worker)
+    worker.log.poll()
+    assert on_the_disk()
+    worker.post("/reward", decision_id=one, reward=1.0)
+    assert not on_the_disk()
+    assert len(rotated(worker)) == 1
 
 
 def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(
@@ -139,7 +182,7 @@ def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(
         monkeypatch.setattr(time, "time", lambda: time.time_ns() / 1e9)
         after += [one["decision_id"] for one in worker.post("/decide", rows=[ROW] * 500)["decisions"]]
     worker.post("/reward", decision_id=after[-1], reward=1.0, terminal=True)
-    rows = [one.row() for one in worker.log._waiting.values()]
+    rows = worker.waiting_rows()
     assert [row["decision_id"] for row in rows] == after
     assert (np.diff([row["sequence_number"] for row in rows]) > 0).all()
     assert abs(rows[-1]["sequence_number"] / 1e6 - time.time()) < 100
@@ -148,94 +191,91 @@ def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(
 def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, clock, numbers = ServeConfig(model="m", log=str(tmp_path), workers=2, reward_seconds=1e-6), time.time_ns, []
-
-    def number(log: DecisionLog) -> None:
-        log.append([EVENT, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
-        numbers.append([one.row()["sequence_number"] for one in log._waiting.values()][-2])
+    config, clock = ServeConfig(model="m", log=str(tmp_path), reward_seconds=1e-6), time.time_ns
 
     def set_back(hours: int) -> None:
         monkeypatch.setattr(time, "time_ns", lambda: clock() - hours * 3600 * 10**9)
 
-    epoch = epoch_of_clock(tmp_path)
-    with open_log(config, 0, parametric=False, epoch=epoch) as first:
+    with open_log(config, candidates=False) as first:
         set_back(1)
-        with open_log(config, 1, parametric=False, epoch=epoch) as second:  # one worker of the server
-            for log in (first, second, first, second):
-                number(log)
-    for hours, closed in ((2, False), (2, True), (1, False)):  # the server, after a kill, a kill, and a proper end
+        with closing(DecisionLog(config, candidates=False, epoch=first.epoch)) as second:  # a worker that came later
+            ids = [log.append([EVENT])[0] for log in (first, second, first, second)]
+    for hours in (2, 2, 1):  # the server again, with decisions in the database, and with all of them in files
         set_back(hours)
-        with open_log(config, 0, parametric=False) as log:
-            number(log)
-            if closed:
-                asyncio.run(log.close())
-    assert len(numbers) == len(set(numbers)) == 7
-    assert sorted(numbers) == numbers
+        with open_log(config, candidates=False) as log:
+            ids += log.append([EVENT, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
+            log.rotate()
+    rows = sorted(rows_of(tmp_path), key=lambda row: int(row["decision_id"].rpartition("-")[2]))
+    assert [row["decision_id"] for row in rows] == ids
+    numbers = [row["sequence_number"] for row in rows if row["sequence_number"] != 2**53]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 7
     assert "the system's clock is 7,2" in caplog.text
 
 
-def test_a_journal_that_cannot_be_written_is_unhealthy_until_the_next_poll(named: Path, opened: Open) -> None:
+def test_a_full_disk_is_answered_with_503_until_the_next_poll(named: Path, opened: Open) -> None:
     worker = opened(named)
-    first, journal = decided(worker), worker.log._descriptor
-    worker.log._descriptor = os.open("/dev/full", os.O_WRONLY)
-    assert worker.client.post("/decide", json={"rows": [ROW]}).status_code == 503
-    os.close(worker.log._descriptor)
-    worker.log._descriptor = journal
+    first = decided(worker)
+    pages = worker.log._db.execute("PRAGMA page_count").fetchone()[0]
+    worker.log._db.execute(f"PRAGMA max_page_count = {pages}")
+    answer = worker.client.post("/decide", json={"rows": [ROW] * 100})
+    assert (answer.status_code, answer.json()["problems"][0]["got"]) == (503, "No space left on device")
     assert worker.client.get("/healthz").status_code == 503
-    asyncio.run(worker.log.poll())
+    worker.log._db.execute("PRAGMA max_page_count = 1000000")
+    worker.log.poll()
     assert worker.client.get("/healthz").status_code == 200
-    assert list(worker.log._waiting) == [first]
+    assert [row["decision_id"] for row in worker.waiting_rows()] == [first]
 
 
-def test_the_next_server_has_what_was_answered(named: Path, opened: Open, tmp_path: Path) -> None:
-    worker = opened(named)
-    ids = [decided(worker, mdp_id=f"{n}") for n in range(4)]
-    for one in ids[:2]:
-        worker.post("/reward", decision_id=one, reward=1.0)
-    before = tmp_path / "before"
-    shutil.copytree(worker.folder / ".worker-0", before)
-    rotated(worker)
-    after = tmp_path / "after"
-    shutil.copytree(worker.folder, after)
-    for file in before.iterdir():  # as if it had been killed between the Parquet file and the journals
-        shutil.copy(file, after / ".worker-0")
-    with (sorted((after / ".worker-0").glob("*.jsonl"))[0]).open("ab") as torn:
-        torn.write(b'{"decision_id":"0-half')
-    worker.post("/reward", decision_id=ids[2], reward=5.0)
-    for folder, left in ((worker.folder, {ids[2]: 5, ids[3]: 0}), (after, {ids[2]: 0, ids[3]: 0})):
-        copy = tmp_path / f"copy of {folder.name}"
-        shutil.copytree(folder, copy)
-        config = ServeConfig(model="m", log=str(copy), reward_seconds=1e-6)
-        with open_log(config, 0, parametric=False) as log:
-            assert log.waiting == 2
-            asyncio.run(log.close())
-        found = rows_of(copy)
-        assert {row["decision_id"]: row["reward"] for row in found} == {ids[0]: 1, ids[1]: 1, **left}
-        assert len(found) == 4
+def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
+    config = ServeConfig(model="m", log=str(tmp_path))
+    with (
+        open_log(config, candidates=False) as log,
+        closing(DecisionLog(config, candidates=False, epoch=log.epoch)) as other,
+    ):
+        ids = [one for each in (log, other, other, log) for one in each.append([EVENT])]
+        assert len(set(ids)) == 4
+        assert [other.join(one, {"reward": 1.0}) for one in ids] == ["joined"] * 4
+        for written in (0, 4):  # a client that repeats a reward hears the same once it is in a file
+            assert (log.written, other.waiting) == (written, 4 - written)
+            assert [log.join(one, {"reward": 1.0}) for one in ids] == ["again"] * 4
+            log.rotate()
+        name = ids[0].rpartition("-")[0]
+        for unknown in (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", "1", ""):
+            assert other.join(unknown, {"reward": 1.0}) == "unknown"
+    assert sorted(row["decision_id"] for row in rows_of(tmp_path)) == sorted(ids)
 
 
-def test_journals_of_more_workers_go_to_those_that_are_left(tmp_path: Path) -> None:
-    many = ServeConfig(model="m", log=str(tmp_path / "log"), workers=4)
-    ids = []
-    for worker in range(4):
-        with open_log(many, worker, parametric=False) as log:
-            ids += log.append([EVENT])
-    few = many.model_copy(update={"workers": 2})
-    for worker in range(2):
-        with open_log(few, worker, parametric=False) as log:
-            assert log.waiting == 2
-            assert [log.join(one, {"reward": 1.0}) for one in ids if worker_of(one, few) == worker] == ["joined"] * 2
-            asyncio.run(log.close())
-    assert {row["decision_id"] for row in rows_of(tmp_path / "log")} == set(ids)
-    for worker in range(2):  # a client that repeats a reward after a restart hears the same as before it
-        with open_log(few, worker, parametric=False) as log:
-            own = [worker_of(one, few) == worker for one in ids]
-            assert [log.join(one, {"reward": 1.0}) == "again" for one in ids] == own
-            assert log.join("0-20261123T000000000000-1", {"reward": 1.0}) == "unknown"
-    with open_log(many, 0, parametric=False) as log:
-        log.append([EVENT])
-    with pytest.raises(ConfigError, match="decisions among candidates, got others"), open_log(many, 0, parametric=True):
+def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(config: ServeConfig) -> str:
+        with pytest.raises(ReagentLiteError) as caught, open_log(config, candidates=False):
+            pass
+        return str(caught.value)
+
+    log = tmp_path / "log"
+    config = ServeConfig(model="m", log=str(log))
+    share = Mount("server:/export", "/share", "nfs4", ("rw",))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            decision_log, "find_mount", lambda path: None if path.is_relative_to(tmp_path / "disk") else share
+        )
+        assert "database: expected a folder on a local disk, got" in refusal(config)
+        assert f"{log}/.decisions on nfs4" in refusal(config)
+        assert not log.exists()
+        local = config.model_copy(update={"database": str(tmp_path / "disk")})
+        with open_log(local, candidates=False) as opened:
+            opened.append([EVENT])
+        assert [file.name for file in (tmp_path / "disk").iterdir()] == [".lock", "decisions.sqlite"]
+    journal = log / ".worker-0" / "20261123T000000000000.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    with open_log(config, candidates=False):
         pass
+    journal.write_text('{"decision_id":"0-1"}\n')
+    assert f"no journal of an earlier version, got {journal}" in refusal(config)
+    journal.unlink()
+    (log / ".decisions" / "decisions.sqlite").write_text("no database" * 100)
+    assert "expected a database of decisions, got file is not a database" in refusal(config)
 
 
 def test_a_new_model_takes_over_and_a_damaged_one_does_not(named: Path, opened: Open, tmp_path: Path) -> None:
@@ -291,21 +331,20 @@ def test_a_server_that_starts_while_its_model_is_copied_waits_until_it_is_whole(
         ServedModel(str(named))
 
 
-def test_one_log_has_one_kind_of_actions_also_after_a_restart(
-    named: Path, candidates: Path, opened: Open, tmp_path: Path
-) -> None:
-    worker = opened(named, reward_seconds=1e-6)
-    decided(worker)
-    assert len(rotated(worker)) == 1
-    shutil.copytree(worker.folder, tmp_path / "again", ignore=shutil.ignore_patterns(".*"))
-    config = ServeConfig(model="m", log=str(tmp_path / "again"))
-    with (
-        pytest.raises(ConfigError, match="decisions among candidates, got others"),
-        open_log(config, 0, parametric=True),
-    ):
-        pass
-    with open_log(config, 0, parametric=False):
-        pass
+def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, tmp_path: Path) -> None:
+    config = ServeConfig(model="m", log=str(tmp_path / "log"), reward_seconds=1e-6)
+    with open_log(config, candidates=False) as log:
+        log.append([EVENT])
+        log.rotate()
+    for _ in range(2):  # with the database, and with Parquet files alone
+        with (
+            pytest.raises(ConfigError, match="decisions among candidates, got others"),
+            open_log(config, candidates=True),
+        ):
+            pass
+        with open_log(config, candidates=False):
+            pass
+        shutil.rmtree(tmp_path / "log" / ".decisions")
     with pytest.raises(BundleError, match="a model of dqn, as the log, got parametric_dqn"):
         ServedModel(str(candidates), parametric=False)
 

@@ -91,7 +91,7 @@ def test_equal_candidates_are_one_as_a_log_cannot_tell_them_apart(candidates: Pa
     assert {one["index"] for one in decided} == {0, 2, 4}
     assert all(one["action"] == items[one["index"]] for one in decided)
     assert [one["propensity"] for one in decided] == [pytest.approx(1 / 3)] * 50
-    logged = [one.row() for one in worker.log._waiting.values()]
+    logged = worker.waiting_rows()
     assert all(row["possible_actions"] == [items[0], items[2], items[4]] for row in logged)
     twin = ROW | {"possible_actions": [{"7": 1.0}, {"7": 1.0}]}
     assert [one["propensity"] for one in worker.post("/decide", rows=[twin])["decisions"]] == [1.0]
@@ -171,7 +171,7 @@ def test_a_reward_comes_once_and_is_counted(named: Path, opened: Open) -> None:
     one = worker.post("/decide", rows=[ROW | {"possible_actions": ["call"]}])["decisions"][0]["decision_id"]
     given = {"decision_id": one, "reward": 2.5, "metrics": {"clicks": 1.0}}
     assert [worker.client.post("/reward", json=given).status_code for _ in range(2)] == [204, 409]
-    assert worker.client.post("/reward", json={"decision_id": "0-x-1", "reward": 1.0}).status_code == 404
+    assert worker.client.post("/reward", json={"decision_id": "0-1", "reward": 1.0}).status_code == 404
     page = worker.client.get("/metrics").text
     for line in ('rewards_total{result="joined"} 1.0', 'rewards_total{result="again"} 1.0',
                  'rewards_total{result="unknown"} 1.0', 'decisions_total{action="call"} 1.0',
@@ -251,7 +251,7 @@ def test_requests_that_wait_together_are_decided_together_and_answered_apart(
         assert [one["index"] for one in decisions[part]] == index.tolist()
         assert [one["propensity"] for one in decisions[part]] == propensities.tolist()
     assert [len(one.json()["decisions"]) for one in answers] == sizes
-    logged = [one.row() for one in worker.log._waiting.values()]
+    logged = worker.waiting_rows()
     assert [row["mdp_id"] for row in logged] == [f"{n}" for n in range(207)]
     ids = [one["decision_id"] for answer in answers for one in answer.json()["decisions"]]
     assert [row["decision_id"] for row in logged] == ids

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import numpy as np
@@ -28,11 +28,9 @@ from oracles.runs import ROOT
 from serving.conftest import IDS, NAMES
 
 from reagent_lite.config.serve import ServeConfig
-from reagent_lite.errors import Problem
 from reagent_lite.files import appearing_folder
-from reagent_lite.serving.decision_log import DecisionLog, epoch_of_clock
-from reagent_lite.serving.refusals import RefusedError
-from reagent_lite.serving.workers import _answering, _rewards, _Server
+from reagent_lite.serving.decision_log import open_log
+from reagent_lite.serving.workers import _answering, _Server
 
 ROW = {"state_features": {"3": 1.0}}
 
@@ -111,7 +109,6 @@ def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Pat
     log = tmp_path / "log"
     with serving(named, log, "workers=2") as server:
         ids = [server.decide() for _ in range(20)]
-        assert {one[0] for one in ids} <= {"0", "1"}
         rewards = [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids[:10]]
         assert rewards == [204] * 10  # by connections of their own, which the other worker takes as well
         assert "reagent_decisions_total" in httpx.get(server.url + "/metrics").text
@@ -142,44 +139,21 @@ def test_a_worker_that_is_stopped_while_it_starts_ends(named: Path, tmp_path: Pa
     stopping.set()  # as its handlers do until it serves
     before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
     try:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
+        with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+            log = stack.enter_context(open_log(config, candidates=False))
             server = _Server(
-                config=config, listening=listening, folder=tmp_path, epoch=epoch_of_clock(tmp_path), parametric=False
+                config=config,
+                listening=listening,
+                folder=tmp_path,
+                candidates=False,
+                epoch=log.epoch,
+                failure=log.shared_failure,
             )
             answering = _answering(server, 0, threading.Event(), stopping)
             asyncio.run(asyncio.wait_for(answering, 30))
     finally:
         for one, handler in before:
             signal.signal(one, handler)
-
-
-@pytest.mark.parametrize(
-    ("number", "seconds", "got"),
-    [(0, 30.0, "worker 1, which is starting"), (1, 30.0, "worker 1, which is starting"),
-     (1, 0.05, "no answer of worker 1 in 0.05 s")],
-)  # fmt: skip
-def test_a_reward_for_a_worker_that_does_not_answer_is_refused_for_now(
-    number: int, seconds: float, got: str, tmp_path: Path
-) -> None:
-    config, log = ServeConfig(model="m", log="log", workers=3, request_seconds=seconds), cast(DecisionLog, None)
-
-    async def end_later(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.2)
-        writer.close()
-
-    async def refuse(listening: socket.socket) -> Problem:
-        server = _Server(config=config, listening=listening, folder=tmp_path, epoch=0, parametric=False)
-        path = tmp_path / f"{number}.sock"
-        async with _rewards(server, 2, log) as join, await asyncio.start_unix_server(end_later, path):
-            with pytest.raises(RefusedError) as caught:
-                await join("1-20261123T000000000000-1", {"reward": 1.0})
-            await asyncio.sleep(0.3)
-        assert caught.value.status_code == 503
-        return caught.value.problems[0]
-
-    with socket.socket() as listening:
-        found = asyncio.run(refuse(listening))
-    assert found == Problem("decision_id", "a decision of a worker that answers", got, "Try again later")
 
 
 def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, tmp_path: Path) -> None:
@@ -197,7 +171,7 @@ def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", size="200k", files=50) as folder:
+    with small_disk(tmp_path / "disk", size="1m", files=50) as folder:
         yield folder
 
 

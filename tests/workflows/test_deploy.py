@@ -89,7 +89,7 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    service, deployment = yaml.safe_load_all((DEPLOY / "kubernetes" / "serve.yaml").read_text())
+    decisions, service, deployment = yaml.safe_load_all((DEPLOY / "kubernetes" / "serve.yaml").read_text())
     claim, job = yaml.safe_load_all((DEPLOY / "kubernetes" / "train.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -100,7 +100,8 @@ def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixtur
     (trainer,) = job["spec"]["template"]["spec"]["containers"]
     trained_to = next(word for word in trainer["args"] if "model_output_path" in word)
     assert config["model"] == f"{trained_to.rpartition('=')[2]}/model"
-    assert (config["host"], config["log"]) == ("0.0.0.0", "/share/served")
+    assert (config["host"], config["log"], config["database"]) == ("0.0.0.0", "/share/served", "/decisions")
+    assert decisions["spec"]["accessModes"] == ["ReadWriteOnce"]  # a disk of the machine's own
     assert config["workers"] == int(container["resources"]["requests"]["cpu"])
     # one server has the log, also while a new pod takes the place of another
     assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
@@ -109,8 +110,11 @@ def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixtur
     assert port["name"] == exposed["targetPort"] == container["readinessProbe"]["httpGet"]["port"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
-    assert container["volumeMounts"] == [{"name": "share", "mountPath": "/share"}]
-    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {mounts[volume["name"]]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]} == {
+        "/share": claim["metadata"]["name"],
+        "/decisions": decisions["metadata"]["name"],
+    }
     assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
 
 

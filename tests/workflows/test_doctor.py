@@ -13,7 +13,7 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.gpus import parse_gpus
 from reagent_lite.distributed.store import Store
-from reagent_lite.doctor.share import Mount, find_mount
+from reagent_lite.mounts import Mount, find_mount
 from workflows.doctor import choose_workflow, main
 
 Examine = Callable[..., tuple[int, Rows]]

@@ -23,7 +23,7 @@ from reagent_lite.distributed.store import Link, connect
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.doctor.checks import Row
 from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
-from reagent_lite.doctor.share import find_mount
+from reagent_lite.mounts import find_mount
 
 
 def together(work: Callable[[Membership], list[Row]]) -> list[list[Row]]:

@@ -36,9 +36,3 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def among_candidates(file: Path) -> bool:
     """Whether the actions of such a file are features of candidates, not names."""
     return bool(pa.types.is_map(pyarrow.parquet.read_schema(file).field("action").type))
-
-
-def decision_ids(file: Path) -> list[str]:
-    """Returns the ids of the decisions of such a file."""
-    ids: list[str] = pyarrow.parquet.read_table(file, columns=["decision_id"])["decision_id"].to_pylist()
-    return ids

@@ -1,0 +1,65 @@
+"""The filesystem that a path lies on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from reagent_lite.files import nearest_existing
+
+_NETWORK = (
+    "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "weka", "orangefs", "pvfs",
+    "gfs", "ocfs", "fuse.",
+)  # fmt: skip
+_LONG_CACHE_SECONDS = 60  # Linux' own bound for attributes of folders: acdirmax of nfs(5)
+_CACHE_OPTIONS = ("actimeo", "acregmax", "acdirmax")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """The file system that a path lies on.
+
+    Attributes:
+        device: what is mounted, such as server:/export.
+        folder: where.
+        kind: such as nfs4 or ext4.
+        options: as the system gives them.
+    """
+
+    device: str
+    folder: str
+    kind: str
+    options: tuple[str, ...]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether other machines may have it mounted too."""
+        return self.kind.startswith(_NETWORK)
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """Returns options that may trouble a meeting through a file here, each with what to do."""
+        found = []
+        if self.kind.startswith("nfs") and ("soft" in self.options or "softerr" in self.options):
+            found.append(("a soft mount: a slow server gives errors instead of waiting", "Mount it with hard"))
+        for option in self.options:
+            name, _, seconds = option.partition("=")
+            if name in _CACHE_OPTIONS and seconds.isdigit() and int(seconds) > _LONG_CACHE_SECONDS:
+                found.append((f"{option}: a new file may stay hidden for {seconds} s", f"Lower {name}"))
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.device} at {self.folder}; {','.join(self.options)})"
+
+
+def find_mount(path: Path) -> Mount | None:
+    """Returns the file system of a path, or of the nearest folder above it that exists; None if it is unknown."""
+    resolved = nearest_existing(path).resolve()
+    best = None
+    for one in psutil.disk_partitions(all=True):
+        if resolved.is_relative_to(one.mountpoint) and (
+            best is None or len(one.mountpoint) >= len(best.mountpoint)  # of two at one place the later covers
+        ):
+            best = one
+    if best is None:
+        return None
+    return Mount(best.device, best.mountpoint, best.fstype, tuple(best.opts.split(",")))
