@@ -44,8 +44,10 @@ class _StandardError(logging.Handler):
         print(f"{rank}{level}{record.getMessage()}", file=sys.stderr, flush=True)
 
 
-_SHORTEST_SLEEP, _LONGEST_SLEEP = 0.05, 2.0
-_FIRST_LOG_SECONDS, _MOST_LOG_SECONDS = 10.0, 3600.0
+_SHORTEST_SLEEP = 0.05
+_LONGEST_SLEEP = 2.0
+_FIRST_LOG_SECONDS = 10.0
+_MOST_LOG_SECONDS = 3600.0
 _MOST_FOLDER_SECONDS = 600.0
 _HANDLER = _StandardError()
 
@@ -126,7 +128,8 @@ def _lines(title: str, unit: str, begin: int, brief: bool) -> Progress:
         now = time.monotonic()
         if done == shown or (now - last < _LINE_SECONDS and (done < total or (brief and shown < 0))):
             return
-        last, shown = now, done
+        last = now
+        shown = done
         rate = (done - begin) / max(now - start, 1e-9)
         left = (total - done) / rate if rate else 0.0
         parts = (f"{title}: {done:,} of {total:,} {unit}", _speed(rate, unit), f"{left:.0f} s left  {note}")

@@ -85,7 +85,8 @@ def test_ranks_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
 @contextmanager
 def standard(number: int, descriptor: int) -> Iterator[None]:
     """Makes standard output (1) or error (2) lead to a descriptor, as a process has it."""
-    name, kept = {1: "stdout", 2: "stderr"}[number], os.dup(number)
+    name = {1: "stdout", 2: "stderr"}[number]
+    kept = os.dup(number)
     os.dup2(descriptor, number)
     stream = getattr(sys, name)
     setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 # of the number, not of a path

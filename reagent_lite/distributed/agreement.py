@@ -61,7 +61,9 @@ class Agreement:
         first = self._group.is_first
         votes = torch.tensor([stop, save and first, self._interval if first else 0], dtype=torch.int64)
         stops, saves, interval = self._group.sum(votes).tolist()
-        self._last, self._next, self._since = done, done + interval, time.perf_counter()
+        self._last = done
+        self._next = done + interval
+        self._since = time.perf_counter()
         self._interval = steps_between(step_seconds, self._since - start)
         return Agreed(stop=stops > 0, save=saves > 0)
 

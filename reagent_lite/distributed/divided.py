@@ -25,7 +25,8 @@ def _parts(rows: Rows, devices: Sequence[torch.device]) -> list[Any]:
     if isinstance(rows, Mapping):
         by_type = {name: _parts(own, devices) for name, own in rows.items()}
         return [dict(zip(by_type, parts, strict=True)) for parts in zip(*by_type.values(), strict=True)]
-    total, used = len(rows), devices[: len(rows)]
+    total = len(rows)
+    used = devices[: len(rows)]
     counts = [total * (i + 1) // len(used) - total * i // len(used) for i in range(len(used))]
     return [part.to(device) for part, device in zip(rows.split(counts), used, strict=True)]
 

@@ -75,7 +75,8 @@ def choose_processes(config: WorkflowConfig) -> Processes:
     Raises:
         ConfigError: more GPU processes than there are GPUs, or batches that are to be divided over GPUs without one.
     """
-    explicit, gpus = config.num_processes_per_node, torch.cuda.device_count() if config.use_gpu else 0
+    explicit = config.num_processes_per_node
+    gpus = torch.cuda.device_count() if config.use_gpu else 0
     if config.parallel == "dp":
         if gpus:
             return Processes(1, "cuda", gpus=gpus)
@@ -177,8 +178,11 @@ class Attempt:
     def __init__(
         self, command: list[str], count: int, membership: Membership, lost_after: float, stop: StopRequest
     ) -> None:
-        self._command, self._count, self._membership = command, count, membership
-        self._lost_after, self._stop = lost_after, stop
+        self._command = command
+        self._count = count
+        self._membership = membership
+        self._lost_after = lost_after
+        self._stop = stop
         self._running: list[subprocess.Popen[bytes]] = []
         self._stopped: dict[int, float] = {}
         self._oom_kills = oom_kills()
@@ -334,7 +338,8 @@ class Attempt:
             )
         local = killed[0]
         code = self._running[local].returncode
-        how, todo = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}", ""
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        todo = ""
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             how += " by the system, for the memory limit of its control group was reached"
             todo = "Give the job more memory, or start fewer processes (num_processes_per_node)"

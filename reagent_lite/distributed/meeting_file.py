@@ -20,7 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from reagent_lite.errors import ConfigError, Problem, RendezvousError
 from reagent_lite.files import FolderIdentity, sync, write_synced
 
-NO_FILE, EMPTY_FILE, NO_RECORD = "no file", "an empty file", "a file that is no record of ours"
+NO_FILE = "no file"
+EMPTY_FILE = "an empty file"
+NO_RECORD = "a file that is no record of ours"
 """Why `read` returns no record where the path is free to use; any other text is the error of a share."""
 
 _MOST_BYTES = 1 << 16
@@ -127,7 +129,8 @@ class MeetingFile:
         Raises:
             RendezvousError: with the system's reason.
         """
-        temporary, renamed = self._temporary(), self._temporary()
+        temporary = self._temporary()
+        renamed = self._temporary()
         try:
             if self.path.name in os.listdir(self.path.parent) and self.path.is_dir():
                 raise RendezvousError(Problem(f"init_method {self.path}", "a file, or none yet", "a folder"))

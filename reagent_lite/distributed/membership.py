@@ -73,7 +73,8 @@ class LaunchError(PeerError):
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(())
-        self.args, self.exit_code = (failure.reason,), failure.exit_code
+        self.args = (failure.reason,)
+        self.exit_code = failure.exit_code
 
 
 class Heartbeats:
@@ -88,7 +89,9 @@ class Heartbeats:
     def __init__(self, nodes: list[int], lost_after: float, *, polled_every: float) -> None:
         now = time.monotonic()
         self._seen: dict[int, tuple[str | None, float]] = {node: (None, now) for node in nodes}
-        self._lost_after, self._pause, self._last = lost_after, polled_every + _PAUSE_SECONDS, now
+        self._lost_after = lost_after
+        self._pause = polled_every + _PAUSE_SECONDS
+        self._last = now
 
     def note(self, beats: dict[int, str | None]) -> None:
         """Records the present beats; machines that are not among them are no longer watched."""
@@ -130,15 +133,20 @@ class Membership:
         settings: RendezvousConfig,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.record, self.node, self.declarations = record, node, declarations
-        self._link, self._settings, self._close = link, settings, close
+        self.record = record
+        self.node = node
+        self.declarations = declarations
+        self._link = link
+        self._settings = settings
+        self._close = close
         self._others = [one.node for one in declarations if one.node != node]
         self._beats = Heartbeats(
             self._others if node == 0 else [], settings.lost_after_seconds, polled_every=settings.heartbeat_seconds
         )
         self._round: Future[Failure | None] | None = None
         self._contact = self._polled = time.monotonic()
-        self._beat, self._beaten = 0, 0.0
+        self._beat = 0
+        self._beaten = 0.0
         self._failure: Failure | None = None
         self.progress: list[Progress | None] = []
 
@@ -165,7 +173,8 @@ class Membership:
 
     def name_of(self, rank: int) -> str:
         """Returns how messages call a rank."""
-        name, first = f"rank {rank} of {self.world_size}", 0
+        name = f"rank {rank} of {self.world_size}"
+        first = 0
         for one in self.declarations:
             if len(self.declarations) > 1 and first <= rank < first + one.processes:
                 name += f" (node {one.node}, local rank {rank - first})"
@@ -186,7 +195,8 @@ class Membership:
             if (error := self._round.exception()) is not None:
                 self._failure = self._lost_node_0(str(error))
             else:
-                self._failure, self._contact = self._round.result(), now
+                self._failure = self._round.result()
+                self._contact = now
             self._round = None
         if now - self._contact > self._settings.lost_after_seconds:
             self._failure = self._lost_node_0(f"no answer for {now - self._contact:.0f} s")
@@ -302,7 +312,8 @@ class Membership:
     def _heartbeat(self, store: Store) -> Failure | None:
         now = time.monotonic()
         if now - self._beaten >= self._settings.heartbeat_seconds:
-            self._beat, self._beaten = self._beat + 1, now
+            self._beat = self._beat + 1
+            self._beaten = now
             store.set(f"beat/{self.node}", f"{self.record.nonce}.{self._beat}")
             store.set(f"progress/{self.node}", _PROGRESS.dump_json(self.progress).decode())
             if self.node == 0:

@@ -37,7 +37,8 @@ def addresses() -> list[Address]:
 
     Link-local IPv6 addresses are left out: they mean nothing without the peer's interface.
     """
-    states, default = psutil.net_if_stats(), _source_address(_ELSEWHERE, _ANY_PORT)
+    states = psutil.net_if_stats()
+    default = _source_address(_ELSEWHERE, _ANY_PORT)
     found = [
         Address(interface, entry.address.partition("%")[0])
         for interface, entries in psutil.net_if_addrs().items()
@@ -154,7 +155,8 @@ def listening(address: str, port: int, interface: str | None = None) -> socket.s
         return _bound(address, port)
     except OSError as error:
         todo = "Choose another rendezvous.port (0 takes a free one), or end the process that listens there"
-        expected, got = "a free port on an address of this machine", error.strerror or str(error)
+        expected = "a free port on an address of this machine"
+        got = error.strerror or str(error)
         raise RendezvousError(Problem(f"{address}:{port}", expected, got, todo)) from error
 
 

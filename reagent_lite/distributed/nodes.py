@@ -106,9 +106,11 @@ def _is_set(environment: Mapping[str, str], name: str) -> bool:
 
 def _require_one_task_a_machine(environment: Mapping[str, str]) -> None:
     # asked of the step, not of the task: where only second tasks refuse, first ones train on in a step that has failed
-    tasks_name, machines_name = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"
+    tasks_name = "SLURM_STEP_NUM_TASKS"
+    machines_name = "SLURM_STEP_NUM_NODES"
     found = _numbers(environment, (tasks_name, machines_name))
-    tasks, machines = found.get(tasks_name, 1), found.get(machines_name, 1)
+    tasks = found.get(tasks_name, 1)
+    machines = found.get(machines_name, 1)
     if tasks > machines:
         todo = "Start with srun --ntasks-per-node=1; the workflow starts a process for each GPU itself"
         raise ConfigError(Problem(tasks_name, f"{machines}: one task a machine", str(tasks), todo))

@@ -81,7 +81,8 @@ class Rendezvous:
         """
         if self.node.count == 1:
             return
-        file, serves = self._file, self.node.index == 0
+        file = self._file
+        serves = self.node.index == 0
         if self.settings.interface is not None or (serves and file is not None):
             own_address(self.settings.interface)
         if file is None:
@@ -125,7 +126,8 @@ class Rendezvous:
 
     def close(self) -> None:
         """Ends node 0's store and removes its record; nothing on other machines."""
-        served, self._served = self._served, None
+        served = self._served
+        self._served = None
         if served is not None and (file := self._file) is not None:
             with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
                 self._on_share(lambda: file.remove(served[1].nonce))
@@ -151,10 +153,15 @@ class Rendezvous:
         return Link(lambda: begun), record
 
     def _serve(self) -> tuple[Store, Record]:
-        own, port, token, others = _LOOPBACK, 0, "", list[Address]()
+        own = _LOOPBACK
+        port = 0
+        token = ""
+        others = list[Address]()
         if self.node.count > 1 and (file := self._file) is not None:
             self._require_free(file)
-            own, port, token = own_address(self.settings.interface), self.settings.port, secrets.token_hex(32)
+            own = own_address(self.settings.interface)
+            port = self.settings.port
+            token = secrets.token_hex(32)
             if not own.is_loopback and self.settings.interface != own.address:
                 others = [a for a in addresses() if a.interface == own.interface and a != own and a.is_routable]
         elif self.node.count > 1:
@@ -188,7 +195,8 @@ class Rendezvous:
                 break
             time.sleep(1.0)  # such as a stale handle, while somebody replaces the file
         else:
-            expected, todo = "a file that can be read, or none", "A live run may hold it; look at the share, or choose"
+            expected = "a file that can be read, or none"
+            todo = "A live run may hold it; look at the share, or choose"
             raise RendezvousError(Problem(str(file.path), expected, str(found), f"{todo} another file"))
         if not isinstance(found, Record) or found.run == self.declaration.run:
             return
@@ -222,14 +230,16 @@ class Rendezvous:
             return  # a share that is gone for the moment: the others see no file either
         if isinstance(found, Record) and found.nonce != record.nonce and (reached := reach(found)) is not None:
             reached[0].close()
-            got, todo = f"{found}, which took it meanwhile", "Give each job a file of its own"
+            got = f"{found}, which took it meanwhile"
+            todo = "Give each job a file of its own"
             raise RendezvousError(Problem(str(file.path), "a file that no other job uses", got, todo))
 
     # ---- the other machines
 
     def _find(self, deadline: float) -> tuple[Link, Record]:
         """Polls until node 0 answers."""
-        delay, logged = 0.2, time.monotonic()
+        delay = 0.2
+        logged = time.monotonic()
         other_job_since: float | None = None
         while True:
             self.interrupted()
@@ -298,15 +308,18 @@ class Rendezvous:
 
     def _meet(self, link: Link, record: Record, deadline: float) -> tuple[Declaration, ...]:
         """Waits for all machines, and returns their declarations if they fit together, which node 0 decides."""
-        number, lost_after = self.node.index, self.settings.lost_after_seconds
-        declaration, other_count = self.declaration, self._other_count(record)
+        number = self.node.index
+        lost_after = self.settings.lost_after_seconds
+        declaration = self.declaration
+        other_count = self._other_count(record)
         if other_count is not None:
             if number >= record.num_nodes:  # node 0 does not look for this machine
                 raise other_count
             declaration = declaration.model_copy(
                 update={"problem": str(other_count), "exit_code": other_count.exit_code}
             )
-        mine, places = declaration.model_dump_json(), _Places(self.node.count, self.settings)
+        mine = declaration.model_dump_json()
+        places = _Places(self.node.count, self.settings)
         file = self._file if number == 0 else None
         begun = checked = logged = time.monotonic()
         held: str | None = None  # the first beat of another machine that has this number
@@ -359,9 +372,11 @@ class Rendezvous:
         return RendezvousError(Problem("num_nodes", expected, got))
 
     def _taken(self, holder: str) -> Problem:
-        own, other = self.declaration, Declaration.model_validate_json(holder)
+        own = self.declaration
+        other = Declaration.model_validate_json(holder)
         got = f"taken by host {other.host}, pid {other.pid}; this is host {own.host}, pid {own.pid}"
-        expected, todo = "a number that no other machine of the run has", "Give each machine its own --node_index"
+        expected = "a number that no other machine of the run has"
+        todo = "Give each machine its own --node_index"
         return Problem(f"node_index {self.node.index}", expected, got, todo)
 
     def _absent(self, missing: str) -> RendezvousError:
@@ -411,9 +426,11 @@ class Rendezvous:
         """Returns numeric address and port of tcp://host:port."""
         assert self.init_method is not None
         host, port = host_and_port(self.init_method)
-        address, own = resolved(host, port), [one.address for one in addresses()]
+        address = resolved(host, port)
+        own = [one.address for one in addresses()]
         if self.node.index == 0 and address not in own:
-            expected, todo = f"an address of node 0, which has {', '.join(own)}", "Name the machine of --node_index=0"
+            expected = f"an address of node 0, which has {', '.join(own)}"
+            todo = "Name the machine of --node_index=0"
             raise RendezvousError(Problem(f"init_method {self.init_method}", expected, address, todo))
         return address, port
 
@@ -431,7 +448,8 @@ def meeting_place(init_method: str | None, settings: RendezvousConfig, count: in
     if init_method.startswith("file:"):
         return MeetingFile.of(init_method)
     if settings.port:
-        where, got = "rendezvous.port", str(settings.port)
+        where = "rendezvous.port"
+        got = str(settings.port)
         raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method has the port"))
     return host_and_port(init_method)
 

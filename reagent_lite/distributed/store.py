@@ -56,7 +56,8 @@ class Store:
     """
 
     def __init__(self, client: Any, token: str, attempt: int | None = None) -> None:
-        self._client, self._token = client, token
+        self._client = client
+        self._token = token
         self.attempt = int(self._get(_ATTEMPT) or 0) if attempt is None else attempt
 
     def begin(self, attempt: int, texts: Mapping[str, str]) -> "Store":
@@ -79,7 +80,8 @@ class Store:
     def set_once(self, key: str, text: str) -> str:
         """Sets a key unless it has a text; returns the text that it has afterwards."""
         key = self._full(key)
-        found, signed = b"", self._signed(key, text)
+        found = b""
+        signed = self._signed(key, text)
         while True:
             found = self._client.compare_set(key, found, signed)
             verified = self._verified(key, found)
@@ -102,7 +104,8 @@ class Store:
         return self._mac(key, text.encode()) + text.encode()
 
     def _verified(self, key: str, value: bytes) -> str | None:
-        mac, text = value[:_MAC_CHARS], value[_MAC_CHARS:]
+        mac = value[:_MAC_CHARS]
+        text = value[_MAC_CHARS:]
         return text.decode() if hmac.compare_digest(mac, self._mac(key, text)) else None
 
     def _mac(self, key: str, text: bytes) -> bytes:
@@ -209,7 +212,8 @@ class Link:
     """
 
     def __init__(self, open_store: Callable[[], Store], peer: tuple[str, int] | None = None) -> None:
-        self._background, self._peer = Background(), peer
+        self._background = Background()
+        self._peer = peer
         self._opened: Future[Store] | None = self._background.submit(open_store)
 
     @classmethod
@@ -258,7 +262,8 @@ def reach(record: Record) -> tuple[Link, Record] | None:
     for address in (record.address, *record.others):
         if connection_error(address, record.port, _CONNECT_SECONDS):
             continue
-        link, found = Link.to(address, record.port, record.token, _OPEN_SECONDS), None
+        link = Link.to(address, record.port, record.token, _OPEN_SECONDS)
+        found = None
         try:
             with suppress(LostError):
                 nonce, attempt = link.call(lambda store: (store.get("nonce"), store.attempt), _OPEN_SECONDS)

@@ -79,7 +79,8 @@ def verdict_on(declared: Sequence[Declaration]) -> Verdict:
     unfit = [one for one in declared if one.problem]
     problems, warnings = compare(declared)
     if unfit:
-        problems, warnings = [Problem(one.name, "a machine that can take part", one.problem) for one in unfit], []
+        problems = [Problem(one.name, "a machine that can take part", one.problem) for one in unfit]
+        warnings = []
     code = max(unfit[0].exit_code, 1) if unfit else RendezvousError.exit_code
     # every machine reads the verdict
     declarations = tuple(one.model_copy(update={"config": {}}) for one in declared)
@@ -101,19 +102,22 @@ def digest_of_code(package: Path) -> str:
 
 def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:
     """Returns what keeps these machines from training together, and what is worth a warning."""
-    problems, warnings = [], []
+    problems = []
+    warnings = []
     first, *others = declarations
     for other in others:
         problems += _config_problems(first, other)
         for name in sorted(first.versions.keys() | other.versions.keys()):
-            a, b = first.versions.get(name, "none"), other.versions.get(name, "none")
+            a = first.versions.get(name, "none")
+            b = other.versions.get(name, "none")
             if _series(a) != _series(b):
                 todo = "Install the same release on every machine, or check out the same commit"
                 problems.append(Problem(f"version of {name}", f"{a} as on {first.name}", f"{b} on {other.name}", todo))
             elif a != b:
                 warnings.append(f"{name} is {a} on {first.name} and {b} on {other.name}")
         if first.device != other.device:
-            expected, got = f"{first.device} as on {first.name}", f"{other.device} on {other.name}"
+            expected = f"{first.device} as on {first.name}"
+            got = f"{other.device} on {other.name}"
             todo = "Set use_gpu to false, or find out why GPUs are missing there"
             problems.append(Problem("devices", expected, got, todo))
     owners: dict[str, Declaration] = {}

@@ -75,7 +75,9 @@ class ProgressReport:
     """
 
     def __init__(self, limit: float) -> None:
-        self._collectives, self._step, self._limit = 0, 0, limit
+        self._collectives = 0
+        self._step = 0
+        self._limit = limit
         self._file: int | None = None
         if is_worker():
             self._file = os.open(_own_file("progress"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -143,7 +145,8 @@ class Reports:
     """
 
     def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._count = folder, count
+        self._folder = folder
+        self._count = count
         self.variables = {_FOLDER_VARIABLE: str(folder), _LAUNCHER_VARIABLE: str(os.getpid())}
 
     @property

@@ -70,7 +70,8 @@ def devices(processes: Processes) -> Iterator[Row]:
 
 def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     """Looks at addresses, the host's name, and the port that is asked for."""
-    settings, method = config.rendezvous, config.init_method or ""
+    settings = config.rendezvous
+    method = config.init_method or ""
     listed = ", ".join(f"{one.interface} {one.address}" for one in addresses()) or "none"
     if node.count == 1:
         yield skipped("network", f"one machine needs none; there are {listed}")
@@ -139,8 +140,10 @@ def dataset_folder(config: WorkflowConfig) -> Row:
 
 def copy_folder(config: WorkflowConfig, path: str) -> Row:
     """Looks at where the training copy of a path goes."""
-    name, actions = "training copy", config.actions or None
-    directory, columns = config.data.training_copy_dir, config.data.columns
+    name = "training copy"
+    actions = config.actions or None
+    directory = config.data.training_copy_dir
+    columns = config.data.columns
     try:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy

@@ -140,7 +140,8 @@ def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Ro
     rows: list[Row] = []
     try:
         for what in ("new files", "replaced files"):
-            word, error = uuid.uuid4().hex, ""
+            word = uuid.uuid4().hex
+            error = ""
             try:
                 write_synced(temporary, word.encode())
                 temporary.rename(file)
@@ -213,7 +214,8 @@ def _clocks(membership: Membership, seconds: float) -> Row:
     For each machine it lies between its last look that found somebody absent and the one that found all.
     """
     membership.exchange("ready", True, seconds)
-    deadline, before = time.monotonic() + seconds, time.time()
+    deadline = time.monotonic() + seconds
+    before = time.time()
     membership.give("here", True)
     while True:
         asked = time.time()
@@ -224,7 +226,8 @@ def _clocks(membership: Membership, seconds: float) -> Row:
     after = time.time()
     moments = membership.exchange("moment", ((before + after) / 2, (after - before) / 2), seconds)
     node = max(range(len(moments)), key=lambda i: abs(moments[i][0] - moments[0][0]))
-    difference, within = abs(moments[node][0] - moments[0][0]), moments[node][1] + moments[0][1]
+    difference = abs(moments[node][0] - moments[0][0])
+    within = moments[node][1] + moments[0][1]
     found = f"at most {difference:.2f} s from node 0's (node {node}, to within {within:.2f} s)"
     if difference <= _CLOCK_SECONDS:
         return ok("clocks", found)

@@ -84,7 +84,8 @@ def _probe(folder: Path) -> dict[str, float]:
         OSError: the folder cannot be used so, or did not give back what was written.
     """
     name = f".doctor.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-    temporary, final = folder / f"{name}.tmp", folder / name
+    temporary = folder / f"{name}.tmp"
+    final = folder / name
     steps: dict[str, Callable[[], object]] = {
         "write and fsync": lambda: write_synced(temporary, _PROBE),
         "rename": lambda: temporary.rename(final),
@@ -106,7 +107,8 @@ def _probe(folder: Path) -> dict[str, float]:
 
 
 def _room(folder: Path) -> Row:
-    free, status = disk_usage(folder).free, folder.stat()
+    free = disk_usage(folder).free
+    status = folder.stat()
     found = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
     if free < _LITTLE_BYTES:
         return failed("share: room", found, "Make room on the share")
@@ -115,7 +117,8 @@ def _room(folder: Path) -> Row:
 
 def _record(file: MeetingFile) -> Row:
     """Reports whose record is in the file."""
-    name, found = "share: file", file.read()
+    name = "share: file"
+    found = file.read()
     if not isinstance(found, Record):
         return ok(name, f"{file.path}: {found}")
     reached = reach(found)

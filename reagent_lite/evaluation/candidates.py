@@ -73,7 +73,8 @@ def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_know
     lengths = torch.zeros(len(_LENGTHS), dtype=torch.float64)
     moments = torch.zeros(2, 2, len(ids), dtype=torch.float64)  # of log and policy: weight, weighted sum
     for page, features in chunks():
-        policy, taken = page.model_propensities, page.of_taken(page.model_propensities)
+        policy = page.model_propensities
+        taken = page.of_taken(page.model_propensities)
         ones = torch.ones_like(taken)
         sums += torch.stack((ones, (policy.argmax(1) == page.action).double(), page.propensity, taken)).sum(1)
         place = ((page.propensity * _BINS - 1e-6).ceil().long() - 1).clamp(0, _BINS - 1)  # float32 has no 0.1
@@ -142,7 +143,10 @@ def _figures(mean: Tensor, stddev: Tensor) -> list[dict[str, float | None]]:
 
 def _difference(one: dict[str, float | None], other: dict[str, float | None]) -> float | None:
     """Returns the standardized difference of means, (other - one) / sqrt of the mean variance. Austin (2009)."""
-    mean, stddev, other_mean, other_stddev = one["mean"], one["stddev"], other["mean"], other["stddev"]
+    mean = one["mean"]
+    stddev = one["stddev"]
+    other_mean = other["mean"]
+    other_stddev = other["stddev"]
     if mean is None or other_mean is None or stddev is None or other_stddev is None:
         return None
     scale = math.sqrt((stddev**2 + other_stddev**2) / 2)
@@ -154,7 +158,8 @@ def candidate_features(
 ) -> NDArray[np.float32]:
     """Returns raw features of the rows' candidates, [n, K, F]; NaN where absent and behind a list's end."""
     lists = np.asarray(copy.actions_list[numbers])
-    starts, stops = copy.list_offsets[lists], copy.list_offsets[lists + 1]
+    starts = copy.list_offsets[lists]
+    stops = copy.list_offsets[lists + 1]
     places = starts[:, None] + np.arange(num_choices)
     within = places < stops[:, None]
     features = np.full((len(numbers), num_choices, len(ids)), np.nan, np.float32)

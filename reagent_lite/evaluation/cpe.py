@@ -42,7 +42,8 @@ WEIGHTED: Final = tuple(name for name, one in ESTIMATORS.items() if one.weighted
 MODELLED: Final = tuple(name for name, one in ESTIMATORS.items() if one.model)
 
 # Of episodes that are laid out together, padding included; a longer one is a group of its own.
-_GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
+_GROUP_ROWS = 2**17
+_GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
 
 
@@ -185,7 +186,8 @@ def evaluate_page(
                     bounds=bounds,
                     config=config,
                 )
-                one_step, sequential = evaluated.family(_ONE_STEP), evaluated.family(_SEQUENTIAL)
+                one_step = evaluated.family(_ONE_STEP)
+                sequential = evaluated.family(_SEQUENTIAL)
                 outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
                 show(len(outcomes), len(page.names))
     return CPEResult(
@@ -279,13 +281,15 @@ def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level
 
 
 def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimate:
-    verdict, reason = Verdict.TRUSTWORTHY, "the interval contains 0: no difference is shown"
+    verdict = Verdict.TRUSTWORTHY
+    reason = "the interval contains 0: no difference is shown"
     if figure.side:
         reason = "model is better" if figure.side > 0 else "against is better"
     for worse in (Verdict.SUPPORT, Verdict.DO_NOT_USE):
         for whose, estimate in (("against", against), ("model", model)):
             if estimate.verdict is worse:
-                verdict, reason = worse, f"{whose}: {estimate.reason}"
+                verdict = worse
+                reason = f"{whose}: {estimate.reason}"
     return Estimate(
         name=model.name,
         figure=figure,

@@ -19,7 +19,8 @@ from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
-LOGGED, OTHER = "logged policy", "other policy"
+LOGGED = "logged policy"
+OTHER = "other policy"
 _CONTINUED = "continued by the value model"
 _MOSTLY = 0.5
 _MOST_EPISODES = 1e12
@@ -327,7 +328,8 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     for comparison in deciding:
         yield _from_log(comparison, evidence.result)
         if comparison.simulated is not None and comparison.reference is not None:
-            simulated, reference = comparison.simulated, comparison.reference
+            simulated = comparison.simulated
+            reference = comparison.reference
             side = int(simulated.low > reference.high) - int(simulated.high < reference.low)
             reason = (
                 f"in simulation its discounted return is {simulated}, against {reference} of the logged policy in the "

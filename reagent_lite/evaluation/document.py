@@ -130,7 +130,8 @@ def cut_note(overlap: Overlap | None) -> str:
 
 def not_scored(result: CPEResult) -> str:
     """Returns a sentence on what the limits of the evaluation left out."""
-    episodes, rows = counted(result.num_episodes_left_out, "episode"), counted(result.num_rows_beyond_horizon, "row")
+    episodes = counted(result.num_episodes_left_out, "episode")
+    rows = counted(result.num_rows_beyond_horizon, "row")
     return f"not scored: {episodes}, and {rows} beyond the horizon"
 
 

@@ -24,7 +24,9 @@ from reagent_lite.evaluation.page import held_out
 
 Hashes = NDArray[np.uint64]
 
-_DIGEST_ROWS, _DIGEST_VALUES = 1 << 16, 1 << 22  # most at once: some 30 MB; longer blocks are slower
+# most at once: some 30 MB; longer blocks are slower
+_DIGEST_ROWS = 1 << 16
+_DIGEST_VALUES = 1 << 22
 _EVAL_DATA = 1 << 32  # no number of a shard
 
 
@@ -97,7 +99,8 @@ def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few:
         seed: seed of the draw where there are more than max_episodes.
         few: whether at least one episode is scored, and one fitted to, whatever the hashes; for a log on one machine.
     """
-    shards, copy = sides.shards, sides.scored
+    shards = sides.shards
+    copy = sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0
     own = _Candidates.of(sides, 1.0 if few else share)
     known = _exchange(own, np.unique(sides.hashes(sides.train)), shards)
@@ -151,7 +154,8 @@ class _Candidates:
         copy = sides.scored
         hashes = sides.hashes(copy)
         count = len(hashes)
-        unknown, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        unknown = np.zeros(count, np.bool_)
+        summed = np.zeros(count, np.bool_)
         unknown[copy.episode[np.asarray(copy.action) < 0]] = True
         summed[copy.episode[np.asarray(copy.step) > 1]] = True
         numbers = np.argsort(hashes)

@@ -62,7 +62,8 @@ class Log:
     def counts(self) -> dict[str, int]:
         """Rows and episodes: all of them, and how they are used."""
         used = self.evaluated.split.scored
-        episodes, scored = len(self.copy.episode_hash), len(used.hashes)
+        episodes = len(self.copy.episode_hash)
+        scored = len(used.hashes)
         return {
             "rows": len(self.copy),
             "scored_rows": len(used.numbers),
@@ -100,7 +101,8 @@ class Log:
         Raises:
             DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
         """
-        content, warnings = content_of(copy), [*copy.notes]
+        content = content_of(copy)
+        warnings = [*copy.notes]
         models = [policy for policy in policies if isinstance(policy, ExportedModel)]
         seen = tuple(isinstance(one, ExportedModel) and one.learned_from(content) for one in policies)
         for model in models:
@@ -168,7 +170,9 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
     Raises:
         BundleError: a model gives a value that is no number.
     """
-    results, choices, warnings = [], [], [*log.warnings]
+    results = []
+    choices = []
+    warnings = [*log.warnings]
     for policy in policies:
         evaluator = _evaluator(config, policy, log)
         evaluator.fit(final=True)
@@ -236,7 +240,8 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
         sides.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
     warnings = []
     for side, have, reads in sides:
-        unknown, missing = sorted(set(have) - set(reads)), sorted(set(reads) - set(have))
+        unknown = sorted(set(have) - set(reads))
+        missing = sorted(set(reads) - set(have))
         if reads and len(missing) == len(reads):
             where = f"{model.key} {model.path}"
             raise DataError(Problem(where, f"a log with some of the {side} features {_listed(reads)}", _listed(have)))

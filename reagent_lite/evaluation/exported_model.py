@@ -123,7 +123,8 @@ class ExportedModel:
         columns = ("state", "action") if bundle.parametric else ("state",)
         lacking = [name for name in columns if name not in encoded]
         if lacking:
-            where, advice = str(folder / "normalization.json"), "Export the model again"
+            where = str(folder / "normalization.json")
+            advice = "Export the model again"
             raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
         return cls(key=key, path=folder, bundle=bundle, config=config, normalization=specs)
@@ -188,7 +189,9 @@ class FromRaw(nn.Module):
 
     def __init__(self, state: nn.Module, action: nn.Module | None, network: nn.Module) -> None:
         super().__init__()
-        self.state, self.action, self.network = state, action, network
+        self.state = state
+        self.action = action
+        self.network = network
         self.needs_candidate_list = bool(network.needs_candidate_list)
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
@@ -210,7 +213,8 @@ class ExportedPolicy:
     """
 
     def __init__(self, model: ExportedModel, config: EvaluateConfig, choices: Choices) -> None:
-        self._model, self._choices = model, choices
+        self._model = model
+        self._choices = choices
         self._policy = None if config.policy == "acting" else model.policy(config)
 
     def __call__(self, state: Tensor, actions: Actions) -> Tensor:
@@ -224,7 +228,8 @@ class ExportedPolicy:
             BundleError: the model gives a value that is no finite number, or an infinite feature.
         """
         prediction = self._choices(state, mask, features)
-        allowed, q = torch.from_numpy(prediction.mask), torch.from_numpy(prediction.q)
+        allowed = torch.from_numpy(prediction.mask)
+        q = torch.from_numpy(prediction.q)
         decides = torch.ones(len(state), dtype=torch.bool) if mask is None else mask.cpu().any(1)
         if self._policy is None:
             found = torch.from_numpy(np.ascontiguousarray(prediction.propensities))

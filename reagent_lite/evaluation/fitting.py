@@ -62,8 +62,10 @@ def split_log(sides: Sides, scored: Scored, settings: EvaluationConfig) -> Split
         scored: what is scored of them.
         settings: the settings of the evaluation.
     """
-    copy, hashes = sides.train, sides.hashes(sides.train)
-    apart, checked = ~np.isin(hashes, scored.hashes), np.zeros(len(hashes), bool)
+    copy = sides.train
+    hashes = sides.hashes(sides.train)
+    apart = ~np.isin(hashes, scored.hashes)
+    checked = np.zeros(len(hashes), bool)
     counts = sides.shards.counts(int(apart[copy.episode].sum()))
     if num_steps(fit_plan(sides.shards, counts, settings, final_passes(settings)), settings) > FEWEST_STEPS:
         checked = apart & held_out(mix(hashes), CHECKED_SHARE)
@@ -115,7 +117,8 @@ class PolicyModels:
     """
 
     def __init__(self, heads: CPEHeads, settings: EvaluationConfig, group: Group) -> None:
-        self.heads, self._group = heads, group
+        self.heads = heads
+        self._group = group
         self.passes = 0
         self._wrapped = group.wrap(heads)
         trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]

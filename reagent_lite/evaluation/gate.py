@@ -41,7 +41,8 @@ def _decide(estimate: Estimate, family: Family, condition: PublishConfig, asked:
     above = condition.lower_bound_above
     bound, tested = (0.0, estimate.difference) if above == "logged" else (above, estimate.figure)
     lower = finite(tested.low)
-    name, passed = f"{condition.estimator} of {condition.outcome}", False
+    name = f"{condition.estimator} of {condition.outcome}"
+    passed = False
     if lower is None:
         reason = f"{name} has no interval: {estimate.reason}"
     elif estimate.verdict is Verdict.DO_NOT_USE:

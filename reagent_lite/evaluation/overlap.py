@@ -102,8 +102,10 @@ def measure_overlap(
     page: EvaluationPage, rows: torch.Tensor, log: Log, mean_weight: torch.Tensor, config: EvaluationConfig
 ) -> Overlap:
     """Returns the diagnostics of rows of a page, of their log, and of the mean weight in each sample, [R]."""
-    taken, propensity = page.of_taken(page.model_propensities)[rows], page.propensity[rows]
-    weight, level = page.weight[rows], config.confidence_level
+    taken = page.of_taken(page.model_propensities)[rows]
+    propensity = page.propensity[rows]
+    weight = page.weight[rows]
+    level = config.confidence_level
     by_step = log.effective_episodes()
     # of weights that are at most e^600, so that means stay finite
     mean_by_step = log.log_largest.clamp(max=600).exp() * log.weights / log.num_episodes

@@ -161,7 +161,8 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
     """
     if group.world_size == 1:
         return part
-    sizes, num_choices = group.each(len(part)), max(group.each(part.mask.shape[1]))
+    sizes = group.each(len(part))
+    num_choices = max(group.each(part.mask.shape[1]))
     keys = [list(group.gather(key)) for key in (sequence, part.episode)]
     places = torch.split(_places(*map(torch.cat, keys)), list(sizes)) if group.is_first else ()
     columns = {}
@@ -183,7 +184,8 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
 
     A row is discounted by gamma to the power of the steps that rows before it in the episode span.
     """
-    rank, position = page.rank, page.position
+    rank = page.rank
+    position = page.position
     shape = (int(rank[-1]) + 1, int(position.max()) + 1)
 
     def table(values: Tensor, fill: float = 0.0) -> Tensor:
@@ -197,7 +199,9 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
     tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
 
     def of(target: int) -> Episodes:
-        reward_model, q, pi = page.reward_model[:, :, target], page.q_values[:, :, target], page.model_propensities
+        reward_model = page.reward_model[:, :, target]
+        q = page.q_values[:, :, target]
+        pi = page.model_propensities
         return Episodes(
             running=running,
             weight=weight,
@@ -225,8 +229,10 @@ def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 
     """
     lengths = _runs(episode)[1]
     order = lengths.argsort(stable=True)
-    starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
-    groups, start = [], 0
+    starts = (lengths.cumsum(0) - lengths)[order]
+    lengths = lengths[order]
+    groups = []
+    start = 0
     while start < len(lengths):
         ahead = lengths[start : start + max_episodes]
         cells = torch.arange(1, len(ahead) + 1) * ahead
@@ -277,7 +283,8 @@ def _page_of(batch: TransitionBatch, policy: Policy, models: CPEHeads | None, na
 def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
-        choices, outcomes = (1,) * (field.name in BY_CHOICE), (len(names),) * (field.name in BY_OUTCOME)
+        choices = (1,) * (field.name in BY_CHOICE)
+        outcomes = (len(names),) * (field.name in BY_OUTCOME)
         dtype = _DTYPES.get(field.name, torch.float64)
         columns[field.name] = torch.zeros(0, *choices, *outcomes, dtype=dtype)
     return EvaluationPage(names=names, **columns)

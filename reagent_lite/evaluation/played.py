@@ -13,7 +13,9 @@ from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.returns import estimates
 from reagent_lite.sim.spec import EnvSpec
 
-MODEL, AGAINST, RANDOM = "model", "against", "random"
+MODEL = "model"
+AGAINST = "against"
+RANDOM = "random"
 AIM = "what the estimates of the discounted return per episode aim at, if the log is from this environment"
 _DIFFERENCES = {AGAINST: "difference", RANDOM: "difference_to_random"}
 _NEGLIGIBLE = 0.01  # what a step counts, against the first; and a share of episodes

@@ -61,11 +61,14 @@ def play(
         SimulationError: when the environment was given an action it does not have, or returns are not finite.
     """
     env.reset()
-    count, device = env.num_envs, env.device
+    count = env.num_envs
+    device = env.device
     total, discounted = torch.zeros(2, count, env.spec.agents, dtype=torch.float64, device=device).unbind()
     length = torch.zeros(count, dtype=torch.int64, device=device)
-    terminated, running = torch.zeros_like(length, dtype=torch.bool), torch.ones_like(length, dtype=torch.bool)
-    factor, asked = 1.0, None
+    terminated = torch.zeros_like(length, dtype=torch.bool)
+    running = torch.ones_like(length, dtype=torch.bool)
+    factor = 1.0
+    asked = None
     for step in range(env.time_limit):
         act(env, players, envs=asked)
         env.advance()

@@ -56,7 +56,8 @@ class Arena:
         problems += [p for one in models for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
         if problems:
             raise BundleError(problems)
-        self._config, self._models = config, models
+        self._config = config
+        self._models = models
         self._env = open_envs(
             backend,
             num_envs=settings.evaluation_episodes,
@@ -73,7 +74,8 @@ class Arena:
             BundleError: a model gives a value that is no number.
             SimulationError: the environment shows or pays what is no finite number.
         """
-        env, settings = self._env, self._config.evaluation
+        env = self._env
+        settings = self._config.evaluation
         tables = {one.key: self._table(one.key, _Drawn(one, self._config, env.spec), gamma) for one in self._models}
         tables[RANDOM] = self._table(RANDOM, None, gamma)
         return Played.of(
@@ -100,7 +102,8 @@ class _Drawn:
     """Logarithms of a model's probabilities: what VectorEnv.act draws from."""
 
     def __init__(self, model: ExportedModel, config: EvaluateConfig, spec: EnvSpec) -> None:
-        self._policy, self._name = ExportedPolicy(model, config, Choices.in_simulation(model.bundle, spec)), spec.name
+        self._policy = ExportedPolicy(model, config, Choices.in_simulation(model.bundle, spec))
+        self._name = spec.name
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         """Returns [N, K] of what environments show; -inf where a choice is never taken."""

@@ -16,7 +16,9 @@ _MEAN_WEIGHT_TOLERANCE = 0.1
 # Of whole episodes too little is the usual fault: those that the policy makes likely are missing from the log, while
 # the effective number looks fine. Gridworld, 10 effective episodes and more: below 0.7 the 95 % intervals of PDIS
 # missed in 21 of 23 logs, from 0.7 to 0.9 in 12 of 45, whether or not the mean's own interval held 1.
-_EPISODES_MISSING, _EPISODES_SCARCE, _EPISODES_TOO_HEAVY = 0.7, 0.85, 2.0
+_EPISODES_MISSING = 0.7
+_EPISODES_SCARCE = 0.85
+_EPISODES_TOO_HEAVY = 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
 _FITTED_ERROR = 1e-3  # of a fitted value, which never meets an estimate without spread exactly
 _MAX_LARGEST_SHARE = 0.25
@@ -24,7 +26,8 @@ _MAX_LARGEST_SHARE = 0.25
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
 # Intervals of some 6 purchases with lognormal amounts held the truth in 83 % of 500 logs: few amounts are no range.
-_FEWEST_SIZES, _SPREAD = 100, 0.5
+_FEWEST_SIZES = 100
+_SPREAD = 0.5
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
 _CONSTANT = (
@@ -168,7 +171,8 @@ def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
 
 
 def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
-    mean, apart = overlap.mean_episode_weight, _off_one(overlap.mean_episode_weight)
+    mean = overlap.mean_episode_weight
+    apart = _off_one(overlap.mean_episode_weight)
     if not apart and mean.value >= _EPISODES_SCARCE:
         return
     weight = number(mean.value) if mean.value > 0 else "0, or too small for a number,"
@@ -177,12 +181,11 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
         f"{effective(overlap.effective_episodes, 'episode')})"
     )
     if mean.value < 1:
-        unusable, cause = (
-            apart and mean.value < _EPISODES_MISSING,
-            "the log lacks episodes that the policy makes likely",
-        )
+        unusable = apart and mean.value < _EPISODES_MISSING
+        cause = "the log lacks episodes that the policy makes likely"
     else:
-        unusable, cause = mean.value > _EPISODES_TOO_HEAVY, "logged propensities are too small"
+        unusable = mean.value > _EPISODES_TOO_HEAVY
+        cause = "logged propensities are too small"
     yield Verdict.DO_NOT_USE if unusable else Verdict.SUPPORT, f"{cause} {evidence}"
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 # One random stream per about so many draws and at most so many samples: part of what a seed means.
-_STREAM_DRAWS, _STREAM_SAMPLES = 2**18, 256
+_STREAM_DRAWS = 2**18
+_STREAM_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

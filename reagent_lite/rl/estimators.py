@@ -80,7 +80,8 @@ def rewards_of_rows(log: Log, outcome: int) -> Contributions:
 
 def residuals_of_rows(log: Log, outcome: int) -> Contributions:
     """Returns sum_a pi r_hat + w (r - r_hat) of each row, and its weight as control, summed by episode."""
-    rows, expected = log.per_episode("rows", outcome), log.per_episode("reward_expected", outcome)
+    rows = log.per_episode("rows", outcome)
+    expected = log.per_episode("reward_expected", outcome)
     return Contributions(
         total=expected + log.per_episode("residual", outcome),
         size=rows,
@@ -121,7 +122,8 @@ def _of_episodes(log: Log, total: Tensor, outcome: Tensor, returns: Tensor, offs
 
 def logged_rewards(log: Log, outcome: int) -> Contributions:
     """Returns r of each row, summed by episode."""
-    reward, rows = log.per_episode("reward", outcome), log.per_episode("rows", outcome)
+    reward = log.per_episode("reward", outcome)
+    rows = log.per_episode("rows", outcome)
     return Contributions(total=reward, size=rows, weight=torch.ones_like(rows), outcome=reward / rows)
 
 

@@ -218,7 +218,9 @@ def _ends(problems: Sequence[_Problem]) -> list[tuple[float, float]]:
     most = max(len(problem.counts) for problem in problems)
     points = torch.stack([pad(problem.points, (0, most - len(problem.counts))) for problem in problems])
     counts = torch.stack([pad(problem.counts, (0, most - len(problem.counts))) for problem in problems])
-    values, sizes, controls = points[:, 0], points[:, 1], _scaled(points[:, 2:])
+    values = points[:, 0]
+    sizes = points[:, 1]
+    controls = _scaled(points[:, 2:])
     multipliers, least = _maximize(controls, counts, controls.new_zeros(len(problems), 2))
     shares = counts / _inside(controls, multipliers)
     total = (shares * sizes).sum(1)
@@ -268,8 +270,11 @@ class _Search:
         for _ in range(_OUTER_STEPS):
             if not len(left):
                 break
-            target, at = critical[left], distance[left]
-            counts, sizes, least = self.counts[left], self.sizes[left], self.least[left]
+            target = critical[left]
+            at = distance[left]
+            counts = self.counts[left]
+            sizes = self.sizes[left]
+            least = self.least[left]
             points = (values[left] - at.unsqueeze(1) * sizes).unsqueeze(1)
             points = torch.cat((self.controls[left], points), 1)
             found, likelihood = _maximize(points, counts, multipliers[left], least + 2 * target.square())
@@ -283,7 +288,8 @@ class _Search:
             newton = torch.where((newton > low) & (newton < high) & (newton < 8 * at), newton, between)
             reached = (root - target).abs() < _TOLERANCE * target
             enclosed = high - low < _TOLERANCE * high
-            below[left], above[left] = low, high
+            below[left] = low
+            above[left] = high
             distance[left] = torch.where(reached, at, torch.where(enclosed, high, newton))
             left = left[~(reached | enclosed)]
         return distance

@@ -62,7 +62,8 @@ def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float = 1.0) -
     count = quantiles.shape[1]
     midpoints = (torch.arange(count, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / count
     error = target.unsqueeze(1) - quantiles.unsqueeze(2)
-    targets, predictions = target.unsqueeze(1).expand_as(error), quantiles.unsqueeze(2).expand_as(error)
+    targets = target.unsqueeze(1).expand_as(error)
+    predictions = quantiles.unsqueeze(2).expand_as(error)
     huber = F.huber_loss(targets, predictions, reduction="none", delta=kappa) / kappa
     return ((midpoints.unsqueeze(1) - (error.detach() < 0).to(huber.dtype)).abs() * huber).mean(2).sum(1)
 

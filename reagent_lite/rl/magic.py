@@ -33,8 +33,10 @@ def step_contributions(log: Log, outcome: int) -> Iterator[Tensor]:
     the `corrections`, is 0 after the end, omega_t is not, and x = sum_i omega_t x_t.
     """
     # omega x alone makes MAGIC's squared error up to 6 times as large: a weight too many is no error where x_t = x
-    n, steps = log.num_episodes, log.by_step("corrections", outcome)
-    lengths, total = _lengths(len(log.weights)), torch.zeros_like(log.weights)
+    n = log.num_episodes
+    steps = log.by_step("corrections", outcome)
+    lengths = _lengths(len(log.weights))
+    total = torch.zeros_like(log.weights)
     for group, values in zip(log.groups, steps, strict=True):
         total[: values.shape[1]] += values.sum(0) * group.scale(log.log_largest)[: values.shape[1]]
     means = safe_divide(total, log.weights)
@@ -42,7 +44,8 @@ def step_contributions(log: Log, outcome: int) -> Iterator[Tensor]:
     shares = torch.cat((start, (means / n).cumsum(0)))
     firsts = torch.split(log.per_episode("first_value", outcome) / n, [len(group.sums) for group in log.groups])
     for group, values, own_first in zip(log.groups, steps, firsts, strict=True):
-        length, relative = values.shape[1], group.weights
+        length = values.shape[1]
+        relative = group.weights
         inside = lengths.clamp(max=length)
         factor = safe_divide(group.scale(log.log_largest), log.weights)
         own = _from(own_first, (values - relative * means[:length]) * factor[:length])[:, inside]
@@ -55,7 +58,8 @@ def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
 
     The contributions come in groups, [n_k, m] each, with their mean [m] over all groups.
     """
-    n, scatter = 0, mean.new_zeros(len(mean), len(mean))
+    n = 0
+    scatter = mean.new_zeros(len(mean), len(mean))
     for part in contributions:
         centred = part - mean
         scatter += centred.T @ centred
@@ -92,7 +96,8 @@ def interval_distance(returns: Tensor, level: float) -> Tensor:
     """
     full = returns[:, -1]
     low, high = percentile_interval(full[1:], level) if len(full) > 1 else (float(full[0]), float(full[0]))
-    below, above = (full[0] - low).clamp(min=0).nan_to_num(0), (high - full[0]).clamp(min=0).nan_to_num(0)
+    below = (full[0] - low).clamp(min=0).nan_to_num(0)
+    above = (high - full[0]).clamp(min=0).nan_to_num(0)
     difference = returns - full.unsqueeze(1)
     return (difference - above).clamp(min=0) + (-difference - below).clamp(min=0)
 
@@ -114,7 +119,8 @@ def _descend(matrix: Tensor, x: Tensor) -> Tensor:
     All problems advance together until each is done. A step solves for the current set, and either adds the choice that
     violates optimality most or walks back to the first bound.
     """
-    found, left = x.clone(), torch.arange(len(x))
+    found = x.clone()
+    left = torch.arange(len(x))
     active = x > 0
     for _ in range(10 * matrix.shape[1] + 10):
         if not len(left):
@@ -135,7 +141,10 @@ def _descend(matrix: Tensor, x: Tensor) -> Tensor:
         active = active.scatter(1, newest, grow | active.gather(1, newest))
         found[left] = x
         more = (grow | ~inside).squeeze(1)
-        left, matrix, x, active = left[more], matrix[more], x[more], active[more]
+        left = left[more]
+        matrix = matrix[more]
+        x = x[more]
+        active = active[more]
     return found / found.sum(1, keepdim=True)
 
 

@@ -237,13 +237,16 @@ class Log:
 
     def _totals(self, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns sums [R, T, S], weights [R, H] and steps [R, T, M, H]; the last two divided by the largest rho_t."""
-        outcomes, steps = self.num_outcomes, len(self.weights)
+        outcomes = self.num_outcomes
+        steps = len(self.weights)
         total = self.weights.new_zeros(len(counts), outcomes, len(self.sums))
         weights = self.weights.new_zeros(len(counts), steps)
         by_step = self.weights.new_zeros(len(counts), outcomes, len(self.means), steps)
         episodes = torch.split(counts, [len(group.sums) for group in self.groups], 1)
         for group, drawn in zip(self.groups, episodes, strict=True):
-            own, length, scale = drawn.to(total.dtype), len(group.log_largest), group.scale(self.log_largest)
+            own = drawn.to(total.dtype)
+            length = len(group.log_largest)
+            scale = group.scale(self.log_largest)
             total += torch.tensordot(own, group.sums, 1)
             held = own @ group.weights
             weights[:, :length].addcmul_(held, scale[:length])

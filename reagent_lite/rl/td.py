@@ -48,7 +48,8 @@ def double_q_value(q: Tensor, target: Values, mask: Tensor) -> Tensor:
         mask: [B, K] bool, the allowed choices.
     """
     choice = greedy_choice(q, mask)
-    value, allowed = target(choice), mask.gather(1, choice.unsqueeze(1))
+    value = target(choice)
+    allowed = mask.gather(1, choice.unsqueeze(1))
     return value * (allowed if value.dim() == 2 else allowed.squeeze(1))
 
 
@@ -84,6 +85,7 @@ def value_bounds(reward: Tensor, discount: Tensor) -> tuple[float, float]:
 def td_target(reward: Tensor, discount: Tensor, next_value: Tensor, bounds: Bounds = None) -> Tensor:
     """Returns r + d * v, [B] or [B, H] for next_value [B] or [B, H], clipped to bounds; Sutton (1988)."""
     if next_value.dim() == 2:
-        reward, discount = reward.unsqueeze(1), discount.unsqueeze(1)
+        reward = reward.unsqueeze(1)
+        discount = discount.unsqueeze(1)
     target = torch.addcmul(reward, discount, next_value)
     return target if bounds is None else target.clamp(*bounds)

@@ -46,7 +46,8 @@ class Machine:
         out.mkdir(exist_ok=True)
         given = {"index": index, "count": count, "out": str(out), "init_method": f"file://{folder}/run.rdzv", **options}
         variables = {"PYTHONPATH": PYTHONPATH, "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
-        self.index, name = index, f"{index}_{time.monotonic_ns()}"
+        self.index = index
+        name = f"{index}_{time.monotonic_ns()}"
         self._files = folder / f"out_{name}", folder / f"log_{name}"
         self.process = Interpreter([__file__, json.dumps(given)], env=os.environ | variables, outputs=self._files)
 
@@ -146,7 +147,8 @@ class Fork:
 
 def main(options: dict[str, Any]) -> None:
     """Runs a launcher and its workers."""
-    processes, restarts = options.get("processes", 1), options.get("restarts", 0)
+    processes = options.get("processes", 1)
+    restarts = options.get("restarts", 0)
     if "python" not in options:
         launcher.subprocess = SimpleNamespace(Popen=Fork, TimeoutExpired=())  # type: ignore[attr-defined]
         if Fork.prepare(processes * (restarts + 1)):
@@ -178,7 +180,9 @@ def work(options: dict[str, Any]) -> None:
     end_with_parent()
     place = Place.read()
     assert place is not None
-    task, out, steps = options.get("work", "sum"), Path(options["out"]), options.get("steps", 1)
+    task = options.get("work", "sum")
+    out = Path(options["out"])
+    steps = options.get("steps", 1)
     victim = place.rank == options.get("victim", 1)
     (out / f"pid_{place.rank}").write_text(str(os.getpid()))
     if task == "late start" and victim:

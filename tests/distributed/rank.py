@@ -41,9 +41,12 @@ class Source:
 
     def __init__(self, plan: ReadPlan, rank: int, shares: tuple[int, ...]) -> None:
         rng = torch.Generator().manual_seed(0)
-        self.state, self.after = torch.randn(203, 3, generator=rng), torch.randn(203, 3, generator=rng)
+        self.state = torch.randn(203, 3, generator=rng)
+        self.after = torch.randn(203, 3, generator=rng)
         self.reward = torch.randn(203, generator=rng)
-        self.plan, self.world, self.step = plan, len(shares), 0
+        self.plan = plan
+        self.world = len(shares)
+        self.step = 0
         self.ranks = range(sum(shares[:rank]), sum(shares[: rank + 1]))
 
     def learned(self, row_errors: Tensor) -> None:
@@ -58,7 +61,8 @@ class Source:
     def __next__(self) -> TransitionBatch:
         plan = self.plan
         parts = [part for rank in self.ranks for part in plan.parts(self.step, rank)]
-        start, stop = parts[0][0], parts[-1][1]
+        start = parts[0][0]
+        stop = parts[-1][1]
         rows = torch.from_numpy(plan.permutation(self.step // plan.steps_per_epoch)[start:stop].astype(np.int64))
         share = self.world / plan.rows_of_step(self.step)
         self.step += 1
@@ -125,7 +129,8 @@ def agree(group: Group) -> dict[str, Any]:
         return now
 
     with patch.object(agreement_module, "time", SimpleNamespace(perf_counter=clock)):
-        agreement, saves = Agreement(group), []
+        agreement = Agreement(group)
+        saves = []
         for done in range(1, 10_000):
             now += 0.001
             agreed = agreement.after_step(done, stop=group.rank == 2 and done >= 700, save=done == 1 or group.rank == 1)

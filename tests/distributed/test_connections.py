@@ -24,7 +24,8 @@ def test_of_more_machines_each_connects_to_as_many_as_connect_to_it(count: int, 
 
 
 def test_the_address_that_peers_of_node_0_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    loopback, ethernet = Address("lo", "127.0.0.1"), Address("eth0", "10.0.0.2")
+    loopback = Address("lo", "127.0.0.1")
+    ethernet = Address("eth0", "10.0.0.2")
     monkeypatch.setattr(network, "addresses", lambda: [ethernet, loopback])
     assert address_for("127.0.0.1", 1, None) == loopback  # all on one machine
     assert address_for("localhost", 1, None) == ethernet  # a name of this machine, which others reach otherwise

@@ -55,13 +55,18 @@ def test_parts_of_a_batch_learn_what_the_whole_does(monkeypatch: pytest.MonkeyPa
         nn.DataParallel, "parallel_apply",
         lambda self, replicas, inputs, kwargs: [one(*given) for one, given in zip(replicas, inputs, strict=True)],
     )  # fmt: skip
-    batch, learner = random_batch(7, 3, 2, seed=1), Fit()
+    batch = random_batch(7, 3, 2, seed=1)
+    learner = Fit()
     loss, _ = learner(batch)
     loss.backward()
-    gradient, errors = learner.line.weight.grad, learner.row_errors
+    gradient = learner.line.weight.grad
+    errors = learner.row_errors
     learner.zero_grad()
     wrapped: Any = DividedOverGpus(learner, [CPU] * 3)
-    wrapped.device_ids, wrapped.src_device_obj, wrapped.output_device = [0, 1, 2], CPU, 0  # torch found no GPU
+    # torch found no GPU
+    wrapped.device_ids = [0, 1, 2]
+    wrapped.src_device_obj = CPU
+    wrapped.output_device = 0
     divided_loss, metrics = wrapped(batch)
     divided_loss.backward()
     assert divided_loss.item() == pytest.approx(loss.item(), rel=1e-6)

@@ -189,7 +189,8 @@ def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
 
 def test_node_0_that_is_started_again_is_joined_again(start: Start, tmp_path: Path) -> None:
     options = {"steps": 2000, "restarts": 2}
-    first, other = start(0, **options), start(1, **options)
+    first = start(0, **options)
+    other = start(1, **options)
     appears(tmp_path / "out" / "step_0")
     first.process.kill()
     other.logs("restart 1 of at most 2")
@@ -260,7 +261,8 @@ def test_a_run_does_not_begin_again_below_the_mount_point_of_a_share_that_is_gon
 
 def test_a_run_begins_again_once_its_share_is_mounted_again(start: Start, tmp_path: Path) -> None:
     """As another device; the run made its folder after the launcher had begun."""
-    share, gone = tmp_path / "share", tmp_path / "share.gone"
+    share = tmp_path / "share"
+    gone = tmp_path / "share.gone"
     share.mkdir()
     machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(share), output="out")
     appears(gone)

@@ -85,7 +85,8 @@ def test_a_silent_service_at_the_address_of_node_0_takes_no_longer_than_an_answe
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         rendezvous = node_0(Path("/"), join_timeout_seconds=1)
-        rendezvous.node, rendezvous.init_method = Node(1, 2), f"tcp://127.0.0.1:{port}"
+        rendezvous.node = Node(1, 2)
+        rendezvous.init_method = f"tcp://127.0.0.1:{port}"
         begun = time.monotonic()
         with pytest.raises(RendezvousError, match=f"got 127.0.0.1:{port} is no run of ours: no answer for 0 s"):
             rendezvous.join()
@@ -247,7 +248,8 @@ def test_places_where_machines_cannot_meet(
     index: int, init_method: str | None, settings: dict[str, Any], code: int, words: str
 ) -> None:
     rendezvous = node_0(Path("/"), **settings)
-    rendezvous.node, rendezvous.init_method = Node(index, 2), init_method
+    rendezvous.node = Node(index, 2)
+    rendezvous.init_method = init_method
     with pytest.raises((RendezvousError, ConfigError)) as caught:
         rendezvous.preflight()
     assert words in str(caught.value)
@@ -310,7 +312,9 @@ def test_a_file_that_cannot_be_read_may_be_a_live_run(
 
 def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
     """A reader sees the old record or the new one, never a part; only its own record is removed."""
-    file, stop, seen = MeetingFile(tmp_path / "run.rdzv"), threading.Event(), set[str]()
+    file = MeetingFile(tmp_path / "run.rdzv")
+    stop = threading.Event()
+    seen = set[str]()
     records = [Record.model_validate(RECORD | {"nonce": nonce}) for nonce in ("mine", "another's")]
 
     def write() -> None:
@@ -338,7 +342,8 @@ def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
 def test_no_record_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_path: Path) -> None:
     share = tmp_path / "share"
     share.mkdir()
-    file, folder = MeetingFile(share / "run.rdzv"), FolderIdentity.of(share)
+    file = MeetingFile(share / "run.rdzv")
+    folder = FolderIdentity.of(share)
     share.rename(tmp_path / "unmounted")
     with pytest.raises(RendezvousError, match=f"share {share}: .* got OSError: {share} is not the folder any more"):
         file.publish(Record.model_validate(RECORD), folder)

@@ -59,7 +59,8 @@ def test_shares_and_probabilities() -> None:
 def test_features_of_what_is_chosen() -> None:
     features = tallied(slice(0, 3))["features"]
     # feature 7, logged: 1, 4, 6
-    logged, variance = 11 / 3, (1 + 16 + 36) / 3 - (11 / 3) ** 2
+    logged = 11 / 3
+    variance = (1 + 16 + 36) / 3 - (11 / 3) ** 2
     assert features["7"]["logged"] == pytest.approx({"mean": logged, "stddev": math.sqrt(variance)})
     # policy: .25 of 1, .5 of 2, .25 of 3; .5 of 0, .5 of 4; .25 of 2, .75 of 6; of 3 rows
     policy = (0.25 + 1 + 0.75 + 2 + 0.5 + 4.5) / 3
@@ -72,7 +73,8 @@ def test_features_of_what_is_chosen() -> None:
 
 
 def test_chunks_change_nothing() -> None:
-    whole, parts = tallied(slice(0, 3)), tallied(slice(0, 1), slice(1, 1), slice(1, 3))
+    whole = tallied(slice(0, 3))
+    parts = tallied(slice(0, 1), slice(1, 1), slice(1, 3))
     for name, one in whole["features"].items():
         for side in ("logged", "policy"):
             assert parts["features"][name][side] == pytest.approx(one[side], rel=1e-12)

@@ -36,7 +36,8 @@ def coverage(of: Study) -> dict[str, float]:
     truths = {name: of.mean_return if one.sequential else of.mean_reward for name, one in ESTIMATORS.items()}
     truths |= {"mean_reward": logging.mean_reward, "mean_return": logging.mean_return}
     estimators = [one for one in (*ESTIMATORS.values(), *LOGGED) if one.name in truths]
-    rng, generator = np.random.default_rng(0), Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
+    generator = Generator().manual_seed(0)
     hits = dict.fromkeys(truths, 0)
     for episodes in repetitions(of, REPETITIONS, rng):
         counts = resample_counts(of.num_episodes, 500, generator)
@@ -58,7 +59,8 @@ def holds(share: float) -> bool:
 @pytest.mark.timeout(1800)
 def test_intervals_of_every_estimator() -> None:
     """Prints the table of RESULTS.md (pytest -s)."""
-    fixed, drawn = gridworld.fixed_start(), gridworld.any_start()
+    fixed = gridworld.fixed_start()
+    drawn = gridworld.any_start()
     tables = {
         "no model": coverage(study(fixed, None)),
         "off by 1": coverage(study(fixed, 1.0)),

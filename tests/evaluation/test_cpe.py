@@ -116,7 +116,8 @@ def test_order_of_episodes_changes_nothing() -> None:
     page = gridworld_page(log, gridworld.epsilon_greedy(0.3), noisy_q(gridworld.epsilon_greedy(0.3), 0.3, rng))
     backwards = dataclasses.replace(page, episode=29 - page.episode)
     backwards = backwards.rows(torch.argsort(backwards.episode, stable=True))
-    one, other = evaluated(page), evaluated(backwards)
+    one = evaluated(page)
+    other = evaluated(backwards)
     for a, b in zip(one.outcomes[0].estimates, other.outcomes[0].estimates, strict=True):
         # MAGIC's blend rests on the resamples, which are others
         assert b.figure.value == pytest.approx(a.figure.value, rel=1e-2 if a.name == "MAGIC" else 1e-10)
@@ -178,7 +179,8 @@ def test_a_policy_does_not_differ_from_itself() -> None:
 def test_two_policies_are_compared_on_the_same_episodes() -> None:
     # weights 1.5 and 0.5 in turn, and the other way round, of rewards 4 and 2: IPS differs by 1
     page = bandit_page([4.0, 2.0] * 100)
-    one, other = weighing(page, [1.5, 0.5] * 100), weighing(page, [0.5, 1.5] * 100)
+    one = weighing(page, [1.5, 0.5] * 100)
+    other = weighing(page, [0.5, 1.5] * 100)
     ips = compared(one, other)["IPS_Reward"]
     assert ips.figure.value == pytest.approx(1.0)
     assert (ips.verdict, ips.reason) == (Verdict.TRUSTWORTHY, "model is better")

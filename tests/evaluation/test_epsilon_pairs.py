@@ -83,7 +83,9 @@ def bar(count: int) -> int:
 def test_verdicts_follow_the_overlap_and_trustworthy_intervals_hold_the_exact_values() -> None:
     found = cases(range(1))
     for case in found:
-        name, verdict, pair = case.estimate.name, case.estimate.verdict, (case.logged, case.evaluated)
+        name = case.estimate.name
+        verdict = case.estimate.verdict
+        pair = (case.logged, case.evaluated)
         if ESTIMATORS[name].evidence is None:
             assert verdict is not Verdict.TRUSTWORTHY, case
         elif "Reward" in name:  # weights of rows are 5 at most, and rows many

@@ -52,7 +52,8 @@ def test_padding_rows_are_left_out():
 
 def test_candidate_lists_of_unequal_length_make_one_page():
     # parametric evaluation runs, on the same page; the action is an index, not the candidate of the nearest Q
-    wide, narrow = random_batch(3, 2, 4, seed=0, num_features=3), random_batch(2, 2, 2, seed=1, num_features=3)
+    wide = random_batch(3, 2, 4, seed=0, num_features=3)
+    narrow = random_batch(2, 2, 2, seed=1, num_features=3)
     narrow = dataclasses.replace(narrow, action=torch.tensor([1, 0]), actions=dataclasses.replace(
         narrow.actions, mask=torch.ones(2, 2, dtype=torch.bool)))  # fmt: skip
     page = build_page([wide, narrow], np.arange(5), policy=uniform, models=StateModels())

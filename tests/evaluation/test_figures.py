@@ -54,7 +54,10 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
     class Another(Group):
         def sum(self, tensor: Tensor) -> Tensor:
             other = torch.zeros_like(tensor)
-            other[0], other[1], other[3] = 2, 41, 9  # rows, squared targets, targets
+            # rows, squared targets, targets
+            other[0] = 2
+            other[1] = 41
+            other[3] = 9
             return tensor + other
 
     learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))

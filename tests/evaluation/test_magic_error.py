@@ -59,7 +59,8 @@ def measure(logged: float, evaluated: float, num_episodes: int, model: str) -> C
         behaviour=logged, evaluated=evaluated, num_episodes=num_episodes,
         start=gridworld.fixed_start(), model_error=MODELS[model],
     )  # fmt: skip
-    rng, generator = np.random.default_rng(0), Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
+    generator = Generator().manual_seed(0)
     errors = []
     for episodes in repetitions(study, REPETITIONS, rng):
         counts = resample_counts(num_episodes, RESAMPLES, generator)

@@ -77,7 +77,8 @@ def test_a_time_limit_truncates(tmp_path: Path) -> None:
 def test_episodes_that_are_over_are_not_decided_any_more() -> None:
     """The policy is asked for fewer and fewer; each episode is that which its environment plays alone."""
     backend = open_backend("gridworld", backend="cpu", device=CPU, parameters={}, math="exact")
-    weight, asked = torch.from_numpy(gridworld.optimal_q()).float(), []
+    weight = torch.from_numpy(gridworld.optimal_q()).float()
+    asked = []
 
     def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         assert mask is not None

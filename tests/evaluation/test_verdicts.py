@@ -14,7 +14,9 @@ from reagent_lite.evaluation.verdict import Verdict
 WEIGHTED = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
             "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust")  # fmt: skip
 REWARDS = [3.0 + (-1) ** n for n in range(200)]
-TRUSTWORTHY, SUPPORT, UNUSABLE = Verdict.TRUSTWORTHY, Verdict.SUPPORT, Verdict.DO_NOT_USE
+TRUSTWORTHY = Verdict.TRUSTWORTHY
+SUPPORT = Verdict.SUPPORT
+UNUSABLE = Verdict.DO_NOT_USE
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,8 @@ def test_verdicts(page: EvaluationPage, keys: dict[str, Any], names: tuple[str, 
 
 def test_a_model_that_disagrees_is_named_with_the_figures_that_stand_beside_it() -> None:
     cut = dataclasses.replace(bandit_page(REWARDS), bootstrap=torch.ones(200, dtype=torch.float64))
-    one_step, sequential = evaluated(cut).outcomes[0].one_step, evaluated(cut).outcomes[0].sequential
+    one_step = evaluated(cut).outcomes[0].one_step
+    sequential = evaluated(cut).outcomes[0].sequential
     check = estimate_of(evaluated(cut), "Weighted_Per_Decision_Importance_Sampling").figure
     said = f"the model says 0, outside the weighted estimate's interval {str(check).split('(')[1].removesuffix(')')}"
     assert one_step.estimates[0].reason == said
@@ -148,7 +151,9 @@ def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdic
     page = weighing(bandit_page([base + (-1) ** n for n in range(len(weights))]), weights)
     result = evaluated(page, gamma=1.0)
     assert result.overlap is not None
-    mean, centre, count = result.overlap.mean_episode_weight, sum(weights) / len(weights), len(weights)
+    mean = result.overlap.mean_episode_weight
+    centre = sum(weights) / len(weights)
+    count = len(weights)
     error = math.sqrt(sum((one - centre) ** 2 for one in weights) / (count - 1) / count)
     expected = (centre, centre - 1.959964 * error, centre + 1.959964 * error)
     assert (mean.value, mean.low, mean.high) == pytest.approx(expected, rel=1e-5)

@@ -139,7 +139,8 @@ def test_weighted_doubly_robust_equals_the_loops(seed: int):
     """Transcribed with loops from the paper's definition: nothing shared with the implementation."""
     e = random_table(LENGTHS, seed)
     w, d, r, tail = (getattr(e, name).numpy() for name in ("weight", "discount", "reward", "tail"))
-    q, v = e.value_taken.numpy(), e.value_expected.numpy()
+    q = e.value_taken.numpy()
+    v = e.value_expected.numpy()
     n, steps = w.shape
     total = 0.0
     for t in range(steps):
@@ -167,7 +168,8 @@ def test_without_any_weight_the_estimate_is_undefined():
 
 def test_magic_is_exact_where_all_lengths_agree():
     # a perfect model: q = r + gamma v', v = sum pi q, so that every g_j is the same number
-    ones, q = torch.ones(3, 2), torch.tensor([[1.5, 1.0]] * 3)
+    ones = torch.ones(3, 2)
+    q = torch.tensor([[1.5, 1.0]] * 3)
     e = table((2, 2, 2), 0.5, weight=[[2, 0.5], [1, 3], [0.25, 1]], reward=ones, reward_taken=ones,
               reward_expected=ones, value_taken=q, value_expected=q)  # fmt: skip
     assert value("MAGIC", e) == pytest.approx(1.5, abs=1e-9)

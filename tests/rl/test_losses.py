@@ -18,7 +18,8 @@ from reagent_lite.rl.losses import (
 
 
 def test_td_losses() -> None:
-    prediction, target = torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0])
+    prediction = torch.tensor([3.0, 0.5])
+    target = torch.tensor([1.0, 1.0])
     assert td_loss(prediction, target, "mse").tolist() == [4.0, 0.25]
     assert td_loss(prediction, target, "huber").tolist() == [1.5, 0.125]  # 2 - 1/2; 0.5^2 / 2
     bce = td_loss(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits")
@@ -79,6 +80,7 @@ def test_quantile_huber_by_hand() -> None:
 
 
 def test_conservative_and_imitation_ignore_forbidden_choices() -> None:
-    q, mask = torch.tensor([[1.0, 1.0, 50.0]]), torch.tensor([[True, True, False]])
+    q = torch.tensor([[1.0, 1.0, 50.0]])
+    mask = torch.tensor([[True, True, False]])
     assert math.isclose(conservative_loss(q, mask, torch.tensor([0])).item(), math.log(2), rel_tol=1e-6)
     assert math.isclose(imitation_loss(q, mask, torch.tensor([1])).item(), math.log(2), rel_tol=1e-6)

@@ -15,7 +15,8 @@ from reagent_lite.rl.sums import Log
 
 def test_covariance_is_n_times_numpys():
     x = np.random.default_rng(0).normal(size=(7, 3))
-    groups, mean = torch.from_numpy(x).split(3), torch.from_numpy(x.mean(0))
+    groups = torch.from_numpy(x).split(3)
+    mean = torch.from_numpy(x.mean(0))
     np.testing.assert_allclose(covariance(groups, mean).numpy(), 7 * np.cov(x.T), rtol=1e-12)
 
 

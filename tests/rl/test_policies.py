@@ -19,7 +19,8 @@ def test_softmax_at_a_low_temperature_does_not_overflow() -> None:
 
 def test_epsilon_greedy() -> None:
     # the only allowed choice is certain, and the first of equals is taken
-    q, mask = torch.tensor([[1.0, 2.0, 2.0]]).repeat(4, 1), torch.tensor([[True, False, False], [True, True, True]])
+    q = torch.tensor([[1.0, 2.0, 2.0]]).repeat(4, 1)
+    mask = torch.tensor([[True, False, False], [True, True, True]])
     p = EpsilonGreedy(0.3).propensities(q, torch.cat((MASK, mask)))
     torch.testing.assert_close(p, torch.tensor([[0.15, 0.85, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.1, 0.8, 0.1]]))
 

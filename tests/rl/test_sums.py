@@ -56,7 +56,8 @@ def test_two_groups_by_hand():
 
 
 def test_outcomes_share_weights_and_nothing_else():
-    first, second = random_table(LENGTHS, seed=3, spread=0.3), random_table(LENGTHS, seed=4)
+    first = random_table(LENGTHS, seed=3, spread=0.3)
+    second = random_table(LENGTHS, seed=4)
     second = Episodes(**{**{name: getattr(second, name) for name in NAMES}, "weight": first.weight})
     groups = [[some(e, which) for e in (first, second)] for which in (slice(5), slice(5, 10))]
     for own, e in zip(Log.of(groups, EVERY).estimates([COUNTS]), (first, second), strict=True):

@@ -17,9 +17,12 @@ from reagent_lite.rl.td import (
     value_bounds,
 )
 
-Q, Q_TARGET = torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0, 1.0]])
+Q = torch.tensor([[3.0, 4.0]])
+Q_TARGET = torch.tensor([[2.0, 1.0]])
 TARGET = partial(chosen, Q_TARGET)
-BOTH, FIRST, SECOND = torch.tensor([[True, True]]), torch.tensor([[True, False]]), torch.tensor([[False, True]])
+BOTH = torch.tensor([[True, True]])
+FIRST = torch.tensor([[True, False]])
+SECOND = torch.tensor([[False, True]])
 
 
 def test_double_q_takes_the_online_choice_and_the_target_value() -> None:
@@ -55,7 +58,8 @@ def test_discount_is_gamma_to_the_steps_and_zero_after_the_end() -> None:
 
 
 def test_target_and_expectation() -> None:
-    reward, half = torch.tensor([1.0]), torch.tensor([0.5])
+    reward = torch.tensor([1.0])
+    half = torch.tensor([0.5])
     assert td_target(reward, half, torch.tensor([6.0])).item() == 4.0
     assert td_target(reward, half, torch.tensor([[6.0, -9.0]]), (-3.0, 3.5)).tolist() == [[3.5, -3.0]]
     assert expected_value(Q, torch.tensor([[0.25, 0.75]])).item() == 3.75
