@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reagent_lite.export import load_bundle as load_bundle
     from reagent_lite.run.train import Callback as Callback
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _MODULES = {
     "Callback": "run.train",
     "DqnConfig": "config",
