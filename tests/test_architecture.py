@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
-    "feature_ids": 0,
+    "feature_ids": 0, "__version__": 0,
     "distributed": 1,
     "rl": 2,
     "models": 3, "data": 3, "sim": 3,
