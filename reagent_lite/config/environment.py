@@ -40,7 +40,7 @@ class EnvironmentConfig(Section):
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU that is used, where PyCUDA and a toolkit are, else on the CPU."""
     math: Literal["exact", "fast"] = "exact"
-    """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
+    """exact: the same bits on every machine; fast: fused multiply-adds, and TF32 in networks trained on a GPU."""
 
     @field_validator("env_parameters", mode="before")
     @classmethod
