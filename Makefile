@@ -1,6 +1,6 @@
 # make demo   virtual environment, install of what it needs, the main job on a log simulated here; ends with the model's path and scores
 # make test   everything CI runs: format, lint, types, tests
-# make gpu    on a machine with a GPU: its tests and figures in less than eight minutes, to outputs/gpu.json
+# make gpu    on a machine with a GPU: its tests and figures in less than ten minutes, to outputs/gpu.json
 # make setup  .venv alone
 PYTHON ?= python3
 VENV := .venv

@@ -14,6 +14,7 @@ LAYERS = {
     "estimators": 0,
     "feature_ids": 0,
     "mounts": 0,
+    "__version__": 0,
     "distributed": 1,
     "rl": 2,
     "models": 3, "data": 3, "sim": 3,

@@ -67,8 +67,6 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
         envs = open_envs(backend, num_envs=size)
         envs.reset()
         envs.act(None, epsilon=uniform)
-        # state read and written, action, reward, how it ended, step count: what any simulator must touch
-        touched = 8 * envs.spec.state_words + envs.spec.action_bytes + 4 + 1 + 4
 
         def act_and_step(envs: VectorEnv = envs) -> None:
             envs.act(None, epsilon=uniform)
@@ -78,7 +76,7 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
             "dynamics": (partial(envs.advance, observe=False), size),
             "observed": (envs.advance, size),
             "acting": (act_and_step, size),
-            "copy_limit": (lambda: target.copy_(source), _COPIED_BYTES // touched),
+            "copy_limit": (lambda: target.copy_(source), _COPIED_BYTES // envs.spec.step_bytes),
         }
         rates = dict(zip(works, _alternate(list(works.values()), seconds, device), strict=True))
         point = {name: round(rate / 1e6, 3) for name, rate in rates.items()}

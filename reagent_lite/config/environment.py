@@ -40,7 +40,7 @@ class EnvironmentConfig(Section):
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU that is used, where PyCUDA and a toolkit are, else on the CPU."""
     math: Literal["exact", "fast"] = "exact"
-    """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
+    """exact: the same bits on every machine; fast: fused multiply-adds, and TF32 in networks trained on a GPU."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(lambda config: config.in_python, ("math",), "its default with {0.env}", "It steps in Python"),

@@ -4,12 +4,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
@@ -43,7 +43,7 @@ def versions() -> Row:
     parts = [f"python {sys.version.split()[0]}", f"torch {torch.__version__}", f"CUDA {torch.version.cuda or 'none'}"]
     if torch.cuda.is_available():
         parts.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
-    return ok("versions", ", ".join([f"reagent-lite {version('reagent-lite')}", *parts]))
+    return ok("versions", ", ".join([f"reagent-lite {__version__}", *parts]))
 
 
 def devices(processes: Processes) -> Iterator[Row]:

@@ -126,6 +126,10 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
         f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     )
+    if group.device.type == "cuda":
+        if settings.math == "fast":
+            logger.info("matrix products of networks use TF32, as simulation.math is fast")
+        torch.set_float32_matmul_precision("high" if settings.math == "fast" else "highest")
     types = agent_types(config, spec)
     if len(types) > 1:
         logger.info(f"policies: {', '.join(map(str, types))}")

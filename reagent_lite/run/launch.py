@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from reagent_lite import __version__
 from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, options_of, parser_of
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
@@ -238,7 +239,7 @@ def _find_data(config: WorkflowConfig) -> None:
 
 def _versions(processes: Processes) -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    versions |= {name: version(name) for name in ("reagent-lite", "torch", "numpy")}
+    versions |= {"reagent-lite": __version__} | {name: version(name) for name in ("torch", "numpy")}
     versions["reagent-lite's code"] = digest_of_code(Path(__file__).parents[1])
     if processes.device_type == "cuda":
         versions["cuda"] = str(torch.version.cuda)

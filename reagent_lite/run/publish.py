@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from reagent_lite import __version__
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.algorithms.table import ALGORITHMS
@@ -302,8 +303,8 @@ def gate_of(config: WorkflowConfig, evaluation: Evaluation) -> Gate | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that checkpoints and models depend on."""
-    names = ("reagent-lite", "torch", "onnx", "onnxruntime", "numpy")
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
+    own = {"python": platform.python_version(), "reagent-lite": __version__}
+    return own | {name: version(name) for name in ("torch", "onnx", "onnxruntime", "numpy")}
 
 
 def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Report, kind: str) -> BundleContent:

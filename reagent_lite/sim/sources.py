@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 
+from reagent_lite import __version__
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import Problem, SimulationError, nearest, raise_any
 from reagent_lite.sim.compiler import KERNELS
@@ -169,7 +170,7 @@ def origin(config: EnvironmentConfig, spec: EnvSpec, actions: tuple[str, ...]) -
         "environment_sha256": identity(config),
         "state_features": list(range(spec.observation_size)),
         "actions": list(actions) or {"candidate_features": list(range(spec.action_feature_size))},
-        "release": version("reagent-lite"),
+        "release": __version__,
     }
 
 

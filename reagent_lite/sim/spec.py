@@ -133,6 +133,13 @@ class EnvSpec:
         return sum(field.size for field in self.fields)
 
     @property
+    def step_bytes(self) -> int:
+        """Bytes that a step of one environment reads and writes, without what it shows and offers."""
+        state, episode, step_count, ended = 8 * self.state_words, 4, 8, 1
+        action, reward, episode_return = self.action_bytes, 4, 8
+        return state + episode + step_count + ended + self.agents * (action + reward + episode_return)
+
+    @property
     def action_dtype(self) -> torch.dtype:
         """The torch type of action ids."""
         return torch.uint8 if self.action_bytes == 1 else torch.int32

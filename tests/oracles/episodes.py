@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -86,6 +85,8 @@ def as_policy(rule: Rule, num_actions: int) -> Policy:
 
 def gymnasium_episodes(name: str, physical: list[object], rule: Rule, epsilon: float, num: int, seed: int) -> Episodes:
     """Episodes of Gymnasium under an epsilon-greedy rule; `physical` is what Gymnasium calls each of our actions."""
+    import gymnasium  # tests on a GPU do without it
+
     env = gymnasium.make(name, disable_env_checker=True)
     rng = np.random.default_rng(seed)
     rows = []
@@ -105,6 +106,8 @@ def gymnasium_episodes(name: str, physical: list[object], rule: Rule, epsilon: f
 
 def random_cartpole_returns(num: int) -> np.ndarray:
     """Returns of Gymnasium's CartPole, 200 steps at most, under random actions."""
+    import gymnasium
+
     env = gymnasium.make("CartPole-v1", max_episode_steps=200)
     env.action_space.seed(0)
     returns = []

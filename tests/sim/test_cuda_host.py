@@ -5,6 +5,7 @@ torch.cuda and executes the PTX. What that does not show is in its first lines a
 """
 
 import ctypes
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim import backend
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.compiler import find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
@@ -221,7 +223,11 @@ def test_a_pycuda_that_cannot_be_imported_leaves_the_cpu(
 def test_an_nvcc_without_a_host_compiler_leaves_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The CPU's library comes from the compiler in a wheel then, or from the cache."""
+    """Nvcc looks for gcc; the CPU's library comes from clang++ here."""
+    path, compiler = os.environ["PATH"], Path(find_compiler().command[0])
+    clang = tmp_path / "clang++"
+    clang.write_text(f'#!/bin/sh\nPATH="{path}" exec {compiler} "$@"\n')
+    clang.chmod(0o755)
     monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pretended_gpu():

@@ -54,7 +54,7 @@ VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
 }
 """Changes of a config with two hidden layers and double Q; launches of an update in each environment, at most.
 
-These budgets may only fall: a launch takes 2 us of a GPU even if it computes nothing.
+These budgets may only fall: at small sizes the number of launches decides how long an update takes on a GPU.
 """
 ROLLOUTS = {"plain": (44, 48, 112), "prioritized": (62, 66, 154)}
 """Likewise of a step of all environments."""

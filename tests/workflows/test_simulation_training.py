@@ -258,6 +258,26 @@ def test_cuda_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "math", "precision"), [("cuda", "fast", "high"), ("cuda", "exact", "highest"), ("cpu", "fast", "medium")]
+)
+def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
+    tmp_path: Path,
+    device: str,
+    math: str,
+    precision: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_to = ["medium"]
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
+    config = checked(online(tmp_path, "cartpole_v1", math=math, backend="cpu"), "dqn")
+    with caplog.at_level("INFO", "reagent_lite"):
+        open_simulation(config, Group(Place(), torch.device(device)))
+    assert set_to[-1] == precision
+    assert ("use TF32" in caplog.text) is (precision == "high")
+
+
+@pytest.mark.parametrize(
     ("changes", "world", "updates", "rollouts"),
     [
         ({}, 1, True, True),

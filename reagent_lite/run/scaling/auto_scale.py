@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from reagent_lite import __version__
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
@@ -302,7 +302,7 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     sections = ("algorithm", config.algorithm, "rl", "rainbow", "training", *inputs)
     tree = {name: value for name, value in resolved(config).items() if name in sections}
     world = [group.world_size, count, group.device.type, backend.device.type]
-    software = [torch.__version__, version("reagent-lite"), str(_FEWEST_STEPS)]
+    software = [torch.__version__, __version__, str(_FEWEST_STEPS)]
     return make_key(
         (
             *parts,

@@ -1,0 +1,110 @@
+"""tests/benchmarks/gpu.py measures on a CPU what it measures on a GPU, and its file never waits for the last figure."""
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import gpu
+
+from reagent_lite.config import check
+from reagent_lite.config.environment import EnvironmentConfig
+from reagent_lite.distributed.launcher import Processes
+from reagent_lite.doctor import machine
+from reagent_lite.run import launch, publish
+from reagent_lite.sim.cpu import CpuBackend
+from reagent_lite.sim.sources import find_environment, origin
+
+CPU = torch.device("cpu")
+
+
+def test_the_file_has_each_figure_as_soon_as_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "folder" / "gpu.json"
+
+    def fails() -> None:
+        raise RuntimeError("out of memory")
+
+    def ends() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "tests", lambda: {"exit_code": 0, "result": "3 skipped"})
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "machine", lambda device: {"gpus": []})
+    monkeypatch.setattr(gpu, "figures_of", lambda device: {"first": lambda: 1.5, "second": fails, "third": ends})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main([str(file)])
+    report = json.loads(file.read_text())
+    assert report["first"] == 1.5
+    assert report["second"] == "RuntimeError: out of memory"
+    assert "third" not in report
+
+
+def test_without_a_gpu_the_tests_count_and_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "tests", lambda: {"exit_code": 0, "result": "3 skipped"})
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    assert gpu.main([str(tmp_path / "gpu.json")]) == 0
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert report["simulation on the GPU"] == "no GPU"
+    assert report["tests"]["result"] == "3 skipped"
+    assert not [name for name in report if "environments" in name]
+    assert json.loads(capsys.readouterr().out)["tests"] == "3 skipped"
+
+
+def test_rates_are_those_of_the_last_epoch() -> None:
+    figures = gpu.training(16, CPU, cuda_graph=True, updates=60)
+    # an update of 16 rows after each step of 16 environments
+    assert figures["env_steps_per_second"] == pytest.approx(figures["learned_rows_per_second"], rel=0.01)
+    assert figures["updates_per_second"] == pytest.approx(figures["learned_rows_per_second"] / 16, rel=0.05)
+
+
+def test_a_profile_counts_launches_of_a_step() -> None:
+    figures = gpu.profiled(16, CPU, steps=3)
+    assert 100 < figures["launches_per_step"] < 2000  # on a CPU of calls, which have calls inside
+    assert {"matrix products", "optimizer", "gathers and scatters"} <= set(figures["families"])
+    assert sum(family["share"] for family in figures["families"].values()) == pytest.approx(1, abs=0.01)
+
+
+def test_kernels_belong_to_families_by_their_names() -> None:
+    names = {
+        "env_step": "environments",
+        "sm90_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_cublas": "matrix products",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>": "copies",
+        "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>": "gathers and scatters",
+        "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor>": "optimizer",
+        "Memcpy DtoD (Device -> Device)": "copies",
+        "void at::native::elementwise_kernel<128, 2, add>": "element by element",
+        "something": "other",
+    }
+    figures = gpu.by_family((name, 2.0, 10.0) for name in names)
+    assert figures["launches_per_step"] == 16
+    assert figures["microseconds_per_step"] == 80
+    assert {family: entry["launches"] / 2 for family, entry in figures["families"].items()} == {
+        family: list(names.values()).count(family) for family in set(names.values())
+    }
+
+
+def test_environments_alone() -> None:
+    figures = gpu.stepping("cartpole_v1", 64, CPU, steps=2, seconds=0.01)
+    assert figures["share_of_limit"] == pytest.approx(figures["dynamics"] / figures["copy_limit"], abs=1e-3)
+    # state of 4 words in and out, episode, step count in and out, end; action, reward, return in and out
+    assert figures["bytes_per_step"] == 32 + 4 + 8 + 1 + 1 + 4 + 8 == 58
+
+
+def test_a_checkout_that_is_not_installed_knows_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def installed(name: str) -> str:
+        if name == "reagent-lite":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    for module in (importlib.metadata, launch, publish):
+        monkeypatch.setattr(module, "version", installed)
+    assert "reagent-lite 0." in machine.versions().found
+    assert launch._versions(Processes(1, "cpu"))["reagent-lite"].startswith("0.")
+    assert publish.versions()["reagent-lite"].startswith("0.")
+    backend = CpuBackend(find_environment("cartpole_v1"), {}, "exact")
+    assert origin(check(EnvironmentConfig, {"env": "cartpole_v1"}), backend.spec, ())["release"].startswith("0.")
