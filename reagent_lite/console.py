@@ -231,36 +231,42 @@ class Waiting:
     """Sleeps between two looks for something, and logs what is waited for at intervals that grow to an hour.
 
     Args:
-        key: config key of a folder that was there and cannot be used now, which is waited for ten minutes; "" for
-            anything else, which is waited for without end.
         quiet_seconds: seconds before the first message.
     """
 
-    def __init__(self, key: str = "", quiet_seconds: float = _FIRST_LOG_SECONDS) -> None:
+    def __init__(self, quiet_seconds: float = _FIRST_LOG_SECONDS) -> None:
+        self._quiet_seconds = quiet_seconds
+        self._begin("")
+
+    def _begin(self, key: str) -> None:
         self._key = key
         self._pause = _SHORTEST_SLEEP
         self._since = time.monotonic()
-        self._logs_after = quiet_seconds
+        self._logs_after = self._quiet_seconds
 
     @property
     def seconds(self) -> float:
         """Seconds since the first look."""
         return time.monotonic() - self._since
 
-    def sleep(self, what: str) -> None:
-        """Sleeps a little longer than the last time, at most two seconds.
+    def sleep(self, what: str, key: str = "") -> None:
+        """Sleeps a little longer than the last time, at most two seconds; begins anew with another key.
 
         Args:
             what: what is waited for, as a sentence without its full stop.
+            key: config key of a folder that was there and cannot be used now, which is waited for ten minutes; "" for
+                anything else, which is waited for without end.
 
         Raises:
             UnavailableError: the folder could not be used for ten minutes.
         """
+        if key != self._key:
+            self._begin(key)
         waited = self.seconds
-        if self._key and waited >= _MOST_FOLDER_SECONDS:
+        if key and waited >= _MOST_FOLDER_SECONDS:
             expected = f"a folder that can be read and written again within {_MOST_FOLDER_SECONDS:g} s"
             todo = "Mount its share, or make room there, and run the same command again"
-            raise UnavailableError(Problem(self._key, expected, what, todo))
+            raise UnavailableError(Problem(key, expected, what, todo))
         if waited >= self._logs_after:
             logger.info(f"{what}; waiting since {waited:,.0f} s")
             self._logs_after = waited + min(max(self._logs_after, _FIRST_LOG_SECONDS), _MOST_LOG_SECONDS)

@@ -302,12 +302,12 @@ def wait_for(work: Callable[[], T], folder: Path, key: str) -> T:
     Raises:
         UnavailableError: it raises errors for ten minutes.
     """
-    waiting = Waiting(key)
+    waiting = Waiting()
     while True:
         try:
             return work()
         except OSError as error:
-            waiting.sleep(sentence_of(error, folder))
+            waiting.sleep(sentence_of(error, folder), key)
 
 
 @contextmanager

@@ -427,7 +427,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
             mode, shared = config.environments.mode, config.environments.shared
             yield (
                 f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
-                f"{most_frames_ahead(config):,} environment steps ahead of the learner"
+                f"{most_frames_ahead(config.environments):,} environment steps ahead of the learner"
             )
         if config.collects:
             return

@@ -104,7 +104,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     from reagent_lite.run.stages import staged  # needs the extra `data`
 
     config = staged(config, group)
-    shards = Shards.of(config, group)
+    shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     train = _copy(config, config.training_data_path, shards, "training data", given)
     held_out = None

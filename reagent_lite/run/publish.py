@@ -22,6 +22,7 @@ from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.cli import printed
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.config.rl import RLConfig
 from reagent_lite.console import logger
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group, attempt_here
@@ -121,7 +122,7 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
     kind, one = next(iter(learners_of(learner).items()))
     sample = source.sample(_SAMPLE_ROWS, kind)
     try:
-        require_formats(_predictor(config, source.normalization, one), sample, _tolerance(config))
+        require_formats(_predictor(config, source.normalization, one), sample, _tolerance(config.rl))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
         todo = "Use operations that torch.onnx.export and torch.jit.trace know"
@@ -321,17 +322,17 @@ def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Re
         config_hash=fingerprint(config),
         versions=versions(),
         git_revision=_git_revision(),
-        tolerance=_tolerance(config),
+        tolerance=_tolerance(config.rl),
         sample=source.sample(_SAMPLE_ROWS, kind),
         score=ALGORITHMS[config.algorithm].score,
     )
 
 
-def _tolerance(config: WorkflowConfig) -> Tolerance:
+def _tolerance(rl: RLConfig) -> Tolerance:
     return Tolerance(
-        atol=config.rl.predictor_atol_check,
-        rtol=config.rl.predictor_rtol_check,
-        ratio_different=config.rl.ratio_different_predictions_tolerance,
+        atol=rl.predictor_atol_check,
+        rtol=rl.predictor_rtol_check,
+        ratio_different=rl.ratio_different_predictions_tolerance,
     )
 
 

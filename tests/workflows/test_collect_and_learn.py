@@ -63,7 +63,7 @@ class IdleError(Exception):
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A role in this process raises IdleError where it would wait."""
 
-    def sleep(self: console.Waiting, what: str) -> None:
+    def sleep(self: console.Waiting, what: str, key: str = "") -> None:
         raise IdleError(what)
 
     monkeypatch.setattr(console.Waiting, "sleep", sleep)
@@ -449,7 +449,7 @@ def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypa
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return add(self, *given)
 
-    def sleep(self: console.Waiting, what: str) -> None:
+    def sleep(self: console.Waiting, what: str, key: str = "") -> None:
         said.append(what)
         room[0] = len(said) == 3
         if len(said) > 3:
@@ -535,7 +535,7 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
     with pytest.raises(IdleError, match=AWAY):
         reader.run(10_000)
     away[0].__exit__(None, None, None)
-    monkeypatch.setattr(console.Waiting, "sleep", lambda self, what: None)
+    monkeypatch.setattr(console.Waiting, "sleep", lambda self, what, key="": None)
     monkeypatch.setattr(reader, "_wait", idle_without_files)
     with pytest.raises(IdleError, match="environment steps that step 0 needs"):
         reader.run(10_000)
@@ -544,7 +544,7 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def idle_without_files(waiting: console.Waiting, what: str) -> None:
+def idle_without_files(waiting: console.Waiting, what: str, key: str = "") -> None:
     raise IdleError(what)
 
 
@@ -560,7 +560,7 @@ def test_a_collector_keeps_its_episodes_while_the_share_is_away(
             away.__enter__()
         return add(self, *given)
 
-    def sleep(self: console.Waiting, what: str) -> None:
+    def sleep(self: console.Waiting, what: str, key: str = "") -> None:
         said.append(what)
         if "not learned from yet" in what:
             raise IdleError(what)
@@ -576,7 +576,7 @@ def test_a_collector_keeps_its_episodes_while_the_share_is_away(
     assert one.outcome(1).files == len(fifo(tmp_path))
     with unmounted(tmp_path / "data", mount_point=mount_point):
         said.clear()
-        monkeypatch.setattr(console.Waiting, "sleep", lambda self, what: said.append(what) or 1 // 0)
+        monkeypatch.setattr(console.Waiting, "sleep", lambda self, what, key="": said.append(what) or 1 // 0)
         with pytest.raises(ZeroDivisionError):
             one.run()
     assert AWAY in said[0]
@@ -674,6 +674,22 @@ def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
     assert "no rows; waiting since 320 s" in caplog.text
     assert slept[0] < 0.1
     assert slept[-1] == 2.0
+
+
+def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "sleep", lambda seconds: None)
+    waiting = console.Waiting()
+    for begin in (0.0, 1000.0):
+        for second, key in ((0, "a"), (599, "a"), (601, "")):  # it is back before ten minutes are over
+            now[0] = begin + second
+            waiting.sleep("away", key)
+    waiting.sleep("away", "a")
+    now[0] += 600.0
+    with pytest.raises(UnavailableError, match="a: expected a folder that can be read and written again within 600 s"):
+        waiting.sleep("away", "a")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from oracles.shards import multiset, plain, rows_of, stage, table, write
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data.shards import machines
 from reagent_lite.data.shards.machines import fetch, shard
 from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import ConfigError, DataError
@@ -220,6 +221,26 @@ def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: st
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         shard(config)
     assert sorted(one.name for one in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
+
+
+def test_a_fetch_begins_anew_where_shards_are_made_again_meanwhile(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machine 1 does not see the input, which changes after it has read shards.json."""
+    config = ShardConfig(**tree)
+    first = shard(config)
+    fetch_shard = machines.fetch_shard
+
+    def late(*given: Any) -> tuple[str, ...]:
+        monkeypatch.setattr(machines, "fetch_shard", fetch_shard)
+        write(tmp_path / "in" / "10.parquet", table([5, 5], first=500))
+        shard(config)
+        return fetch_shard(*given)
+
+    monkeypatch.setattr(machines, "fetch_shard", late)
+    done = shard(ShardConfig(**{**tree, "training_data_path": "/not/here", "node_index": 1}))
+    assert sum(done.rows) == sum(first.rows) + 10
+    assert len(rows_of(Path(tree["local_path"]))) == done.rows[1]
 
 
 def test_the_generation_that_machine_0_made(tree: dict[str, Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.data import DataConfig
 from reagent_lite.data.copy.facts import Agreement, Facts, agree
 from reagent_lite.distributed.group import Group
 
@@ -29,10 +29,10 @@ class Shards:
     of_rank: tuple[int, ...]
 
     @classmethod
-    def of(cls, config: WorkflowConfig, group: Group) -> "Shards":
+    def of(cls, settings: DataConfig, group: Group) -> "Shards":
         """Returns how the config lays the rows out over the group; every rank calls it."""
         nodes = group.each(group.node)
-        replicas = config.data.layout == "replicas"
+        replicas = settings.layout == "replicas"
         return cls(group=group, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
 
     @classmethod

@@ -109,7 +109,7 @@ class Collector:
         self._learner = build_learners(config, read, simulation.learning, group.device)
         choose_threads(config, read, group)
         self._origin = origin_of(config, simulation)
-        self._policies = PolicyReader(policies_folder(config), facts_of(reader, self._learner))
+        self._policies = PolicyReader(policies_folder(settings.shared), facts_of(reader, self._learner))
         self._policy: Policy | None = None
         self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
         self._warmup = settings.warmup_steps
@@ -125,8 +125,8 @@ class Collector:
             replace(one, policy=None) if kind.learns else one
             for kind, one in zip(simulation.types, self._informed, strict=True)
         )
-        self._ahead = most_frames_ahead(config)
-        self._frames_of_file = max(min(frames_per_policy(config) // _FILES_PER_POLICY, BLOCK_ROWS // spec.agents), 1)
+        self._ahead = most_frames_ahead(settings)
+        self._frames_of_file = max(min(frames_per_policy(settings) // _FILES_PER_POLICY, BLOCK_ROWS // spec.agents), 1)
         self._recorder = EpisodeRecorder(env, rounds=max(self._frames_of_file // env.num_envs, 1))
         fixed = simulation.parametric and not spec.candidates
         features = np.array(spec.action_features, np.float32) if fixed else None
@@ -139,14 +139,14 @@ class Collector:
     def run(self) -> None:
         """Plays until the learner's run ends or a signal comes, then writes the episodes that have ended."""
         logger.info(f"collecting in {self._folder.path}, as writer {self._id}")
-        waiting, away, logged = Waiting(), Waiting(DATASET_KEY), time.monotonic()
+        waiting = Waiting()
+        logged = time.monotonic()
         while not (self._signal.wanted or self._done()):
             try:
                 reason = self._reason_to_wait()
             except OSError as error:
-                away.sleep(sentence_of(error, self._folder.path))
+                waiting.sleep(sentence_of(error, self._folder.path), DATASET_KEY)
                 continue
-            away = Waiting(DATASET_KEY)
             if reason:
                 waiting.sleep(reason)
                 continue
@@ -210,7 +210,8 @@ class Collector:
 
         Unless a signal came, it waits while the share is full, and ten minutes for one that is away.
         """
-        over, waiting, away = self._recorder.over, Waiting(), Waiting(DATASET_KEY)
+        over = self._recorder.over
+        waiting = Waiting()
         if not len(over):
             return
         episodes = self._recorder.episodes(over)
@@ -229,9 +230,8 @@ class Collector:
                     return
                 if cause.errno in NO_ROOM:
                     waiting.sleep(f"no room for {rows} in {self._folder.path}: make room there")
-                    away = Waiting(DATASET_KEY)
                 else:
-                    away.sleep(f"{rows} cannot be written: {sentence_of(cause, self._folder.path)}")
+                    waiting.sleep(f"{rows} cannot be written: {sentence_of(cause, self._folder.path)}", DATASET_KEY)
         self._recorder.drop(over)
         keep_size(self._folder, self._dataset)
         self._total += float(episodes.returns.sum())

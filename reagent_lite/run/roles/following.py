@@ -85,9 +85,9 @@ class FollowedEpisodes:
         fewest = min(len(one.agents) for one in self._types if one.learns)
         self._most_frames = settings.slots * group.world_size // fewest
         self._waiting = settings.waiting
-        self._policies = policies_folder(config)
+        self._policies = policies_folder(config.environments.shared)
         self._publisher = PolicyPublisher(self._policies, learner, facts_of(reader, learner))
-        self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config)
+        self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config.environments)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
         self._unread = deque[str]()  # files that this rank has to read
@@ -110,7 +110,8 @@ class FollowedEpisodes:
         Raises:
             Preempted: on all ranks, if a signal came to one of them while it waited.
         """
-        self._step, waiting = step, Waiting()
+        self._step = step
+        waiting = Waiting()
         while self._on_any_rank(bool(reason := self._publish(finished=True))):
             self._wait(
                 waiting, f"the last policy, for which collectors wait, cannot be written to {self._policies}: {reason}"
@@ -127,10 +128,10 @@ class FollowedEpisodes:
         keep_size(self._folder, self._settings)
         return reason
 
-    def _wait(self, waiting: Waiting, what: str) -> None:
+    def _wait(self, waiting: Waiting, what: str, key: str = "") -> None:
         if self._on_any_rank(self._signal.wanted):
             raise self._signal.preempted()
-        waiting.sleep(what)
+        waiting.sleep(what, key)
 
     def _on_any_rank(self, here: bool) -> bool:
         return bool(self._group.sum(torch.tensor([here], dtype=torch.int64)))
@@ -145,22 +146,18 @@ class FollowedEpisodes:
             Preempted: on all ranks, if a signal came to one of them while it waited.
             UnavailableError: the folder was away for ten minutes.
         """
-        wanted, waiting = self._wanted + steps * self._frames_per_step, Waiting()
-        away = Waiting(DATASET_KEY)
+        wanted = self._wanted + steps * self._frames_per_step
+        waiting = Waiting()
         while not self._suffices(wanted):
             if self._take(wanted):
                 waiting = Waiting()
                 continue
             self._publish()
-            if self._away:
-                self._wait(away, self._away)
-                continue
-            away = Waiting(DATASET_KEY)
-            self._wait(
-                waiting,
+            scarce = (
                 f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
-                f"{self._step:,} needs; collectors write them (simulation.mode collect)",
+                f"{self._step:,} needs; collectors write them (simulation.mode collect)"
             )
+            self._wait(waiting, self._away or scarce, DATASET_KEY if self._away else "")
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:
@@ -225,7 +222,8 @@ class FollowedEpisodes:
 
     def _read_shares(self, chosen: list[tuple[str, int]], *, count: bool) -> bool:
         """Reads this rank's share of the files that rank 0 has chosen, and returns whether there are any."""
-        files, away = json.loads(self._group.broadcast_text(json.dumps(chosen))), Waiting(DATASET_KEY)
+        files = json.loads(self._group.broadcast_text(json.dumps(chosen)))
+        waiting = Waiting()
         for name, steps in files:
             rank = self._given.index(min(self._given))
             self._given[rank] += steps
@@ -234,7 +232,7 @@ class FollowedEpisodes:
                 self._finished[1] += steps
                 self._unread.append(name)
         while self._on_any_rank(bool(reason := self._read_own())):
-            self._wait(away, reason or f"{self._folder.path} cannot be used by another rank")
+            self._wait(waiting, reason or f"{self._folder.path} cannot be used by another rank", DATASET_KEY)
         return bool(files)
 
     def _read_own(self) -> str:

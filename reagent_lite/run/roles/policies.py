@@ -20,6 +20,7 @@ from torch import Tensor
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.config.dataset import DatasetConfig
+from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
@@ -65,9 +66,8 @@ class Policy:
     tensors: dict[str, Tensor]
 
 
-def policies_folder(config: WorkflowConfig) -> Path:
+def policies_folder(settings: DatasetConfig) -> Path:
     """Returns the folder in which policies are published."""
-    settings = config.environments.shared
     return Path(settings.policies or f"{settings.path}/policies").expanduser()
 
 
@@ -76,16 +76,15 @@ def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
     return origin(simulation.config, simulation.backend.spec, config.actions)
 
 
-def frames_per_policy(config: WorkflowConfig) -> int:
+def frames_per_policy(settings: SimulationConfig) -> int:
     """Returns the number of environment steps that a learner reads between two published policies."""
-    settings = config.environments
     rollouts = max(settings.shared.publish_every_steps // settings.updates_per_rollout, 1)
     return rollouts * settings.steps_per_rollout * settings.num_envs
 
 
-def most_frames_ahead(config: WorkflowConfig) -> int:
+def most_frames_ahead(settings: SimulationConfig) -> int:
     """Returns the number of unread environment steps above which collectors wait for the learner."""
-    return 2 * frames_per_policy(config)
+    return 2 * frames_per_policy(settings)
 
 
 def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
@@ -125,7 +124,7 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
     """
     settings = config.environments.shared
     key, again = "simulation.dataset", attempt_here() > 0
-    fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(config)
+    fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(settings)
     if not fifo.exists():
         logger.info(f"{key}.path: {fifo} was not there and is made; if it lies on a share, check that it is mounted")
     require_writable(fifo, f"{key}.path", keep=True, again=again)
