@@ -23,4 +23,6 @@ class PublishConfig(Section):
         """Yields an unknown estimator, with the nearest known one."""
         if self.estimator not in ESTIMATORS_IN_WORDS:
             known = f"Known: {', '.join(ESTIMATORS_IN_WORDS)}"
-            yield self.wrong("estimator", "an estimator", nearest(self.estimator, ESTIMATORS_IN_WORDS, otherwise=known))
+            yield self.wrong(
+                "estimator", "an estimator", nearest(self.estimator, list(ESTIMATORS_IN_WORDS), otherwise=known)
+            )
