@@ -79,7 +79,7 @@ class SimulationConfig(EnvironmentConfig):
     Not replayed are updates of several processes, beside data, and by optimizers without `capturable`.
     """
     pictures: bool = False
-    """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
+    """Write rollout.gif, an episode of the learned policy, beside the model; needs the extra `pictures`."""
 
     def rules(self) -> Iterator[Problem]:
         """Yields contradictions between keys."""
