@@ -17,7 +17,7 @@ EXTRAS = {
     "data": ("pyarrow", "scipy"),
     "gymnasium": ("gymnasium",),
     "minari": ("minari", "h5py"),
-    "pictures": ("matplotlib", "PIL"),
+    "pictures": ("PIL",),
     "report": ("tensorboard",),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "pyarrow"),
     "spark": ("pyspark",),

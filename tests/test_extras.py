@@ -41,8 +41,8 @@ def test_extras_are_those_of_the_distribution() -> None:
         for module in modules:
             names = {one.lower() for one in distributions.get(module, ())}
             wanted = {re.split(r"[^\w.-]", one)[0].lower().replace("_", "-") for one in declared[extra]}
-            # not installed here, or what a distribution brings: h5py of minari[hdf5], Pillow of matplotlib
-            assert not names or module in ("h5py", "PIL") or {one.replace("_", "-") for one in names} & wanted, module
+            # not installed here, or what a distribution brings: h5py of minari[hdf5]
+            assert not names or module in ("h5py",) or {one.replace("_", "-") for one in names} & wanted, module
 
 
 def test_simulation_needs_no_extra(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class SimulationConfig(EnvironmentConfig):
     optimizers without `capturable`; nor what waits for the GPU, with a warning that names the call.
     """
     pictures: bool = False
-    """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
+    """Write rollout.gif, an episode of the learned policy, beside the model; needs the extra `pictures`."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *EnvironmentConfig.no_effect,

@@ -266,8 +266,12 @@ def decide(evidence: Evidence) -> Decision:
 _TRY = "give it a small share of the decisions, with their propensities logged."
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
-    "keep the policy in use; learn longer (epochs) or from more data, or raise rl.cql_alpha, which keeps a policy "
-    "near the log."
+    "keep the policy in use; learn longer (epochs) or from more data, or keep the learned policy near the log (dqn: a "
+    "larger rl.cql_alpha; crr: a larger beta; iql: a smaller one)."
+)
+_NEARER = (
+    "keep it nearer to the log by a larger rl.temperature (dqn: a larger rl.cql_alpha; crr: a larger beta; iql: a "
+    "smaller one)"
 )
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _SCORE_OTHERS = (
@@ -420,13 +424,12 @@ def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
         many = f"log about {number(float(f'{needed:.2g}'))} episodes to score in place of {overlap.num_episodes:,}, or "
         return (
             f"{many if needed < _MOST_EPISODES else ''}log a policy that takes this policy's actions more often, or "
-            "keep it nearer to the log by a larger rl.cql_alpha or rl.temperature; or run an A/B test."
+            f"{_NEARER}; or run an A/B test."
         )
     if overlap.mean_weight.value > 1 or overlap.mean_episode_weight.value > 1:
         return "check that action_probability is the probability with which each action was taken, and evaluate again."
     return (
-        "log more episodes, or a policy that takes this policy's actions more often, or keep it nearer to the log by a "
-        "larger rl.cql_alpha or rl.temperature; or run an A/B test."
+        f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
     )
 
 

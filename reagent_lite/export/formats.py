@@ -6,6 +6,7 @@ TorchScript takes 0.1 s, PT2 1 to 2 s, ONNX and safetensors less.
 """
 
 import copy
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,9 +193,9 @@ def _strictly_traced() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    known = tuple(str(Path(str(package.__file__)).parent) for package in (torch, reagent_lite))
+    known = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, reagent_lite))
     for warning in caught:
-        if issubclass(warning.category, torch.jit.TracerWarning) and not warning.filename.startswith(known):
+        if warning.category.__name__ == "TracerWarning" and not warning.filename.startswith(known):
             where = f"{Path(warning.filename).name}:{warning.lineno}"
             expected = "no branches on values of tensors"
             raise BundleError(Problem(where, expected, str(warning.message).partition(". ")[0]))

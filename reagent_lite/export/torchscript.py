@@ -232,6 +232,6 @@ def _without_deprecation() -> Iterator[None]:
     Tracing warns of torch's own layers as well; formats.py refuses a network that branches on values.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
         yield

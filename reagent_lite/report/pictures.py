@@ -1,7 +1,6 @@
-"""Pictures beside a simulated run's model: the learning curve as PNG, one episode as an animated GIF.
+"""A picture beside a simulated run's model: one episode as an animated GIF.
 
-matplotlib and Pillow, which it brings, are the extra `pictures`, imported where they are used: the learner runs without
-them. matplotlib is used without pyplot, so that there is no display, no global figure and no window.
+Pillow is the extra `pictures`, imported where it is used: the learner runs without it.
 """
 
 import io
@@ -16,11 +15,8 @@ from numpy.typing import NDArray
 
 from reagent_lite.errors import needing
 from reagent_lite.files import write_whole
-from reagent_lite.report.charts import Curves
-from reagent_lite.report.curves import Series, curves_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 # Okabe & Ito (2008), Color Universal Design: told apart with any colour vision
@@ -31,8 +27,6 @@ WIDTH, HEIGHT, TOP, BOTTOM = 480, 360, 40, 320  # pixels of a frame, and of the 
 _FINE = 2  # a frame is drawn so many times larger, and shrunk: smooth edges
 _MILLISECONDS, _LAST_MILLISECONDS = 40, 2000  # how it ended is read before the loop starts again
 _MOST_FRAMES = 300
-_FEW_POINTS = 40  # so few are marked: a line through one point does not show
-_DRAWN = ("Return in simulation", "TD loss")
 _MOST_CURVES = 12  # more do not fit on a telephone
 
 
@@ -40,53 +34,10 @@ def require_pictures() -> None:
     """Makes sure that pictures can be drawn, before a long run rather than after it.
 
     Raises:
-        ConfigError: when matplotlib or Pillow cannot be imported; says how to install them.
+        ConfigError: when Pillow cannot be imported; says how to install them.
     """
     with needing("pictures", "simulation.pictures", ", or set it to false"):
-        import matplotlib.backends.backend_agg  # noqa: F401
         import PIL.GifImagePlugin  # noqa: F401
-
-
-def write_learning_curve(file: Path, series: Series, *, title: str) -> None:
-    """Writes the page's charts of returns and TD loss as PNG; the file appears whole or not at all."""
-    import matplotlib
-
-    data = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # as it is shipped, whatever the user's own settings
-        # without the program's version the same run gives the same bytes
-        learning_curve(curves_of(series), title=title).savefig(data, metadata={"Software": None})
-    write_whole(file, data.getvalue())
-
-
-def learning_curve(curves: Sequence[Curves], *, title: str) -> "Figure":
-    """Returns a figure of returns above and TD loss below, as far as there are any."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    shown = [one for one in curves if one.title in _DRAWN] or [Curves(title="", x="optimizer steps", y="", lines=())]
-    figure = Figure(figsize=(5.4, 2.2 + 1.6 * len(shown)), dpi=200, layout="constrained")
-    figure.suptitle(title, fontsize=13, fontweight="bold", parse_math=False)
-    panels = figure.subplots(len(shown), sharex=True, squeeze=False, height_ratios=[3, 1][: len(shown)])[:, 0]
-    for axes, one in zip(panels, shown, strict=True):
-        axes.grid(color=PALE, linewidth=0.7)
-        axes.spines[["top", "right"]].set_visible(False)
-        for line, colour in zip(one.lines, (BLUE, ORANGE, GREEN, VERMILION, BLACK, GREY), strict=False):
-            x, y = zip(*line.points, strict=True)
-            axes.plot(x, y, color=colour, label=line.name, marker="o" if len(x) <= _FEW_POINTS else "", markersize=3.5)
-            if line.band:
-                axes.fill_between(x, *zip(*line.band, strict=True), color=colour, alpha=0.25, linewidth=0)
-        if one.mark is not None:
-            axes.axhline(one.mark[0], color=BLACK, linewidth=1.5, linestyle="--", label=one.mark[1])
-        values = [value for line in one.lines for _, value in line.points]
-        if one.y == "loss" and min(values) > 0 and max(values) > 20 * min(values):
-            axes.set_yscale("log")
-        axes.set_ylabel(one.title)
-        if one.lines:
-            axes.legend(frameon=False, fontsize=9)
-    panels[-1].set_xlabel(shown[-1].x)
-    panels[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
-    return figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

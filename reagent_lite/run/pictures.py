@@ -1,4 +1,4 @@
-"""Pictures of a run: the learning curve, and an animation of one episode of the learned policy."""
+"""A picture of a run: an animation of one episode of the learned policy."""
 
 from pathlib import Path
 
@@ -6,22 +6,21 @@ import numpy as np
 import torch
 
 from reagent_lite.algorithms.learners import Learner
-from reagent_lite.report.curves import read_series
-from reagent_lite.report.pictures import Agents, Episode, write_animation, write_learning_curve
+from reagent_lite.report.pictures import Agents, Episode, write_animation
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, Reader
 from reagent_lite.run.learner import target_policy
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.rollout import act
 
-PICTURES = ("learning_curve.png", "rollout.gif")
+PICTURE_FILE = "rollout.gif"
 
 
 def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
-    """Writes learning_curve.png and rollout.gif into the run's folder if simulation.pictures is true.
+    """Writes rollout.gif into the run's folder if simulation.pictures is true.
 
     Args:
-        folder: the run's folder, with its metrics.jsonl.
+        folder: the run's folder.
         reader: converts observations of the environment to the network's input.
         learner: the learner, or the learners of several types of agents.
 
@@ -30,11 +29,9 @@ def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
     """
     if not reader.simulation.config.pictures:
         return []
-    name = reader.simulation.backend.spec.name
-    curve, rollout = (folder / name for name in PICTURES)
-    write_learning_curve(curve, read_series(folder / "metrics.jsonl"), title=name)
+    rollout = folder / PICTURE_FILE
     write_animation(rollout, record(reader, learner, target_policy(reader.config)))
-    return [curve, rollout]
+    return [rollout]
 
 
 @torch.no_grad()

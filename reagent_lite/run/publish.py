@@ -44,7 +44,7 @@ from reagent_lite.report.result import Brief, Result
 from reagent_lite.report.run import PAGE, Facts, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
-from reagent_lite.run.pictures import PICTURES
+from reagent_lite.run.pictures import PICTURE_FILE
 from reagent_lite.run.sources import Source
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
@@ -85,7 +85,7 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
             require_writable(folder, FOLDER, keep=True, again=again)
             if not locked:
                 lock()
-            for name in (*PICTURES, PAGE):  # of an earlier run
+            for name in (PICTURE_FILE, PAGE):  # of an earlier run
                 (folder / name).unlink(missing_ok=True)
             write_whole(folder / "config.json", canonical(resolved(config)))
 
@@ -279,7 +279,7 @@ def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
     decision = outcome.brief.decision
     assert decision is not None
     models = outcome.model if isinstance(outcome.model, dict) else {ONLY: outcome.model}
-    files = [folder / name for name in ("config.json", PAGE, _NOT_PUBLISHED, *PICTURES)]
+    files = [folder / name for name in ("config.json", PAGE, _NOT_PUBLISHED, PICTURE_FILE)]
     files += [Path(model) for model in models.values() if model is not None]
     return Conclusion(
         step=outcome.steps,

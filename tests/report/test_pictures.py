@@ -11,8 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from reagent_lite.errors import ConfigError
-from reagent_lite.report.charts import Curves, Line
-from reagent_lite.report.curves import Series
 from reagent_lite.report.pictures import (
     BOTTOM,
     HEIGHT,
@@ -21,23 +19,14 @@ from reagent_lite.report.pictures import (
     Agents,
     Episode,
     frame,
-    learning_curve,
     require_pictures,
     write_animation,
-    write_learning_curve,
 )
 
-drawn = pytest.mark.skipif(find_spec("matplotlib") is None, reason="the extra `pictures` is not installed")
+drawn = pytest.mark.skipif(find_spec("PIL") is None, reason="the extra `pictures` is not installed")
 
 VERMILION, GREY = (213, 94, 0), (153, 153, 153)
 MIDDLE = (TOP + BOTTOM) / 2
-SERIES: Series = {
-    "simulation/return/mean": [(1000.0, 10.0), (2000.0, 20.0)],
-    "simulation/return/lower": [(1000.0, 8.0), (2000.0, 17.0)],
-    "simulation/return/upper": [(1000.0, 12.0), (2000.0, 23.0)],
-    "simulation/random_return/mean": [(2000.0, 22.0)],
-    "train/td_loss": [(500.0, 40.0), (1500.0, 1.0)],
-}
 
 
 def episode_of(env: str, observation: list[list[float]], **changes: object) -> Episode:
@@ -68,47 +57,13 @@ def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION)
     return float(columns.mean()), float(rows.mean())
 
 
-@pytest.mark.parametrize("module", ["matplotlib", pytest.param("PIL.GifImagePlugin", marks=drawn)])
+@pytest.mark.parametrize("module", ["PIL"])
 def test_missing_packages_are_named_with_the_way_to_get_them(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"pip install 'reagent-lite\[pictures\]'") as error:
         require_pictures()
     assert error.value.problems[0].where == "simulation.pictures"
     assert module.split(".")[0] in error.value.problems[0].got
-
-
-# ---- the learning curve
-
-
-def curves(*points: float) -> list[Curves]:
-    line = Line(name="while learning", points=tuple((float(x), y) for x, y in enumerate(points)))
-    return [Curves(title="TD loss", x="optimizer steps", y="loss", lines=(line,))]
-
-
-@drawn
-def test_a_loss_over_orders_of_magnitude_is_drawn_logarithmically() -> None:
-    scales = [learning_curve(curves(*points), title="x").axes[0].get_yscale() for points in
-              ((40.0, 1.0), (2.0, 1.0), (100.0, 0.0))]  # fmt: skip
-    assert scales == ["log", "linear", "linear"]
-
-
-@drawn
-@pytest.mark.parametrize("series", [SERIES, {}])
-def test_learning_curve_as_png(series: Series, tmp_path: Path) -> None:
-    """The same run gives the same bytes, whatever the user's own settings, which stay as they are."""
-    import matplotlib
-    from PIL import Image
-
-    one, other = tmp_path / "made" / "one.png", tmp_path / "made" / "other.png"
-    write_learning_curve(one, series, title="costs $5 and $6")
-    with Image.open(one) as image:
-        assert (image.format, image.width) == ("PNG", 1080)
-    with matplotlib.rc_context({"figure.facecolor": "black", "text.usetex": True, "font.size": 30}):
-        settings = dict(matplotlib.rcParams)
-        write_learning_curve(other, series, title="costs $5 and $6")
-        assert dict(matplotlib.rcParams) == settings
-    assert one.read_bytes() == other.read_bytes()
-    assert len(list(one.parent.iterdir())) == 2
 
 
 # ---- the animation
