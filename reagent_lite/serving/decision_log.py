@@ -320,10 +320,7 @@ def require_usable(config: ServeConfig) -> None:
         raise ConfigError(Problem("database", "a folder on a local disk", got, "Give one of this machine"))
     for journal in sorted(Path(config.log).expanduser().glob(".worker-*/*.jsonl")):
         if journal.stat().st_size:
-            todo = (
-                "Give another folder; or serve this one once more by that version with reward_seconds 1e-6, stop it by "
-                "SIGTERM, and remove its folders .worker-*"
-            )
+            todo = "Give another; or serve it once more by that version with reward_seconds 1e-6, and end it by SIGTERM"
             raise ConfigError(Problem("log", "no journal of an earlier version", str(journal), todo))
 
 

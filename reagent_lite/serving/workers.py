@@ -5,7 +5,6 @@
 A worker that ends by itself is started again.
 """
 
-import asyncio
 import multiprocessing
 import os
 import resource
@@ -162,18 +161,20 @@ def _work(server: _Server, number: int, ready: Any) -> None:
     """Serves in a process of its own."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else 1000 connections leave no file to the log
-    stopping = threading.Event()
-    for one in _SIGNALS:
-        signal.signal(one, lambda *_: stopping.set())
-
-    def body() -> int:
-        asyncio.run(_answering(server, number, ready, stopping))
-        return 0
-
-    sys.exit(exit_code(body))
+    for one in _SIGNALS:  # uvicorn answers what is under way first
+        signal.signal(one, lambda *_: sys.exit())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.exit(exit_code(lambda: _answer(server, number, ready)))
 
 
-async def _answering(server: _Server, number: int, ready: Any, stopping: threading.Event) -> None:
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _answer(server: _Server, number: int, ready: Any) -> int:
     config = server.config
     model = ServedModel(config.model, server.candidates)
     log = DecisionLog(config, candidates=server.candidates, epoch=server.epoch, failure=server.failure)
@@ -185,24 +186,6 @@ async def _answering(server: _Server, number: int, ready: Any, stopping: threadi
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        http = uvicorn.Server(settings)
-        loop = asyncio.get_running_loop()
-
-        def stop(*_: object) -> None:
-            http.should_exit = True
-
-        for one in _SIGNALS:
-            signal.signal(one, stop)
-        if stopping.is_set():
-            stop()
-        parent = multiprocessing.parent_process()
-        if parent is not None:  # a worker ends with its parent
-            sentinel = parent.sentinel
-
-            def orphaned() -> None:
-                stop()
-                loop.remove_reader(sentinel)
-
-            loop.add_reader(sentinel, orphaned)
         ready.set()
-        await http.serve(sockets=[server.listening])
+        uvicorn.Server(settings).run(sockets=[server.listening])
+    return 0

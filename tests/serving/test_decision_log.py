@@ -113,22 +113,21 @@ def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
         return work(*given)
 
     batches = decision_log._batches
+    monkeypatch.setattr(decision_log, "_FILE_ROWS", 2000)
     monkeypatch.setattr(decision_log, "write_decisions", partial(copying, write_decisions))
     monkeypatch.setattr(decision_log, "_batches", lambda rows: (copying(list, batch) for batch in batches(rows)))
     assert sorted(row["decision_id"] for row in rotated(worker)) == sorted(ids[:2200])
     monkeypatch.undo()
-    assert len(copies) == 3 + 1 + 3  # batches that are named for the file, the file, batches that are deleted
-    for copy in (*copies, worker.folder):
-        config = ServeConfig(model="m", log=str(copy), reward_seconds=1e-6)
-        if copy != worker.folder:
-            with open_log(config, candidates=False) as log:
-                assert log.join(ids[2200], {"reward": 5.0}) == "joined"
-                assert [log.join(one, {"reward": 1.0}) for one in ids[:2201]] == ["again"] * 2201
-                log.rotate()
-                assert (log.waiting, log.written) == (0, 2500)
-            rewards = {row["decision_id"]: row["reward"] for row in rows_of(copy)}
-            assert rewards == dict.fromkeys(ids[:2200], 1) | {ids[2200]: 5} | dict.fromkeys(ids[2201:], 0)
-            assert len(rows_of(copy)) == 2500
+    # of two files: batches that are named for it, the file, batches that are deleted
+    assert len(copies) == 2 + 1 + 2 + 1 + 1 + 1
+    expected = dict.fromkeys(ids[:2200], 1.0) | {ids[2200]: 5.0} | dict.fromkeys(ids[2201:], 0.0)
+    for copy in copies:
+        with open_log(ServeConfig(model="m", log=str(copy), reward_seconds=1e-6), candidates=False) as log:
+            assert log.join(ids[2200], {"reward": 5.0}) == "joined"
+            assert {log.join(one, {"reward": 1.0}) for one in ids[:2201]} == {"again"}
+            log.rotate()
+            assert (log.waiting, log.written) == (0, 2500)
+        assert [(row["decision_id"], row["reward"]) for row in rows_of(copy)] == list(expected.items())
 
 
 def test_a_file_that_cannot_be_written_is_tried_again(
@@ -171,6 +170,11 @@ def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(
     worker.post("/reward", decision_id=one, reward=1.0)
     assert not on_the_disk()
     assert len(rotated(worker)) == 1
+    two = decided(worker)
+    monkeypatch.setattr(decision_log, "_WAL_BYTES", 0)
+    worker.log.poll()  # the write-ahead log begins again, when it is in the database
+    assert (worker.folder / ".decisions/decisions.sqlite-wal").stat().st_size == 0
+    assert [row["decision_id"] for row in worker.waiting_rows()] == [two]
 
 
 def test_an_episode_goes_on_in_order_where_the_clock_is_set_back(

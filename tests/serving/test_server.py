@@ -1,19 +1,17 @@
 """The command: its processes, kill -9, full disks, new models under load, one server a folder, and how it ends."""
 
-import asyncio
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,7 @@ from oracles.disks import small_disk
 from oracles.runs import ROOT
 from serving.conftest import IDS, NAMES
 
-from reagent_lite.config.serve import ServeConfig
 from reagent_lite.files import appearing_folder
-from reagent_lite.serving.decision_log import open_log
-from reagent_lite.serving.workers import _answering, _Server
 
 ROW = {"state_features": {"3": 1.0}}
 
@@ -79,7 +74,7 @@ class Server:
 
     def wait_for(self, health: int) -> None:
         """Returns when /healthz answers with a status."""
-        wait_until(lambda: httpx.get(self.url + "/healthz").status_code == health)
+        wait_until(lambda: httpx.get(self.url + "/healthz", timeout=60).status_code == health)
 
     def kill(self) -> None:
         """kill -9 of all processes."""
@@ -134,26 +129,19 @@ def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, 
     assert ids_of(tmp_path / "log") == [one]
 
 
-def test_a_worker_that_is_stopped_while_it_starts_ends(named: Path, tmp_path: Path) -> None:
-    config, stopping = ServeConfig(model=str(named), log=str(tmp_path / "log")), threading.Event()
-    stopping.set()  # as its handlers do until it serves
-    before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
-            log = stack.enter_context(open_log(config, candidates=False))
-            server = _Server(
-                config=config,
-                listening=listening,
-                folder=tmp_path,
-                candidates=False,
-                epoch=log.epoch,
-                failure=log.shared_failure,
-            )
-            answering = _answering(server, 0, threading.Event(), stopping)
-            asyncio.run(asyncio.wait_for(answering, 30))
-    finally:
-        for one, handler in before:
-            signal.signal(one, handler)
+def test_a_server_that_is_stopped_while_its_workers_start_ends(named: Path, tmp_path: Path) -> None:
+    for seconds in (0.0, 1.0, 2.0):
+        with serving(named, tmp_path / f"log{seconds}", "workers=2") as server:
+            time.sleep(seconds)
+            assert server.stop()["restarts"] == 0
+
+
+def test_workers_end_with_their_server(named: Path, tmp_path: Path) -> None:
+    with serving(named, tmp_path / "log", "workers=2") as server:
+        server.wait_for(200)
+        children = psutil.Process(server.process.pid).children()
+        server.process.kill()
+        assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, tmp_path: Path) -> None:
