@@ -35,7 +35,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
-from reagent_lite.evaluation.estimates import EvaluatedPolicy, Log, estimates_of
+from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
 from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.simulation import Arena
@@ -139,7 +139,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     if config.data_path:
         copy, columns = _read(config, policies)
         gamma = _one_row_gamma(copy) if gamma is None else gamma
-        log = Log.of(config, policies, copy, columns, gamma)
+        log = EvaluationLog.of(config, policies, copy, columns, gamma)
     assert gamma is not None, "models alone play"
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)

@@ -1,1 +1,1 @@
-"""What a policy is worth: estimates from logged episodes, and returns in simulation."""
+"""Evaluation of policies: estimates from logged episodes, and returns in simulation."""

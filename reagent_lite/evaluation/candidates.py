@@ -1,4 +1,4 @@
-"""What a policy chooses where choices are candidates without names: by their features, beside what the log chose.
+"""Choices among candidates, which have no names: features chosen by a policy compared with those chosen in the log.
 
 pages and raw features, chunk by chunk ─► tally, summed over ranks ─► document
 """
@@ -19,12 +19,12 @@ from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.page import EvaluationPage
 
 _BINS = 10  # of propensities
-_EXACT = 16  # candidates, up to which every number is counted by itself
+_EXACT = 16  # up to this number of candidates, each number is counted separately
 _CHUNK_VALUES = 1 << 20  # 8 MB of float64, a few times
-_LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # the most of each count
+_LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # largest number in each bin
 
 Chunks = Callable[[], Iterable[tuple[EvaluationPage, Tensor]]]
-"""Rows of a page with the raw features of their candidates [N, K, F], NaN where absent; the same in every call."""
+"""Yields rows of a page with raw features of their candidates [N, K, F], NaN if absent; the same in every call."""
 
 
 def candidate_choices(
@@ -40,7 +40,7 @@ def candidate_choices(
 
     Args:
         page: this rank's scored rows.
-        copy: where they are from.
+        copy: the training copy of these rows.
         numbers: [N] row numbers in the copy, in the page's order.
         ids: features of candidates, the same on every rank.
         group: the ranks.
@@ -54,18 +54,18 @@ def candidate_choices(
             features = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
             yield page.rows(rows), torch.from_numpy(features)
 
-    found = tally(chunks, ids, group, propensities_known=propensities_known)
+    document = tally(chunks, ids, group, propensities_known=propensities_known)
     copy.release()
-    return found
+    return document
 
 
 def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_known: bool) -> dict[str, Any]:
-    """Returns what log and policy choose, counted over all ranks, as JSON types; what is undefined is null.
+    """Counts the choices of log and policy over all ranks and returns them as JSON types; undefined values are null.
 
     Args:
         chunks: this rank's rows.
         ids: names of the F features.
-        group: the ranks; every one calls it.
+        group: the ranks; every rank calls it.
         propensities_known: whether the log has propensities, the same on every rank.
     """
     sums = torch.zeros(4, dtype=torch.float64)  # rows, same choice, propensity, probability of the policy
@@ -74,11 +74,11 @@ def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_know
     moments = torch.zeros(2, 2, len(ids), dtype=torch.float64)  # of log and policy: weight, weighted sum
     for page, features in chunks():
         policy = page.model_propensities
-        taken = page.of_taken(page.model_propensities)
-        ones = torch.ones_like(taken)
-        sums += torch.stack((ones, (policy.argmax(1) == page.action).double(), page.propensity, taken)).sum(1)
-        place = ((page.propensity * _BINS - 1e-6).ceil().long() - 1).clamp(0, _BINS - 1)  # float32 has no 0.1
-        bins.index_add_(1, place, torch.stack((ones, page.propensity, taken)))
+        probability = page.at_logged(page.model_propensities)
+        ones = torch.ones_like(probability)
+        sums += torch.stack((ones, (policy.argmax(1) == page.action).double(), page.propensity, probability)).sum(1)
+        bin_index = ((page.propensity * _BINS - 1e-6).ceil().long() - 1).clamp(0, _BINS - 1)  # float32 has no 0.1
+        bins.index_add_(1, bin_index, torch.stack((ones, page.propensity, probability)))
         counted = torch.bucketize(page.mask.sum(1).clamp(max=_LENGTHS[-1]), torch.tensor(_LENGTHS))
         lengths.index_add_(0, counted, ones)
         weights, values = _weighted(page, features)
@@ -86,16 +86,16 @@ def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_know
     weight, total = group.sum(moments).unbind(1)
     mean = total / weight
     squares = torch.zeros_like(mean)
-    for page, features in chunks():  # a second time: sums of squares would leave nothing of a small spread
+    for page, features in chunks():  # a second pass: a sum of squares alone would lose a small spread to rounding
         weights, values = _weighted(page, features)
         squares += (weights * (values - mean.nan_to_num(0.0)[:, None, None]).square()).sum((1, 2))
     stddev = (group.sum(squares) / weight).sqrt()
-    rows, same, propensity, probability = group.sum(sums).tolist()
+    rows, same, propensity, probability_sum = group.sum(sums).tolist()
     return {
         "rows": int(rows),
         "same": _ratio(same, rows),
         "propensity": _ratio(propensity, rows) if propensities_known else None,
-        "probability": _ratio(probability, rows),
+        "probability": _ratio(probability_sum, rows),
         "by_propensity": _by_propensity(group.sum(bins), rows) if propensities_known else [],
         "candidates": {_length(k): count / rows for k, count in enumerate(group.sum(lengths).tolist()) if count},
         "features": {
@@ -117,51 +117,51 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _length(place: int) -> str:
-    most = _LENGTHS[place]
-    return str(most) if place < _EXACT else f"{_LENGTHS[place - 1] + 1} to {most}"
+def _length(bin_index: int) -> str:
+    most = _LENGTHS[bin_index]
+    return str(most) if bin_index < _EXACT else f"{_LENGTHS[bin_index - 1] + 1} to {most}"
 
 
 def _by_propensity(bins: Tensor, rows: float) -> list[dict[str, float]]:
     return [
         {
-            "low": place / _BINS,
-            "high": (place + 1) / _BINS,
+            "low": bin_index / _BINS,
+            "high": (bin_index + 1) / _BINS,
             "rows": count / rows,
             "propensity": propensity / count,
             "policy": probability / count,
         }
-        for place, (count, propensity, probability) in enumerate(bins.t().tolist())
+        for bin_index, (count, propensity, probability) in enumerate(bins.t().tolist())
         if count
     ]
 
 
 def _figures(mean: Tensor, stddev: Tensor) -> list[dict[str, float | None]]:
     pairs = zip(mean.tolist(), stddev.tolist(), strict=True)
-    return [{"mean": finite(one), "stddev": finite(other)} for one, other in pairs]
+    return [{"mean": finite(column_mean), "stddev": finite(column_stddev)} for column_mean, column_stddev in pairs]
 
 
-def _difference(one: dict[str, float | None], other: dict[str, float | None]) -> float | None:
-    """Returns the standardized difference of means, (other - one) / sqrt of the mean variance. Austin (2009)."""
-    mean = one["mean"]
-    stddev = one["stddev"]
-    other_mean = other["mean"]
-    other_stddev = other["stddev"]
-    if mean is None or other_mean is None or stddev is None or other_stddev is None:
+def _difference(logged: dict[str, float | None], policy: dict[str, float | None]) -> float | None:
+    """Returns the standardized difference of means, (policy - logged) / sqrt(mean variance). Austin (2009)."""
+    logged_mean = logged["mean"]
+    logged_stddev = logged["stddev"]
+    policy_mean = policy["mean"]
+    policy_stddev = policy["stddev"]
+    if logged_mean is None or policy_mean is None or logged_stddev is None or policy_stddev is None:
         return None
-    scale = math.sqrt((stddev**2 + other_stddev**2) / 2)
-    return (other_mean - mean) / scale if scale > 0 else None
+    scale = math.sqrt((logged_stddev**2 + policy_stddev**2) / 2)
+    return (policy_mean - logged_mean) / scale if scale > 0 else None
 
 
 def candidate_features(
     copy: TrainingCopy, numbers: NDArray[np.int64], ids: Sequence[int], num_choices: int
 ) -> NDArray[np.float32]:
-    """Returns raw features of the rows' candidates, [n, K, F]; NaN where absent and behind a list's end."""
+    """Returns raw features of the rows' candidates, [n, K, F]; NaN if absent or after a list's end."""
     lists = np.asarray(copy.actions_list[numbers])
     starts = copy.list_offsets[lists]
     stops = copy.list_offsets[lists + 1]
-    places = starts[:, None] + np.arange(num_choices)
-    within = places < stops[:, None]
+    indices = starts[:, None] + np.arange(num_choices)
+    within = indices < stops[:, None]
     features = np.full((len(numbers), num_choices, len(ids)), np.nan, np.float32)
-    features[within] = in_order(np.asarray(copy.candidates[places[within]]), copy.action_ids, ids, absent=np.nan)
+    features[within] = in_order(np.asarray(copy.candidates[indices[within]]), copy.action_ids, ids, absent=np.nan)
     return features

@@ -1,6 +1,6 @@
 """Counterfactual policy evaluation: every estimator on one page, with interval, diagnostics and verdict.
 
-page ─► limit: rows ─► contributions of each episode (rl.sums.Log) ─► estimates of all resamples ─► CPEResult
+page ─► limit: rows ─► terms of each episode (rl.sums.EpisodeSums) ─► estimates of all resamples ─► CPEResult
 """
 
 import math
@@ -36,12 +36,12 @@ from reagent_lite.rl.estimators import (
     mean_reward,
 )
 from reagent_lite.rl.likelihood import Contributions, intervals
-from reagent_lite.rl.sums import Estimator, Evidence, Log
+from reagent_lite.rl.sums import EpisodeSums, Estimator, Evidence
 
-WEIGHTED: Final = tuple(name for name, one in ESTIMATORS.items() if one.weighted)
-MODELLED: Final = tuple(name for name, one in ESTIMATORS.items() if one.model)
+WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
+MODELLED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.model)
 
-# Of episodes that are laid out together, padding included; a longer one is a group of its own.
+# Limits of a group of episodes, padding included; a longer episode is a group of its own.
 _GROUP_ROWS = 2**17
 _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
@@ -49,11 +49,11 @@ _OUTCOMES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What the interval of an estimate is made of.
+    """Input of an estimate's interval.
 
     Attributes:
-        samples: [1 + R] the estimate, and that of every resample.
-        contributions: what each episode adds; None for an estimate that a bootstrap is all there is for.
+        samples: [1 + R] the estimate, followed by the estimate of every resample.
+        contributions: contribution of each episode; None for an estimate that has only the bootstrap.
     """
 
     samples: Tensor
@@ -68,10 +68,10 @@ class Estimate:
         name: a key of rl.estimators.ESTIMATORS.
         figure: estimate and interval.
         normalized: estimate / logged value; NaN unless the logged value's interval excludes 0.
-        difference: estimate - logged value, of the same episodes. In both, an estimate that continues where records are
-            cut is compared with the logged value continued by the same value model, Family.continued.
-        verdict, reason: whether the interval may be believed.
-        basis: what its intervals are made of.
+        difference: estimate - logged value, from the same episodes. In both, an estimate that continues cut records is
+            compared with the logged value continued by the same value model, Family.continued.
+        verdict, reason: whether to trust the interval, and why.
+        basis: input of its intervals.
     """
 
     name: str
@@ -88,10 +88,10 @@ class Family:
     """Estimates of one quantity: the mean reward of a row, or the mean discounted return of an episode.
 
     Attributes:
-        logged: the logged policy's own value.
-        continued: that and what the value model expects after the cuts of records; None where none is cut.
-        events: how many outcomes other than the usual one the evaluated policy met; None if none is usual.
-        estimates: in the order of the registry; the first rests on a model alone.
+        logged: value of the logged policy.
+        continued: the same plus the value model's expectation after cut records; None if no record is cut.
+        events: events that the evaluated policy met; None if no outcome is usual.
+        estimates: estimates in the order of the registry; the first rests on a model alone.
     """
 
     logged: Interval
@@ -110,20 +110,20 @@ class OutcomeResult:
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Both families."""
+        """Estimates of both families."""
         return self.one_step.estimates + self.sequential.estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPEResult:
-    """The evaluation of one policy on one page.
+    """Evaluation of a policy on a page.
 
     Attributes:
-        outcomes: "Reward" first, then metrics; empty where the page has no rows.
-        overlap: diagnostics of weights, the same for every outcome; None where the page has no rows.
-        weighted: whether the log has the propensities that weights are made of.
+        outcomes: "Reward" first, then metrics; empty if the page has no rows.
+        overlap: diagnostics of weights, the same for every outcome; None if the page has no rows.
+        weighted: whether the log has propensities, which weights need.
         level: confidence level of all intervals.
-        num_episodes_left_out, num_rows_beyond_horizon: what the config's limits left unscored.
+        num_episodes_left_out, num_rows_beyond_horizon: episodes and rows that the config's limits leave unscored.
     """
 
     outcomes: tuple[OutcomeResult, ...]
@@ -135,7 +135,7 @@ class CPEResult:
 
     @property
     def one_step(self) -> bool:
-        """Whether every scored episode is one row: its reward is its return."""
+        """Whether every scored episode is a single row, so that its reward is its return."""
         return self.overlap is not None and self.overlap.horizon == 1
 
 
@@ -150,16 +150,16 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Memory beside the page: 8 (1 + 2 T) bytes a row and 8 (3 + 14 T) an episode for T outcomes, at most 32 at a time; a
-    few numbers a row for a moment; and a constant below 150 MB, whatever the lengths of episodes.
+    Memory in addition to the page: 8 (1 + 2 T) bytes per row and 8 (3 + 14 T) per episode for T outcomes, at most 32
+    at a time; a few numbers per row for a moment; and a constant below 150 MB for any lengths of episodes.
 
     Args:
-        page: rows of episodes that the models of the policy were not fitted to.
+        page: rows of episodes that the policy's models were not fitted to.
         gamma: discount per step.
         config: limits, level, range of rewards and number of resamples.
-        generator: draws the resamples, and the episodes where there are too many; on the CPU.
-        missing: what missing_estimates returns: these are undefined and not to be used.
-        show: called with the number of outcomes done and of all outcomes.
+        generator: draws the resamples, and the episodes if there are too many; on the CPU.
+        missing: result of missing_estimates: these estimates are undefined and not to be used.
+        show: called with the number of outcomes done and the number of all outcomes.
     """
     missing = missing or {}
     rows, left_out, beyond = limit(page, config, generator)
@@ -172,13 +172,13 @@ def evaluate_page(
         drawn = resamples(num_episodes, count, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
-            log = log_of_rows(part, rows, gamma, ESTIMATORS)
-            samples = log.estimates(drawn.blocks())
-            overlap = overlap or measure_overlap(page, rows, log, samples[0]["mean_weight"], config)
+            sums = sums_of_rows(part, rows, gamma, ESTIMATORS)
+            samples = sums.estimates(drawn.blocks())
+            overlap = overlap or measure_overlap(page, rows, sums, samples[0]["mean_weight"], config)
             for number, name in enumerate(part.names):
                 bounds = config.reward_range if first + number == 0 else None
                 evaluated = _Outcome(
-                    log,
+                    sums,
                     number,
                     samples[number],
                     missing=missing,
@@ -210,7 +210,7 @@ def estimates_of_page(
 ) -> dict[str, float]:
     """Returns every estimate but MAGIC, without intervals, by tag: {`CPE/{outcome}/{estimator}`: value}.
 
-    It is what is followed during training, where nothing is decided. The arguments are those of evaluate_page.
+    Used during training, before anything is decided. The arguments are those of evaluate_page.
     """
     rows, _, _ = limit(page, config, generator)
     tags: dict[str, float] = {}
@@ -220,7 +220,7 @@ def estimates_of_page(
     for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
         part = page.only(first, first + _OUTCOMES_AT_ONCE)
         for name, estimates in zip(
-            part.names, log_of_rows(part, rows, gamma, CHEAP_ESTIMATORS).estimates([whole]), strict=True
+            part.names, sums_of_rows(part, rows, gamma, CHEAP_ESTIMATORS).estimates([whole]), strict=True
         ):
             values = {key: float(value) for key, value in estimates.items() if key not in missing}
             tags |= {f"CPE/{name}/{key}": values[key] for key in CHEAP_ESTIMATORS if key in values}
@@ -232,39 +232,39 @@ def estimates_of_page(
 def effective_episodes(
     page: EvaluationPage, *, gamma: float, config: EvaluationConfig, generator: torch.Generator
 ) -> float:
-    """Returns how many episodes the weights leave, as Overlap has them; the arguments are those of evaluate_page."""
+    """Returns Overlap.effective_episodes alone; the arguments are those of evaluate_page."""
     rows, _, _ = limit(page, config, generator)
     if not len(rows):
         return 0.0
-    log = log_of_rows(page.only(0, 1), rows, gamma, {})
-    return float(log.effective_episodes()[log.judged_step])
+    sums = sums_of_rows(page.only(0, 1), rows, gamma, {})
+    return float(sums.effective_episodes()[sums.judged_step])
 
 
 def missing_estimates(*, rows: int, without_propensity: int, unfitted: str) -> dict[str, str]:
-    """Returns the estimators that a log or its fitted models cannot feed, with the reason.
+    """Returns the estimators that lack propensities or fitted models, each with the reason.
 
     Args:
-        rows: the rows of the log.
-        without_propensity: how many of these are without a propensity.
-        unfitted: why the models were never fitted; empty if they were.
+        rows: number of rows of the log.
+        without_propensity: number of rows without a propensity.
+        unfitted: why the models were not fitted; empty if they were.
     """
     reasons = dict.fromkeys(MODELLED, unfitted) if unfitted else {}
     if without_propensity:
-        of = counted(rows, "row of the log has", "rows of the log have")
-        reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {of} no propensity")
+        rows_have = counted(rows, "row of the log has", "rows of the log have")
+        reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {rows_have} no propensity")
     return reasons
 
 
 def differences(model: CPEResult, against: CPEResult) -> dict[str, tuple[Estimate, ...]]:
-    """Returns {outcome: estimates of the first policy's value minus the second's}; {} where no rows were scored.
+    """Returns {outcome: estimates of the first policy's value minus the second's}; {} if no rows were scored.
 
-    Both are estimated from the same episodes: what they share cancels, and the interval is narrower than those of the
-    two values suggest. A verdict is the worse of both estimates' own; where both may be believed, the reason says which
+    Both values are estimated from the same episodes: shared errors cancel, and the interval is narrower than the two
+    values suggest. The verdict is the worse one of the two estimates; if both are trustworthy, the reason says which
     policy is better.
 
     Args:
-        model: the result of the first policy.
-        against: the result of the second, on the same rows and with a generator of the same seed.
+        model: result of the first policy.
+        against: result of the second policy, on the same rows and with a generator of the same seed.
     """
     return {
         first.name: _differences(first.estimates, second.estimates, model.level)
@@ -302,10 +302,10 @@ def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimat
 
 
 def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator) -> tuple[Tensor, int, int]:
-    """Chooses at most so many whole episodes, up to so many rows of each.
+    """Draws at most config.max_episodes whole episodes and the first config.max_horizon rows of each.
 
     Returns:
-        The rows' numbers, ascending, and what was left out: episodes and rows.
+        The numbers of the rows, ascending, and how many episodes and rows are left out.
     """
     within = page.position < config.max_horizon
     beyond = int((~within).sum())
@@ -318,24 +318,25 @@ def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Gener
     return within.nonzero().squeeze(1), max(0, num_episodes - config.max_episodes), beyond
 
 
-def log_of_rows(
+def sums_of_rows(
     page: EvaluationPage, rows: Tensor, gamma: float, estimators: Mapping[str, Estimator] = ESTIMATORS
-) -> Log:
-    """Returns the log of some rows of a page; `rows` are numbers, an episode's in order of time."""
-    # a group's rows are copied: with many choices or outcomes as many as were the page again
+) -> EpisodeSums:
+    """Returns the terms of some rows of a page; `rows` are numbers, in order of time within an episode."""
+    # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    return Log.of((tables_of(page.rows(rows[group]), gamma) for group in groups), (*LOGGED, *estimators.values()))
+    tables = (tables_of(page.rows(rows[group]), gamma) for group in groups)
+    return EpisodeSums.of(tables, (*LOGGED, *estimators.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """A family of estimates, by names of estimators.
+class _FamilySpec:
+    """Estimators of a family.
 
     Attributes:
-        sequential: whether returns of episodes are estimated, not rewards of rows.
-        logged: the logged policy's own value.
-        model: the estimate by a model alone.
-        check: the weighted estimate that it is compared with.
+        sequential: whether returns of episodes are estimated instead of rewards of rows.
+        logged: estimator of the logged policy's value.
+        model: name of the estimator that rests on a model alone.
+        check: name of the weighted estimator that checks it.
     """
 
     sequential: bool
@@ -344,10 +345,10 @@ class _Kind:
     check: str
 
 
-_ONE_STEP = _Kind(
+_ONE_STEP = _FamilySpec(
     sequential=False, logged=mean_reward, model="Direct_Method_Reward", check="Self_Normalized_IPS_Reward"
 )
-_SEQUENTIAL = _Kind(
+_SEQUENTIAL = _FamilySpec(
     sequential=True,
     logged=mean_return,
     model="Fitted_Q_Evaluation",
@@ -359,18 +360,18 @@ class _Outcome:
     """The estimates of one outcome of a log.
 
     Args:
-        log: what each episode adds.
-        number: the number of the outcome.
-        samples: by estimator, [1 + R].
-        missing: estimators that the log cannot feed, with the reason.
+        sums: terms of each episode.
+        number: index of the outcome.
+        samples: estimates by estimator, [1 + R].
+        missing: estimators without an estimate, with the reason.
         overlap: diagnostics of weights.
-        bounds: the range of rewards that are possible, if the config says it.
-        config: level, and how many effective episodes are enough.
+        bounds: range of possible rewards, if the config gives one.
+        config: confidence level, and the number of effective episodes that is enough.
     """
 
     def __init__(
         self,
-        log: Log,
+        sums: EpisodeSums,
         number: int,
         samples: Mapping[str, Tensor],
         *,
@@ -379,7 +380,7 @@ class _Outcome:
         bounds: tuple[float, float] | None,
         config: EvaluationConfig,
     ) -> None:
-        self._log = log
+        self._sums = sums
         self._number = number
         self._samples = samples
         self._missing = missing
@@ -388,13 +389,13 @@ class _Outcome:
         self._config = config
         self._contributions: dict[Evidence, Contributions] = {}
 
-    def family(self, kind: _Kind) -> Family:
+    def family(self, spec: _FamilySpec) -> Family:
         """Returns the estimates of one quantity, with intervals and verdicts."""
         level = self._config.confidence_level
-        names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == kind.sequential]
-        logged = self._basis(kind.logged)
+        names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == spec.sequential]
+        logged = self._basis(spec.logged)
         continued = logged
-        if kind.sequential:
+        if spec.sequential:
             samples = logged.samples + self._samples[continuation.name]
             continued = Basis(samples=samples, contributions=self._basis(continuation).contributions)
         bases = {name: continued if ESTIMATORS[name].continues else logged for name in names}
@@ -405,15 +406,15 @@ class _Outcome:
         questions += [(by_estimator[name], bases[name]) for name in names]
         logged_figure, continued_figure, *figures = figures_of(questions, level)
         figure_of = dict(zip(names, figures[: len(names)], strict=True))
-        if not kind.sequential:  # a policy may earn returns that no logged episode has
-            low, high = self._range(kind)
+        if not spec.sequential:  # a policy may earn returns that no logged episode has
+            low, high = self._range(spec)
             figure_of = {
                 name: figure if ESTIMATORS[name].evidence is None else figure.within(low, high)
                 for name, figure in figure_of.items()
             }
         differences = dict(zip(names, figures[len(names) :], strict=True))
-        events = self._events(kind)
-        verdicts = self._verdicts(kind, figure_of, events)
+        events = self._events(spec)
+        verdicts = self._verdicts(spec, figure_of, events)
         estimates = tuple(
             Estimate(
                 name=name,
@@ -428,7 +429,7 @@ class _Outcome:
             )
             for name in names
         )
-        cut = kind.sequential and self._overlap.cut_share > 0 and kind.model not in self._missing
+        cut = spec.sequential and self._overlap.cut_share > 0 and spec.model not in self._missing
         return Family(
             logged=logged_figure, continued=continued_figure if cut else None, events=events, estimates=estimates
         )
@@ -440,47 +441,49 @@ class _Outcome:
         return Basis(samples=samples, contributions=self._evidence(estimator))
 
     def _evidence(self, estimator: Estimator) -> Contributions | None:
-        """Returns what each episode adds; the same object for estimators of the same evidence."""
+        """Returns the contributions of episodes; the same object for estimators with the same evidence."""
         evidence = estimator.evidence
         if evidence is None:
             return None
         if evidence not in self._contributions:
-            contributions = evidence(self._log, self._number)
+            contributions = evidence(self._sums, self._number)
             if self._bounds is not None:
                 low, high = self._bounds
                 logged = logged_returns if estimator.sequential else logged_rewards
-                shift = float((logged(self._log, self._number).outcome - contributions.outcome).mean())
+                shift = float((logged(self._sums, self._number).outcome - contributions.outcome).mean())
                 contributions = replace(contributions, bounds=(low - shift, high - shift))
             self._contributions[evidence] = contributions
         return self._contributions[evidence]
 
-    def _range(self, kind: _Kind) -> tuple[float, float]:
+    def _range(self, spec: _FamilySpec) -> tuple[float, float]:
         """Returns the lowest and the highest outcome, observed or possible."""
-        low, high = self._logged(kind).outcomes
+        low, high = self._logged(spec).outcomes
         return (low, high) if self._bounds is None else (min(low, self._bounds[0]), max(high, self._bounds[1]))
 
-    def _events(self, kind: _Kind) -> Events | None:
-        if kind.check in self._missing:
+    def _events(self, spec: _FamilySpec) -> Events | None:
+        if spec.check in self._missing:
             return None
-        weights = self._log.episode_weights if kind.sequential else self._log.per_episode("weight", self._number)
-        return matched_events(weights, self._logged(kind).total)
+        weights = self._sums.episode_weights if spec.sequential else self._sums.per_episode("weight", self._number)
+        return matched_events(weights, self._logged(spec).total)
 
-    def _logged(self, kind: _Kind) -> Contributions:
-        return (logged_returns if kind.sequential else logged_rewards)(self._log, self._number)
+    def _logged(self, spec: _FamilySpec) -> Contributions:
+        return (logged_returns if spec.sequential else logged_rewards)(self._sums, self._number)
 
-    def _verdicts(self, kind: _Kind, figures: Mapping[str, Interval], events: Events | None) -> dict[str, Reasoned]:
+    def _verdicts(
+        self, spec: _FamilySpec, figures: Mapping[str, Interval], events: Events | None
+    ) -> dict[str, Reasoned]:
         overlap = self._overlap
-        weights = weights_verdict(overlap, sequential=kind.sequential, events=events)
-        check = figures[kind.check]
-        low, high = self._logged(kind).outcomes
+        weights = weights_verdict(overlap, sequential=spec.sequential, events=events)
+        check = figures[spec.check]
+        low, high = self._logged(spec).outcomes
         verdicts = {}
         for name, figure in figures.items():
             if name in self._missing:
                 verdicts[name] = Verdict.DO_NOT_USE, self._missing[name]
-            elif name == kind.model:
-                checked = Verdict.DO_NOT_USE if kind.check in self._missing else weights[0]
+            elif name == spec.model:
+                checked = Verdict.DO_NOT_USE if spec.check in self._missing else weights[0]
                 verdicts[name] = model_verdict(
-                    figure, overlap, sequential=kind.sequential, check=check, checked=checked
+                    figure, overlap, sequential=spec.sequential, check=check, checked=checked
                 )
             else:
                 verdicts[name] = estimate_verdict(
@@ -494,10 +497,10 @@ class _Outcome:
 
 
 def figures_of(questions: Sequence[tuple[Basis, Basis | None]], level: float) -> list[Interval]:
-    """Returns each estimate, or its difference from another, with its interval; the interval contains it.
+    """Returns each estimate, or its difference from another one, with an interval that contains it.
 
     Args:
-        questions: an estimate, and what is subtracted from it or None.
+        questions: an estimate, and the estimate that is subtracted from it or None.
         level: confidence level.
     """
     distinct: dict[tuple[int, int], tuple[Contributions, Contributions | None]] = {}

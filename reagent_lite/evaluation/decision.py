@@ -1,4 +1,4 @@
-"""What to do with a policy: ship it, do not ship it, or that its figures are not enough to say.
+"""The recommendation about a policy: ship it, do not ship it, or not enough to say.
 
 estimates from the log ───┐
 returns in simulation ────┼─► findings: better, worse or undecided ─► Decision: choice, reason, next step
@@ -25,19 +25,19 @@ _CONTINUED = "continued by the value model"
 _MOSTLY = 0.5
 _MOST_EPISODES = 1e12
 _UNITS = (("discounted return per episode", "reward per row"), ("discounted sum per episode", "mean per row"))
-"""What is averaged: of the reward, and of a metric; over episodes, and over rows."""
+"""Averaged quantities: of the reward and of a metric; over episodes and over rows."""
 
 
 class Choice(StrEnum):
-    """What to do with a policy."""
+    """A recommendation."""
 
     SHIP = "ship"
     DO_NOT_SHIP = "do not ship"
     NOT_ENOUGH = "not enough to say"
 
 
-class Source(StrEnum):
-    """What a finding rests on, the strongest first."""
+class FindingSource(StrEnum):
+    """The evidence behind a finding, the strongest first."""
 
     GATE = "publish_if"
     LOG = "From the log"
@@ -47,18 +47,18 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Estimates of one quantity beside what they are compared with.
+    """Estimates of a quantity compared with a reference.
 
     Attributes:
         outcome: "Reward", or "Metric" and its name, which may be "reward" as well.
-        unit: what is averaged, such as "discounted return per episode".
+        unit: averaged quantity, such as "discounted return per episode".
         decides: whether the decision rests on it.
-        reference_name: what the estimates are compared with.
-        reference: its value; None where the estimates are differences themselves.
-        continued: what estimates that continue where records are cut are compared with; None where none is cut.
-        events: how many outcomes other than the usual one the policy met; None if none is usual.
-        rows: the estimates; a difference is estimate - reference, of the same episodes.
-        simulated: what the estimates aim at, from simulation; None where it was not played or is another quantity.
+        reference_name: name of the reference.
+        reference: value of the reference; None if the estimates are differences themselves.
+        continued: reference of estimates that continue cut records; None if no record is cut.
+        events: events that the policy met; None if no outcome is usual.
+        rows: the estimates; a difference is estimate - reference, from the same episodes.
+        simulated: the same quantity in simulation; None if nothing was simulated or it is not comparable.
     """
 
     outcome: str
@@ -73,40 +73,40 @@ class Comparison:
 
     @property
     def references(self) -> dict[str, Interval]:
-        """What estimates are compared with, by name: `reference`, and where there is one `continued`."""
+        """References by name: `reference` and, if there is one, `continued`."""
         references = {self.reference_name: self.reference, f"{self.reference_name} {_CONTINUED}": self.continued}
         return {name: figure for name, figure in references.items() if figure is not None}
 
     @property
     def title(self) -> str:
-        """The quantity."""
+        """Name of the quantity."""
         return f"{self.outcome}: {self.unit}{'' if self.reference else ', model minus against'}"
 
     @property
     def trusted(self) -> tuple[Estimate, ...]:
-        """The estimates whose differences may be believed."""
+        """Estimates with a trustworthy difference."""
         return tuple(row for row in self.rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined)
 
 
 def compared(result: CPEResult, *, simulated: Interval | None = None, decides: bool = True) -> Iterator[Comparison]:
-    """Yields estimates beside the logged policy's value; those of the reward's return decide.
+    """Yields comparisons with the logged policy's value; that of the reward's return decides.
 
-    Where every episode is one row, its reward is its return: it is estimated once, as a reward.
+    If every episode is a single row, its reward is its return and is estimated only once, as a reward.
 
     Args:
-        result: the result of the evaluated policy.
-        simulated: what the estimates of the reward's return aim at.
-        decides: false where the policy is compared with another model instead.
+        result: result of the evaluated policy.
+        simulated: discounted return in simulation, if it is comparable.
+        decides: false if the decision rests on the comparison with another model instead.
     """
     one_step = result.one_step
-    for place, outcome in enumerate(result.outcomes):
-        families = zip((outcome.sequential, outcome.one_step), _UNITS[place > 0], strict=True)
+    for index, outcome in enumerate(result.outcomes):
+        families = zip((outcome.sequential, outcome.one_step), _UNITS[index > 0], strict=True)
         for by_row, (family, unit) in enumerate(families):
             if one_step and not by_row:
                 continue
-            first = not place and by_row == one_step
+            first = not index and by_row == one_step
             yield Comparison(
-                outcome=_title(place, outcome.name),
+                outcome=_title(index, outcome.name),
                 unit=unit,
                 decides=decides and first,
                 reference=family.logged,
@@ -118,41 +118,41 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
 
 
 def compared_models(differences: Mapping[str, Sequence[Estimate]], *, one_step: bool) -> Iterator[Comparison]:
-    """Yields what `cpe.differences` returns; those of the reward's return decide.
+    """Yields comparisons of two models; that of the reward's return decides.
 
     Args:
-        differences: of two models, by outcome.
-        one_step: whether every episode is one row.
+        differences: result of `cpe.differences`.
+        one_step: whether every episode is a single row.
     """
-    for place, (name, estimates) in enumerate(differences.items()):
-        for sequential, unit in zip((True, False), _UNITS[place > 0], strict=True):
+    for index, (name, estimates) in enumerate(differences.items()):
+        for sequential, unit in zip((True, False), _UNITS[index > 0], strict=True):
             if one_step and sequential:
                 continue
             yield Comparison(
-                outcome=_title(place, name),
+                outcome=_title(index, name),
                 unit=unit,
-                decides=not place and sequential != one_step,
+                decides=not index and sequential != one_step,
                 reference_name=OTHER,
                 reference=None,
                 rows=tuple(row for row in estimates if ESTIMATORS[row.name].sequential == sequential),
             )
 
 
-def _title(place: int, name: str) -> str:
-    return f"Metric {name}" if place else name  # the reward comes first; a metric may have the same name
+def _title(index: int, name: str) -> str:
+    return f"Metric {name}" if index else name  # the reward comes first; a metric may have the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a policy.
+    """Results of evaluating a policy.
 
     Attributes:
         result: all estimates from the log; None without a log.
-        seen: whether the policy has learned from episodes that they rest on.
-        other_seen: whether the model that it is compared with has.
-        comparisons: what they are compared with.
-        played: from simulation.
-        gate: the decision of publish_if.
+        seen: whether scored episodes were in the policy's training data.
+        other_seen: whether scored episodes were in the training data of the model it is compared with.
+        comparisons: comparisons of the estimates.
+        played: returns in simulation.
+        gate: decision of publish_if.
     """
 
     result: CPEResult | None = None
@@ -164,12 +164,12 @@ class Evidence:
 
     @property
     def overlap(self) -> Overlap | None:
-        """Diagnostics of the log's weights; None without a log and where it has no propensities."""
+        """Diagnostics of the log's weights; None without a log or without propensities."""
         return self.result.overlap if self.result is not None and self.result.weighted else None
 
 
 class Standing(StrEnum):
-    """What a finding says of a policy."""
+    """Conclusion of a finding about a policy."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -185,14 +185,14 @@ class Finding:
     """One reason for or against a policy.
 
     Attributes:
-        source: what it rests on.
-        standing: what it says.
-        reason: which estimate against which reference, in words.
-        next_step: what to do about it.
+        source: the evidence behind it.
+        standing: its conclusion.
+        reason: estimate and reference, in words.
+        next_step: recommended next step.
         weak: whether the policy was compared with random actions only.
     """
 
-    source: Source
+    source: FindingSource
     standing: Standing
     reason: str
     next_step: str
@@ -201,13 +201,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do.
+    """A recommendation with its reason.
 
     Attributes:
-        choice: the decision.
-        reason: why, in words.
-        next_step: what to do next, as it stands behind "Next: ".
-        findings: everything that was weighed.
+        choice: the recommendation.
+        reason: the reason, in words.
+        next_step: text after "Next: ".
+        findings: all findings.
     """
 
     choice: Choice
@@ -225,36 +225,36 @@ class Decision:
 
 _ANY = None
 _TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standing, ...]], ...] = (
-    # publish_if failed, better, worse: choice, the findings that are its reason
+    # publish_if failed, better, worse: choice, the findings behind it
     (True, _ANY, _ANY, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
     (False, False, True, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
     (False, True, False, Choice.SHIP, (Standing.BETTER,)),
     (False, True, True, Choice.NOT_ENOUGH, (Standing.WORSE, Standing.BETTER)),
     (False, False, False, Choice.NOT_ENOUGH, (Standing.UNDECIDED,)),
 )
-"""The decision: the first row that fits. Every standing but better and worse counts as undecided."""
+"""The first row that fits is the decision. Every standing but better and worse counts as undecided."""
 
 
 def decide(evidence: Evidence) -> Decision:
-    """Returns what the findings add up to, by the table above.
+    """Returns the decision for all findings, by the table above.
 
-    Being better than random actions does not count where the comparison with another policy is undecided. Estimates on
-    episodes that a policy has learned from flatter it: they do not speak for it.
+    Being better than random actions does not count while a comparison with another policy is undecided. Estimates on
+    episodes of a policy's training data flatter it and do not count in its favour.
     """
     findings = tuple(_unflattered(finding, evidence) for finding in _findings(evidence))
-    kinds: dict[Standing, list[Finding]] = {Standing.BETTER: [], Standing.WORSE: [], Standing.UNDECIDED: []}
+    by_standing: dict[Standing, list[Finding]] = {Standing.BETTER: [], Standing.WORSE: [], Standing.UNDECIDED: []}
     for finding in findings:
-        kinds.get(finding.standing, kinds[Standing.UNDECIDED]).append(finding)
-    if kinds[Standing.UNDECIDED]:
-        kinds[Standing.BETTER] = [finding for finding in kinds[Standing.BETTER] if not finding.weak]
-    worse = kinds[Standing.WORSE]
-    facts = (bool(worse) and worse[0].source is Source.GATE, bool(kinds[Standing.BETTER]), bool(worse))
+        by_standing.get(finding.standing, by_standing[Standing.UNDECIDED]).append(finding)
+    if by_standing[Standing.UNDECIDED]:
+        by_standing[Standing.BETTER] = [finding for finding in by_standing[Standing.BETTER] if not finding.weak]
+    worse = by_standing[Standing.WORSE]
+    facts = (bool(worse) and worse[0].source is FindingSource.GATE, bool(by_standing[Standing.BETTER]), bool(worse))
     choice, standings = next(
         (choice, standings)
         for *conditions, choice, standings in _TABLE
         if all(condition in (_ANY, fact) for condition, fact in zip(conditions, facts, strict=True))
     )
-    used = [kinds[standing][0] for standing in standings]
+    used = [by_standing[standing][0] for standing in standings]
     return Decision(
         choice=choice,
         reason="; but ".join(finding.reason for finding in used),
@@ -281,38 +281,40 @@ _SCORE_OTHERS = (
 _SCORE_SOME = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
-    (Source.GATE, Standing.BETTER): _TRY,
-    (Source.GATE, Standing.WORSE): _LEARN,
-    (Source.LOG, Standing.BETTER): _TRY,
-    (Source.LOG, Standing.WORSE): _LEARN,
-    (Source.LOG, Standing.CONTRADICTED): _TRY_BOTH,
-    (Source.LOG, Standing.UNSCORED): _SCORE_SOME,
-    (Source.BESIDE, Standing.BETTER): _TRY,
-    (Source.BESIDE, Standing.WORSE): _LEARN,
-    (Source.BESIDE, Standing.UNDECIDED): _LEARN,
-    (Source.SIMULATION, Standing.BETTER): _COMPARE,
-    (Source.SIMULATION, Standing.WORSE): _LEARN_IN_SIMULATION,
-    (Source.SIMULATION, Standing.UNDECIDED): _LEARN_IN_SIMULATION,
+    (FindingSource.GATE, Standing.BETTER): _TRY,
+    (FindingSource.GATE, Standing.WORSE): _LEARN,
+    (FindingSource.LOG, Standing.BETTER): _TRY,
+    (FindingSource.LOG, Standing.WORSE): _LEARN,
+    (FindingSource.LOG, Standing.CONTRADICTED): _TRY_BOTH,
+    (FindingSource.LOG, Standing.UNSCORED): _SCORE_SOME,
+    (FindingSource.BESIDE, Standing.BETTER): _TRY,
+    (FindingSource.BESIDE, Standing.WORSE): _LEARN,
+    (FindingSource.BESIDE, Standing.UNDECIDED): _LEARN,
+    (FindingSource.SIMULATION, Standing.BETTER): _COMPARE,
+    (FindingSource.SIMULATION, Standing.WORSE): _LEARN_IN_SIMULATION,
+    (FindingSource.SIMULATION, Standing.UNDECIDED): _LEARN_IN_SIMULATION,
 }
-"""The next step after a finding; that after an undecided or untrusted one from a log follows from its numbers."""
+"""Next steps by finding; after an undecided or untrusted finding from a log they follow from its numbers."""
 
 
 def _standing(side: int) -> Standing:
     return {1: Standing.BETTER, -1: Standing.WORSE, 0: Standing.UNDECIDED}[side]
 
 
-def _finding(source: Source, standing: Standing, reason: str, next_step: str = "", *, weak: bool = False) -> Finding:
+def _finding(
+    source: FindingSource, standing: Standing, reason: str, next_step: str = "", *, weak: bool = False
+) -> Finding:
     next_step = next_step or _NEXT[source, standing]
     return Finding(source=source, standing=standing, reason=reason, next_step=next_step, weak=weak)
 
 
 def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
-    """Returns a finding; an undecided one where it favours a policy that has learned from the scored episodes."""
+    """Returns the finding, or an undecided one if it favours a policy that has learned from scored episodes."""
     whose = {
         Standing.BETTER: "policy" if evidence.seen else "",
         Standing.WORSE: OTHER if evidence.other_seen else "",
     }.get(finding.standing, "")
-    if not whose or finding.source not in (Source.GATE, Source.LOG):
+    if not whose or finding.source not in (FindingSource.GATE, FindingSource.LOG):
         return finding
     return replace(
         finding,
@@ -323,11 +325,11 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
-    """Yields what speaks for and against a policy, the strongest kind first."""
+    """Yields findings for and against a policy, the strongest source first."""
     if (gate := evidence.gate) is not None:
         verb = "is fulfilled" if gate.passed else "blocks the export"
         standing = Standing.BETTER if gate.passed else Standing.WORSE
-        yield _finding(Source.GATE, standing, f"publish_if {verb}: {gate.reason}")
+        yield _finding(FindingSource.GATE, standing, f"publish_if {verb}: {gate.reason}")
     deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
     for comparison in deciding:
         yield _from_log(comparison, evidence.result)
@@ -339,17 +341,17 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
                 f"in simulation its discounted return is {simulated}, against {reference} of the logged policy in the "
                 "log"
             )
-            yield _finding(Source.BESIDE, _standing(side), reason)
+            yield _finding(FindingSource.BESIDE, _standing(side), reason)
     if not deciding and (evidence.result or not evidence.played):
-        yield _finding(Source.LOG, Standing.UNSCORED, "no episodes could be scored")
+        yield _finding(FindingSource.LOG, Standing.UNSCORED, "no episodes could be scored")
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
 
 
 def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
-    """Uses the trustworthy estimates: the one whose difference has the narrowest interval, unless others contradict it.
+    """Returns the finding of the trustworthy estimate with the narrowest difference, unless others contradict it.
 
-    All of them are valid; a poor model makes a doubly robust one wide.
+    All trustworthy estimates are valid; a poor model makes a doubly robust estimate wide.
     """
     trusted = comparison.trusted
     name = comparison.reference_name
@@ -358,11 +360,11 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {beside}"
         # the first rests on a model alone
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
-        return _finding(Source.LOG, Standing.UNTRUSTED, reason, mended_by(comparison, result))
+        return _finding(FindingSource.LOG, Standing.UNTRUSTED, reason, mended_by(comparison, result))
     sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
-        return _finding(Source.LOG, Standing.CONTRADICTED, reason)
+        return _finding(FindingSource.LOG, Standing.CONTRADICTED, reason)
     row = min(trusted, key=_width)
     side = row.difference.side
     what = f"{row.name.replace('_', ' ')} estimates a"
@@ -378,13 +380,13 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if comparison.events is not None:
         reason += f" ({comparison.events})"
     step = "" if side else more_data(row, comparison.reference, result)
-    return _finding(Source.LOG, _standing(side), reason, step)
+    return _finding(FindingSource.LOG, _standing(side), reason, step)
 
 
 def more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
-    """Returns how many scored episodes would show a difference as large as this one, or of 10 % of the logged value.
+    """Returns how many scored episodes would show a difference of this size, or of 10 % of the logged value.
 
-    The width of an interval falls with the root of their number.
+    The width of an interval is inversely proportional to the root of the number of episodes.
     """
     if result is None or result.overlap is None:
         return _TRY_BOTH
@@ -434,7 +436,7 @@ def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
 
 
 def _width(estimate: Estimate) -> tuple[float, float]:
-    """Returns the width of the difference, and how far the difference is from the middle of its interval."""
+    """Returns the width of the difference's interval, and the distance of the difference from its middle."""
     difference = estimate.difference
     return difference.high - difference.low, abs(difference.value - (difference.low + difference.high) / 2)
 
@@ -446,4 +448,4 @@ def _from_simulation(played: Played) -> Finding:
         f"its return in simulation is {played.policies[MODEL].total}, against {played.policies[other].total} of "
         f"{'random actions' if other == RANDOM else 'the other model'}, a paired difference of {difference}"
     )
-    return _finding(Source.SIMULATION, _standing(difference.side), reason, weak=other == RANDOM)
+    return _finding(FindingSource.SIMULATION, _standing(difference.side), reason, weak=other == RANDOM)

@@ -1,4 +1,4 @@
-"""What an evaluation found: as JSON, as TensorBoard tags and as text, and all findings of workflows.evaluate."""
+"""Evaluation results as JSON, TensorBoard tags and text, and all findings of workflows.evaluate."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,43 +22,45 @@ from reagent_lite.evaluation.played import AGAINST, AIM, MODEL, EstimatedReturn,
 
 _NOT_WRITTEN = ("basis", "weighted")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
-"""What of the overlap does not rest on weights."""
+"""Figures of the overlap that do not rest on weights."""
 
 
 def as_json(result: CPEResult) -> dict[str, Any]:
-    """Returns the whole result as JSON types; what is undefined is null, as are weights without propensities."""
+    """Returns the whole result as JSON types; undefined values are null, as are weights without propensities."""
     tree: dict[str, Any] = _plain(result)
     if result.overlap is not None and not result.weighted:
-        tree["overlap"] |= {one.name: None for one in fields(Overlap) if one.name not in _WITHOUT_WEIGHTS}
+        tree["overlap"] |= {item.name: None for item in fields(Overlap) if item.name not in _WITHOUT_WEIGHTS}
     return tree
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.name not in _NOT_WRITTEN}
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.name not in _NOT_WRITTEN}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     return finite(value) if isinstance(value, float) else value
 
 
 def values(result: CPEResult) -> dict[str, float]:
-    """Returns {`CPE/{outcome}/{estimator}`: estimate}, with Logged_Reward and Logged_Return of each outcome."""
+    """Returns {`CPE/{outcome}/{estimator}`: estimate}, and Logged_Reward and Logged_Return of each outcome."""
     tags: dict[str, float] = {}
     for outcome in result.outcomes:
         tag = f"CPE/{outcome.name}"
-        tags |= {f"{tag}/{one.name}": one.figure.value for one in outcome.estimates}
+        tags |= {f"{tag}/{estimate.name}": estimate.figure.value for estimate in outcome.estimates}
         tags[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
         tags[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
     return tags
 
 
 def scalars(result: CPEResult) -> dict[str, float]:
-    """Returns the tags of `values` for TensorBoard, with intervals and diagnostics; undefined ones are left out."""
+    """Returns the tags of `values` for TensorBoard, with intervals and diagnostics; undefined values are left out."""
     tags = values(result)
     for outcome in result.outcomes:
-        for one in outcome.estimates:
-            tag = f"CPE/{outcome.name}/{one.name}"
-            tags |= {f"{tag}/low": one.figure.low, f"{tag}/high": one.figure.high, f"{tag}/normalized": one.normalized}
+        for estimate in outcome.estimates:
+            tag = f"CPE/{outcome.name}/{estimate.name}"
+            tags[f"{tag}/low"] = estimate.figure.low
+            tags[f"{tag}/high"] = estimate.figure.high
+            tags[f"{tag}/normalized"] = estimate.normalized
     if result.overlap is not None and result.weighted:
         tags["CPE/overlap/mean_weight"] = result.overlap.mean_weight.value
         for name in ("effective_rows", "effective_episodes", "unsupported_share", "horizon_reached"):
@@ -77,7 +79,7 @@ def reward_model_scalars(page: EvaluationPage, action_names: tuple[str, ...]) ->
 
 
 def lines(result: CPEResult) -> Iterator[str]:
-    """Yields the result as text: what it rests on, then one line per estimate with interval and verdict."""
+    """Yields the result as text: the scored rows, then one line per estimate with interval and verdict."""
     overlap = result.overlap
     if overlap is None:
         yield "CPE: no episodes could be scored"
@@ -99,10 +101,10 @@ def lines(result: CPEResult) -> Iterator[str]:
 
 
 def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    for one in comparisons:
-        references = ", ".join(f"{name} {figure}" for name, figure in one.references.items())
-        yield f"{one.title}: {references}" if references else one.title
-        for row in one.rows:
+    for comparison in comparisons:
+        references = ", ".join(f"{name} {figure}" for name, figure in comparison.references.items())
+        yield f"{comparison.title}: {references}" if references else comparison.title
+        for row in comparison.rows:
             ratio = f" = {number(row.normalized)} x logged" if math.isfinite(row.normalized) else ""
             yield f"  {row.name}: {row.figure}{ratio}; {row.verdict}: {row.reason}"
 
@@ -119,7 +121,7 @@ WARM_START = (
 
 
 def cut_note(overlap: Overlap | None) -> str:
-    """Returns a sentence on what estimates of cut episodes are compared with; empty where none is cut."""
+    """Returns a sentence on the reference of estimates of cut episodes; empty if no episode is cut."""
     if overlap is None or not overlap.cut_share:
         return ""
     return (
@@ -129,7 +131,7 @@ def cut_note(overlap: Overlap | None) -> str:
 
 
 def not_scored(result: CPEResult) -> str:
-    """Returns a sentence on what the limits of the evaluation left out."""
+    """Returns a sentence on the rows and episodes that the evaluation's limits leave out."""
     episodes = counted(result.num_episodes_left_out, "episode")
     rows = counted(result.num_rows_beyond_horizon, "row")
     return f"not scored: {episodes}, and {rows} beyond the horizon"
@@ -137,16 +139,16 @@ def not_scored(result: CPEResult) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What an evaluation of a run's learner found.
+    """Results of evaluating a run's learner.
 
     Attributes:
         scalars: figures by TensorBoard tag.
         document: sections of evaluation.json.
         lines: lines of text.
         result: estimates from logs, on rank 0.
-        seen: whether the policy has learned from episodes that the estimates rest on.
-        played: what was earned in simulation.
-        agents: evaluations of types of agents by name, where there are several.
+        seen: whether scored episodes were in the policy's training data.
+        played: returns in simulation.
+        agents: evaluations by agent type, if there are several types.
     """
 
     scalars: dict[str, float] = field(default_factory=dict)
@@ -158,20 +160,20 @@ class Evaluation:
     agents: Mapping[str, "Evaluation"] = field(default_factory=dict)
 
     def of(self, kind: str) -> "Evaluation":
-        """Returns the evaluation of a type of agents, or this one for a name that is none of theirs."""
+        """Returns the evaluation of an agent type, or this evaluation if the name is not an agent type."""
         return self.agents.get(kind, self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything that workflows.evaluate found.
+    """All results of workflows.evaluate.
 
     Attributes:
-        config: the workflow's.
-        models: the model or policy, and the one it is compared with.
+        config: config of the workflow.
+        models: the model or policy and, if there is one, the model it is compared with.
         gamma: discount per step.
-        estimates: those on the log, if there is one.
-        played: what was earned in simulation, if there was one.
+        estimates: estimates from the log, if there is one.
+        played: returns in simulation, if there is one.
     """
 
     config: EvaluateConfig
@@ -192,13 +194,13 @@ class Findings:
 
     @cached_property
     def apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Why log and simulation are not comparable, and remarks where they are; empty without both of them."""
+        """Reasons why log and simulation are not comparable, and remarks if they are; empty unless there are both."""
         if self.estimates is None or self.played is None:
             return (), ()
         overlap = self.estimates.results[0].overlap
         estimated = EstimatedReturn(
             gamma=self.gamma,
-            by_time=any(isinstance(one, ExportedModel) and one.by_time for one in self.models),
+            by_time=any(isinstance(model, ExportedModel) and model.by_time for model in self.models),
             horizon=self.config.evaluation.max_horizon,
             longest=int(np.bincount(np.asarray(self.estimates.log.copy.episode)).max()),
             cut_share=0.0 if overlap is None else overlap.cut_share,
@@ -207,39 +209,45 @@ class Findings:
 
     @property
     def comparable(self) -> bool:
-        """Whether simulated discounted returns are what the log's estimates aim at."""
+        """Whether simulated discounted returns and the log's estimates are the same quantity."""
         return self.estimates is not None and self.played is not None and not self.apart[0]
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What the decision about the model rests on; if there is another model, only the comparison with that one."""
+        """Evidence of the decision about the model; if there is another model, the comparison with that one decides."""
         if self.estimates is None:
             return Evidence(played=self.played)
         result = self.estimates.results[0]
         simulated = self.played.policies[MODEL].discounted if self.played is not None and self.comparable else None
         against = tuple(compared_models(self.estimates.compared, one_step=result.one_step))
-        own = compared(result, simulated=simulated, decides=not against)
-        rows, (seen, *other) = (*own, *against), self.estimates.log.seen
-        return Evidence(result=result, seen=seen, other_seen=any(other), comparisons=rows, played=self.played)
+        with_log = tuple(compared(result, simulated=simulated, decides=not against))
+        seen, *other_seen = self.estimates.log.seen
+        return Evidence(
+            result=result,
+            seen=seen,
+            other_seen=any(other_seen),
+            comparisons=with_log + against,
+            played=self.played,
+        )
 
     @cached_property
     def decision(self) -> Decision:
-        """What to do with the model."""
+        """Recommendation about the model."""
         return decide(self.evidence)
 
     def document(self) -> dict[str, Any]:
-        """Returns the report file's content; what is undefined is null, and what was not asked for is absent."""
+        """Returns the content of the report file; undefined values are null, sections not asked for are absent."""
         document: dict[str, Any] = {
             "config": resolved(self.config),
             "gamma": self.gamma,
             "warnings": list(self.warnings),
             "decision": self.decision.json(),
         }
-        for place, model in enumerate(self.models):
+        for index, model in enumerate(self.models):
             document[model.key] = {"path": str(model.path), "policy": self.policies[model.key], **model.origin}
             if self.estimates is not None:
-                document[model.key] |= self.estimates.choices[place]
-                document[model.key]["cpe"] = as_json(self.estimates.results[place])
+                document[model.key] |= self.estimates.choices[index]
+                document[model.key]["cpe"] = as_json(self.estimates.results[index])
             if self.played is not None:
                 document[model.key]["simulated"] = self.played.policies[model.key].json()
         if self.estimates is not None:
@@ -249,8 +257,15 @@ class Findings:
                 document["log"]["scored_lines"] = log.scored_lines()
         if self.estimates is not None and len(self.models) == 2:
             document["difference"] = {
-                name: {one.name: {**one.figure.json(), "verdict": one.verdict, "reason": one.reason} for one in found}
-                for name, found in self.estimates.compared.items()
+                name: {
+                    difference.name: {
+                        **difference.figure.json(),
+                        "verdict": difference.verdict,
+                        "reason": difference.reason,
+                    }
+                    for difference in differences
+                }
+                for name, differences in self.estimates.compared.items()
             }
         if self.played is not None:
             document["simulation"] = self.played.json()
@@ -264,7 +279,7 @@ class Findings:
         if self.estimates is not None:
             yield from self._estimate_lines(self.estimates)
         if self.played is not None:
-            names = {one.key: f"{one.key} {one.path}, {self.policies[one.key]}" for one in self.models}
+            names = {model.key: f"{model.key} {model.path}, {self.policies[model.key]}" for model in self.models}
             yield from self.played.lines(names, self.gamma, self.config.evaluation.confidence_level)
         for sentences in self.apart:
             yield from (f"  {sentence}" for sentence in sentences)
@@ -280,7 +295,7 @@ class Findings:
         yield from _comparison_lines(compared_models(estimates.compared, one_step=estimates.results[0].one_step))
 
     def scores(self) -> dict[str, float | None]:
-        """Returns the model's figures by tag, null where undefined."""
+        """Returns the model's figures by tag, null if undefined."""
         scores = {} if self.estimates is None else values(self.estimates.results[0])
         if self.played is not None:
             scores |= self.played.scores()
@@ -290,12 +305,12 @@ class Findings:
         """Returns {tag: [model minus against, lower, upper]}; None without another model."""
         if len(self.models) < 2:
             return None
-        found = {
-            f"CPE/{name}/{one.name}": one.figure
-            for name, estimates in (self.estimates.compared if self.estimates is not None else {}).items()
-            for one in estimates
+        figures = {
+            f"CPE/{name}/{difference.name}": difference.figure
+            for name, differences in (self.estimates.compared if self.estimates is not None else {}).items()
+            for difference in differences
         }
         if self.played is not None:
             earned = self.played.differences[AGAINST]
-            found |= {"simulation/return": earned.total, "simulation/discounted_return": earned.discounted}
-        return {tag: list(figure.json().values()) for tag, figure in found.items()}
+            figures |= {"simulation/return": earned.total, "simulation/discounted_return": earned.discounted}
+        return {tag: list(figure.json().values()) for tag, figure in figures.items()}

@@ -1,12 +1,12 @@
-"""Which episodes are scored: all machines agree on the same ones, however the rows are divided among them.
+"""The draw of scored episodes: all machines agree on them, regardless of how rows are divided among machines.
 
-1 candidates   own eval episodes; without eval data, a share of the own training episodes, chosen by hash
-2 exchange     each shard sends its candidates and its training episodes: which candidates are trained on anywhere, have
-               rows that cannot be scored, or are on several machines
-3 draw         the first max_episodes of those that are left, in an order that depends on seed and mdp_id alone
-4 rows         own rows of the drawn episodes, divided among the processes of the machine
+1 candidates   this shard's eval episodes; without eval data, a share of its training episodes, chosen by hash
+2 exchange     each shard broadcasts its candidates and its training episodes, so that all shards learn which candidates
+               are trained on anywhere, have rows that cannot be scored, or are on several machines
+3 draw         the first max_episodes of the remaining candidates, in an order that depends on seed and mdp_id alone
+4 rows         this shard's rows of the drawn episodes, divided among the processes of the machine
 
-Machines exchange hashes of names and digests, at most 32 bytes an episode; rows are read after the draw.
+Machines exchange hashes of names and digests, at most 32 bytes per episode; rows are read after the draw.
 """
 
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ from reagent_lite.evaluation.page import held_out
 
 Hashes = NDArray[np.uint64]
 
-# most at once: some 30 MB; longer blocks are slower
+# largest block: about 30 MB; longer blocks are slower
 _DIGEST_ROWS = 1 << 16
 _DIGEST_VALUES = 1 << 22
-_EVAL_DATA = 1 << 32  # no number of a shard
+_EVAL_DATA = 1 << 32  # larger than every shard number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
-    """Logged rows to fit to and to score.
+class TrainEvalLogs:
+    """Logged rows for fitting and for scoring.
 
     Attributes:
         train: this machine's training data.
-        held_out: its eval data, or None where a share of `train` is scored.
+        held_out: its eval data, or None if a share of `train` is scored.
         same: whether the eval data of all machines are their training data.
-        shards: which process reads which rows.
+        shards: assignment of rows to processes.
     """
 
     train: TrainingCopy
@@ -48,33 +48,33 @@ class Sides:
 
     @property
     def scored(self) -> TrainingCopy:
-        """The rows of which some are scored."""
+        """The data that scored rows come from."""
         return self.train if self.held_out is None else self.held_out
 
     def hashes(self, copy: TrainingCopy) -> Hashes:
-        """Returns the hash of each episode of this shard's training or eval data, [episodes]: that of its mdp_id.
+        """Returns the hash of the mdp_id of each episode of this shard's training or eval data, [episodes].
 
-        A row without mdp_id is an episode of its own, whose hash is that of its number and of the number of the shard:
-        row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
+        A row without mdp_id is a separate episode. Its hash is that of its number and of the shard's number: row 7 of
+        another machine is another row, as is row 7 of eval data that are not the training data.
         """
-        place = self.shards.own + (_EVAL_DATA if copy is self.held_out and not self.same else 0)
+        salt = self.shards.own + (_EVAL_DATA if copy is self.held_out and not self.same else 0)
         hashes = np.array(copy.episode_hash, np.uint64)
         nameless = copy.counts.get("rows_without_mdp_id", 0)
-        if nameless and place:
-            hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(place))  # they come last in a copy
+        if nameless and salt:
+            hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(salt))  # they come last in a copy
         return hashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What is scored, and this process's part of it.
+    """Scored episodes of all machines, and this process's rows of them.
 
     Attributes:
-        hashes: [n] of the episodes that are scored, of all machines; ascending, on every rank.
-        numbers: [R] row numbers in `copy` that this process scores, in its order.
-        episode: [R] int64, a code per row, the same for an episode on every machine.
-        sequence: [R] int64, the row's place in its episode among all machines' rows of it.
-        notes: sentences on what is not scored, the same on every rank.
+        hashes: [n] hashes of the scored episodes of all machines, ascending; the same on every rank.
+        numbers: [R] numbers of the rows that this process scores, in the order of the training copy.
+        episode: [R] int64 code of each row's episode, the same on every machine.
+        sequence: [R] int64 position of each row in its episode, among the rows of all machines.
+        notes: sentences on episodes that are not scored, the same on every rank.
     """
 
     hashes: Hashes
@@ -84,47 +84,48 @@ class Scored:
     notes: tuple[str, ...]
 
 
-def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few: bool = False) -> Scored:
-    """Returns the episodes that are scored, and this rank's rows of them; every rank calls it.
+def scored_episodes(sides: TrainEvalLogs, settings: EvaluationConfig, seed: int, *, few: bool = False) -> Scored:
+    """Returns the scored episodes, and this rank's rows of them; every rank calls it.
 
-    Whole episodes are scored, and models are fitted to others: all eval episodes that no machine has in its training
-    data; of those that one has, and of the training data where there is no eval data, about held_out_share by hash.
-    Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
+    Whole episodes are scored, and models are fitted to the others. Eval episodes that are in no machine's training data
+    are all scored; of the others, and of the training data if there is no eval data, about held_out_share by hash.
+    Episodes with an unknown action are left out whole: without one row the weights of all later rows are wrong.
     Episodes with an aggregated row are left out as well, as the actions inside it are unknown. An episode that
-    several machines have is scored once; where each has other rows of it, all of them are scored.
+    several machines have is scored once; if each has different rows of it, all of them are scored.
 
     Args:
         sides: training and eval data.
-        settings: the settings of the evaluation.
-        seed: seed of the draw where there are more than max_episodes.
-        few: whether at least one episode is scored, and one fitted to, whatever the hashes; for a log on one machine.
+        settings: settings of the evaluation.
+        seed: seed of the draw if there are more than max_episodes.
+        few: scores at least one episode and leaves at least one for fitting, for any hashes; only for a log on one
+            machine.
     """
     shards = sides.shards
     copy = sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0
-    own = _Candidates.of(sides, 1.0 if few else share)
-    known = _exchange(own, np.unique(sides.hashes(sides.train)), shards)
-    left = ~known.trained_on | held_out(own.hashes, settings.held_out_share)
-    notes = _left_out(own, known, left, shards)
-    left &= ~known.faulty
+    candidates = _Candidates.of(sides, 1.0 if few else share)
+    flags = _exchange(candidates, np.unique(sides.hashes(sides.train)), shards)
+    selected = ~flags.trained_on | held_out(candidates.hashes, settings.held_out_share)
+    notes = _left_out(candidates, flags, selected, shards)
+    selected &= ~flags.faulty
     if few:
-        _leave_one(own.hashes, left, ~known.faulty)
-    chosen, drawn_of = _draw(own.hashes[left & ~known.elsewhere], settings.max_episodes, seed, shards)
-    mine = np.zeros(len(copy.episode_hash), np.bool_)
-    mine[own.numbers] = np.isin(own.hashes, chosen) & ~known.copied
-    numbers = shards.part(np.flatnonzero(mine[copy.episode]))
+        _balance(candidates.hashes, selected, ~flags.faulty)
+    hashes, draw_notes = _draw(candidates.hashes[selected & ~flags.elsewhere], settings.max_episodes, seed, shards)
+    scored_here = np.zeros(len(copy.episode_hash), np.bool_)
+    scored_here[candidates.numbers] = np.isin(candidates.hashes, hashes) & ~flags.copied
+    numbers = shards.part(np.flatnonzero(scored_here[copy.episode]))
     codes = sides.hashes(copy).view(np.int64)
     return Scored(
-        hashes=chosen,
+        hashes=hashes,
         numbers=numbers,
         episode=codes[copy.episode[numbers]],
         sequence=np.asarray(copy.sequence[numbers], np.int64),
-        notes=(*notes, *drawn_of),
+        notes=(*notes, *draw_notes),
     )
 
 
-def _leave_one(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
-    """Moves an episode to the side that has none, if the other has several."""
+def _balance(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
+    """Moves an episode between scoring and fitting if one of them has none and the other has several."""
     if not scored.any() and usable.any():
         scored[np.flatnonzero(usable)[hashes[usable].argmin()]] = True
     if scored[usable].all() and scored.sum() > 1:
@@ -133,12 +134,12 @@ def _leave_one(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidates:
-    """A shard's episodes that may be scored, by ascending hash.
+    """Episodes of a shard that may be scored, in ascending order of their hashes.
 
     Attributes:
-        numbers: [E] in its copy.
+        numbers: [E] episode numbers in the shard's copy.
         hashes: [E].
-        digest: [E] uint64, equal for equal rows, states and candidates too; 0 where there is one shard only.
+        digest: [E] uint64, equal for episodes with equal rows, including states and candidates; 0 for a single shard.
         unknown: [E] whether a row has no action.
         summed: [E] whether a row spans several steps.
     """
@@ -149,8 +150,13 @@ class _Candidates:
     unknown: NDArray[np.bool_]
     summed: NDArray[np.bool_]
 
+    @property
+    def faulty(self) -> NDArray[np.bool_]:
+        """[E] whether a row cannot be scored."""
+        return self.unknown | self.summed
+
     @classmethod
-    def of(cls, sides: Sides, share: float) -> "_Candidates":
+    def of(cls, sides: TrainEvalLogs, share: float) -> "_Candidates":
         copy = sides.scored
         hashes = sides.hashes(copy)
         count = len(hashes)
@@ -173,14 +179,14 @@ class _Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """What all machines know about a shard's candidates, [E] bool each.
+class _Flags:
+    """Flags of a shard's candidates with regard to all machines, [E] bool each.
 
     Attributes:
-        trained_on: some machine has the episode in its training data.
-        faulty: some machine has a row of it that cannot be scored.
-        elsewhere: an earlier shard has the episode too, and counts it.
-        copied: whether another shard has the same rows of it, and scores them.
+        trained_on: the episode is in the training data of a machine.
+        faulty: a machine has a row of it that cannot be scored.
+        elsewhere: an earlier shard has the episode as well, and counts it.
+        copied: an earlier shard has the same rows of it, and scores them.
     """
 
     trained_on: NDArray[np.bool_]
@@ -189,60 +195,68 @@ class _Facts:
     copied: NDArray[np.bool_]
 
 
-def _exchange(own: _Candidates, trained_on: Hashes, shards: Shards) -> _Facts:
-    """Returns what is known about this shard's candidates, as one shard after the other sends what it has."""
-    group = shards.group
-    found = _Facts(*np.zeros((4, len(own.hashes)), np.bool_))
+def _exchange(candidates: _Candidates, training: Hashes, shards: Shards) -> _Flags:
+    """Compares this shard's candidates with those of every shard and with its training episodes.
+
+    every shard in turn broadcasts          every shard flags those of its candidates that are among them
+    ───────────────────────────────         ─────────────────────────────────────────────────────────────
+    hashes of its training episodes    ─►   trained_on
+    hash, digest, faulty of each of    ─►   faulty, if faulty there
+    its candidates                     ─►   if that shard comes earlier: elsewhere; copied, if the digests are equal
+    """
+    flags = _Flags(*np.zeros((4, len(candidates.hashes)), np.bool_))
+    columns = np.stack((candidates.hashes, candidates.digest, candidates.faulty), dtype=np.uint64)
     for shard, reader in enumerate(_first_readers(shards)):
-        sent = np.stack((own.hashes, own.digest, own.unknown | own.summed)).tobytes()
-        candidates, trained = (
-            np.frombuffer(group.broadcast_bytes(data if group.rank == reader else None, reader), np.uint64)
-            for data in (sent, trained_on.tobytes())
-        )
-        found.trained_on[:] |= _find(trained, own.hashes) >= 0
-        hashes, digest, faulty = candidates.reshape(3, -1)
-        place = _find(hashes, own.hashes)
-        (too,) = np.nonzero(place >= 0)
-        found.faulty[too] |= faulty[place[too]] > 0
+        hashes, digest, faulty = _broadcast(columns, reader, shards).reshape(3, -1)
+        flags.trained_on[:] |= _find(_broadcast(training, reader, shards), candidates.hashes) >= 0
+        index = _find(hashes, candidates.hashes)
+        (shared,) = np.nonzero(index >= 0)
+        flags.faulty[shared] |= faulty[index[shared]] > 0
         if shard < shards.own:
-            found.elsewhere[too] = True
-            found.copied[too] |= digest[place[too]] == own.digest[too]
-    return found
+            flags.elsewhere[shared] = True
+            flags.copied[shared] |= digest[index[shared]] == candidates.digest[shared]
+    return flags
+
+
+def _broadcast(values: Hashes, sender: int, shards: Shards) -> Hashes:
+    """Returns the sender's values, flat, on every rank."""
+    group = shards.group
+    return np.frombuffer(group.broadcast_bytes(values.tobytes() if group.rank == sender else None, sender), np.uint64)
 
 
 def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
-    """Returns the place of each hash, [n], among ascending ones; -1 where it is none of them."""
+    """Returns the index of each hash, [n], in an ascending array; -1 if it is not in there."""
     if not len(ascending):
         return np.full(len(hashes), -1, np.int64)
-    places = np.searchsorted(ascending, hashes).clip(max=len(ascending) - 1)
-    return np.where(ascending[places] == hashes, places, -1)
+    indices = np.searchsorted(ascending, hashes).clip(max=len(ascending) - 1)
+    return np.where(ascending[indices] == hashes, indices, -1)
 
 
 def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes, list[str]]:
-    """Returns at most so many of all shards' hashes, ascending: the first ones in an order that the seed mixes.
+    """Draws at most `most` of all shards' hashes, ascending, and returns them with notes.
 
-    The first of all are among the first of each shard, so that no more than these travel.
+    The draw takes the first hashes in an order given by the seed. The first of all shards are among the first of each
+    shard, so a shard sends only these.
     """
-    group = shards.group
     count = sum(shards.counts(len(hashes)))
-    proposed = drawn(hashes, most, seed).tobytes()
-    every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
+    proposed = drawn(hashes, most, seed)
+    proposals = [_broadcast(proposed, reader, shards) for reader in _first_readers(shards)]
     notes = []
     if count > most:
         notes.append(f"{most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
     elif shards.several:
-        of = f"of {len(every)} machines"
-        notes.append(f"{counted(count, f'episode {of} is', f'episodes {of} are')} scored")
-    return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed)), notes
+        of_machines = f"of {len(proposals)} machines"
+        notes.append(f"{counted(count, f'episode {of_machines} is', f'episodes {of_machines} are')} scored")
+    return np.sort(drawn(np.concatenate(proposals), most, seed)), notes
 
 
 def spread(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Returns at most so many of the numbers, evenly spread over them."""
+    """Returns at most `most` of the numbers, evenly spread over them."""
     return numbers if most >= len(numbers) else numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
 
 
 def drawn(hashes: Hashes, most: int, seed: int) -> Hashes:
-    """Returns at most so many hashes: of more the first ones in an order that the seed mixes."""
+    """Returns at most `most` of the hashes: the first ones in an order given by the seed."""
     if len(hashes) <= most:
         return hashes
     return hashes[np.argsort(mix(hashes ^ mix(np.array([seed], np.uint64))), kind="stable")[:most]]
@@ -252,11 +266,15 @@ def _first_readers(shards: Shards) -> list[int]:
     return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
-def _left_out(own: _Candidates, known: _Facts, left: NDArray[np.bool_], shards: Shards) -> list[str]:
-    """Returns sentences on episodes that their rows keep from being scored, and on those that several machines have."""
+def _left_out(candidates: _Candidates, flags: _Flags, selected: NDArray[np.bool_], shards: Shards) -> list[str]:
+    """Returns sentences on episodes with rows that cannot be scored, and on episodes that several machines have."""
     unknown, summed, shared = (
-        sum(shards.counts(int((left & some).sum())))
-        for some in (own.unknown & ~known.elsewhere, own.summed & ~known.elsewhere, known.elsewhere & ~known.faulty)
+        sum(shards.counts(int((selected & affected).sum())))
+        for affected in (
+            candidates.unknown & ~flags.elsewhere,
+            candidates.summed & ~flags.elsewhere,
+            flags.elsewhere & ~flags.faulty,
+        )
     )
     notes = []
     if unknown:
@@ -275,13 +293,13 @@ def _left_out(own: _Candidates, known: _Facts, left: NDArray[np.bool_], shards: 
 
 
 def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
-    """Returns a number per episode, [episodes], that identifies its rows: what was seen, done, possible, earned.
+    """Returns a number per episode, [episodes], that identifies states, actions, choices and rewards of its rows.
 
-    The order of rows, of features and of files does not matter, nor do features that no row of the episode has.
+    It does not depend on the order of rows, features and files, nor on features that no row of the episode has.
 
     Args:
         copy: training or eval data.
-        wanted: [episodes], whose number is asked for; the others' is 0.
+        wanted: [episodes] episodes to identify; the number of the others is 0.
     """
     digests = np.zeros(len(wanted), np.uint64)
     if not wanted.any():

@@ -1,7 +1,7 @@
-"""Estimates of exported models and given policies on a log: of each one, and of two their difference.
+"""Estimates of exported models and given policies on a log, and the difference of two.
 
-training copy ─► Log: split, checked against what the models read ─┬─► PolicyEvaluator of each ─► page ─► estimates
-                                                                    └─► of two also the difference
+training copy ─► EvaluationLog: split, features checked ─┬─► PolicyEvaluator of each policy ─► page ─► estimates
+                                                         └─► of two policies, the difference as well
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from reagent_lite.data.sampling.spans import single_steps
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
-from reagent_lite.evaluation.episodes import Sides, scored_episodes, spread
-from reagent_lite.evaluation.evaluator import EvaluatedLog, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.episodes import TrainEvalLogs, scored_episodes, spread
+from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
 from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.given_policy import GivenPolicy
@@ -33,26 +33,26 @@ from reagent_lite.export.choices import Choices
 
 ALONE = Group(Place(), torch.device("cpu"))
 EvaluatedPolicy = ExportedModel | GivenPolicy
-_TAKEN = 1e-6  # share of rows; a softmax gives less than that to what it would not do
-_NAMED = 8  # actions that have a sentence each
-_MOST_NAMED = 10  # features
+_MIN_SHARE = 1e-6  # of rows; a softmax gives a smaller share to actions it avoids
+_NAMED_ACTIONS = 8
+_NAMED_FEATURES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """The log as it is evaluated.
+class EvaluationLog:
+    """A log prepared for the evaluation of policies.
 
     Attributes:
-        copy: its rows.
-        evaluated: the rows as they are gathered, raw, and how they are used.
+        copy: rows of the log.
+        evaluated: raw rows for scoring and fitting.
         columns: probabilities in columns of the log, by the key of the policy.
-        reading: how models of policies read the log that are no models themselves.
+        reading: normalization and networks for the models of given policies.
         seen: whether each policy has learned from this log.
-        warnings: what was found wrong.
+        warnings: problems of the log.
     """
 
     copy: TrainingCopy
-    evaluated: EvaluatedLog
+    evaluated: EvaluationRows
     columns: Mapping[str, PolicyColumn]
     reading: Reading
     seen: tuple[bool, ...]
@@ -60,13 +60,13 @@ class Log:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows and episodes: all of them, and how they are used."""
-        used = self.evaluated.split.scored
+        """Numbers of rows and episodes: in total, fitted and scored."""
+        rows = self.evaluated.split.scored.numbers
         episodes = len(self.copy.episode_hash)
-        scored = len(used.hashes)
+        scored = len(self.evaluated.split.scored.hashes)
         return {
             "rows": len(self.copy),
-            "scored_rows": len(used.numbers),
+            "scored_rows": len(rows),
             "episodes": episodes,
             "fitted_episodes": episodes - scored,
             "scored_episodes": scored,
@@ -88,28 +88,28 @@ class Log:
         copy: TrainingCopy,
         columns: Mapping[str, PolicyColumn],
         gamma: float,
-    ) -> "Log":
-        """Returns the log for policies that decide among the same choices.
+    ) -> "EvaluationLog":
+        """Prepares a log for policies that decide among the same choices.
 
         Args:
-            config: the config of the workflow.
+            config: config of the workflow.
             policies: the policies.
-            copy: the rows.
+            copy: rows of the log.
             columns: see the attributes.
             gamma: discount per step.
 
         Raises:
-            DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
+            DataError: rows with problems; no feature of a model in them; no episode to score.
         """
         content = content_of(copy)
         warnings = [*copy.notes]
         models = [policy for policy in policies if isinstance(policy, ExportedModel)]
-        seen = tuple(isinstance(one, ExportedModel) and one.learned_from(content) for one in policies)
+        seen = tuple(isinstance(policy, ExportedModel) and policy.learned_from(content) for policy in policies)
         for model in models:
             warnings += _feature_warnings(model, copy)
             if model.learned_from(content):
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
-        sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
+        sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
         settings = config.evaluation
         fitted = any(_is_modelled(policy, columns) for policy in policies)
         if not fitted:
@@ -121,9 +121,9 @@ class Log:
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, spans, np.arange(len(copy)), raw_columns(copy.state), features)
-        evaluated = EvaluatedLog(
+        evaluated = EvaluationRows(
             sides=sides,
-            # no more rows than are read are asked for the policy's probabilities
+            # the policy's probabilities are computed only for rows that are read
             split=replace(split, fitted=spread(split.fitted, config.evaluation.max_fit_rows)),
             rows=rows,
             train_rows=rows,
@@ -146,25 +146,25 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """The results of a log.
+    """Results of policies on a log.
 
     Attributes:
-        log: what the models were evaluated on.
-        results: the results of each model.
-        choices: what each model chooses, as JSON: "actions", shares of named actions, and "candidates", from
+        log: the log.
+        results: result of each policy.
+        choices: choices of each policy, as JSON: "actions", shares of named actions, and "candidates", from
             candidates.tally.
-        compared: {outcome: differences} of two models.
+        compared: {outcome: differences} of two policies.
         warnings: sentences.
     """
 
-    log: Log
+    log: EvaluationLog
     results: tuple[CPEResult, ...]
     choices: tuple[dict[str, Any], ...]
     compared: dict[str, tuple[Estimate, ...]]
     warnings: tuple[str, ...]
 
 
-def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], log: Log) -> Estimates:
+def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], log: EvaluationLog) -> Estimates:
     """Fits reward and value models to each policy and returns every estimate of it.
 
     Raises:
@@ -200,7 +200,7 @@ def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -
     return columns[policy.key].complete if policy.key in columns else policy.path == UNIFORM
 
 
-def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: Log) -> PolicyEvaluator:
+def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationLog) -> PolicyEvaluator:
     copy = log.copy
     exported = isinstance(policy, ExportedModel)
     if isinstance(policy, ExportedModel):
@@ -218,7 +218,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: Log) -> Pol
     return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_ids=ids, asked_once=exported)
 
 
-def _shares(page: EvaluationPage, log: Log) -> dict[str, Any]:
+def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
     """Returns how often log and policy take each named action."""
     return {
         name: {
@@ -230,10 +230,10 @@ def _shares(page: EvaluationPage, log: Log) -> dict[str, Any]:
 
 
 def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
-    """Returns what differs between the features of the log and those that a model reads.
+    """Returns sentences on differences between the features of the log and those of the model.
 
     Raises:
-        DataError: they share none.
+        DataError: no feature is in both.
     """
     sides = [("state", copy.state_ids, model.bundle.state_feature_ids)]
     if model.bundle.parametric:
@@ -259,22 +259,24 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
 
 
 def _listed(ids: Sequence[int]) -> str:
-    more = ", ..." if len(ids) > _MOST_NAMED else ""
-    return ", ".join(map(str, ids[:_MOST_NAMED])) + more if len(ids) else "none"
+    more = ", ..." if len(ids) > _NAMED_FEATURES else ""
+    return ", ".join(map(str, ids[:_NAMED_FEATURES])) + more if len(ids) else "none"
 
 
-def _never_logged(model: EvaluatedPolicy, page: EvaluationPage, log: Log) -> list[str]:
-    """Returns sentences on named actions that the policy takes and no row of the log does, the likeliest first."""
-    share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # none of candidates
+def _never_logged(model: EvaluatedPolicy, page: EvaluationPage, log: EvaluationLog) -> list[str]:
+    """Returns sentences on named actions that the policy takes and the log never has, the likeliest first."""
+    share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # empty for candidates
     action = np.asarray(log.copy.action)
     logged = np.bincount(action[action >= 0], minlength=len(share))
-    taken = [number for number in np.argsort(-share, kind="stable") if share[number] > _TAKEN and not logged[number]]
+    unlogged = [
+        number for number in np.argsort(-share, kind="stable") if share[number] > _MIN_SHARE and not logged[number]
+    ]
     sentences = [
         f"{model.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
         "row of the log has it, so the log has no evidence of what it earns"
-        for number in taken[:_NAMED]
+        for number in unlogged[:_NAMED_ACTIONS]
     ]
-    if more := taken[_NAMED:]:
+    if more := unlogged[_NAMED_ACTIONS:]:
         sentences.append(
             f"{model.key} takes {counted(len(more), 'more action')} that no row of the log has, "
             f"together in {share[more].sum():.1%} of the scored rows"

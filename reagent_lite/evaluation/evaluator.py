@@ -1,10 +1,10 @@
-"""The evaluator of one policy on a log, for a learner in training and for exported models.
+"""The evaluator of a policy on a log, for a learner in training and for exported models.
 
 fitted rows ─► reward and value models of the policy ─┐
 scored rows ──────────────────────────────────────────┴─► page, joined on rank 0 ─► estimates
 
-A policy is a function of states and choices. All processes of a group work together; each reads its own rows, and rank
-0 holds the rows of at most evaluation.max_episodes episodes.
+A policy is a function of states and choices. All processes of a group work together. Each process reads its part of
+the rows; rank 0 holds the rows of at most evaluation.max_episodes episodes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,31 +33,31 @@ from reagent_lite.evaluation.cpe import (
     evaluate_page,
     missing_estimates,
 )
-from reagent_lite.evaluation.episodes import Sides
+from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.fitting import PolicyModels, Split, final_passes, fit_plan, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.types import Actions, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatedLog:
+class EvaluationRows:
     """This process's rows of a log, the same for every policy that is evaluated on them.
 
     Attributes:
         sides: training and eval data.
-        split: which rows are scored, and which ones models are fitted to.
-        rows: what the scored rows are gathered from.
-        train_rows: what the others are gathered from.
+        split: which rows are scored, and which rows models are fitted to.
+        rows: source of the scored rows.
+        train_rows: source of the other rows.
         metric_names: outcomes besides the reward.
-        num_rows: rows of the log, of all machines.
-        without_propensity: how many of them have no propensity.
+        num_rows: number of rows of the log, on all machines.
+        without_propensity: number of these rows without a propensity.
         gamma: discount per step.
-        settings: the settings of the evaluation.
+        settings: settings of the evaluation.
         seed: seed of initial models, of the order of rows, and of resamples.
-        unknown: reasons why the policy cannot feed an estimator, by its name.
+        unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
     """
 
-    sides: Sides
+    sides: TrainEvalLogs
     split: Split
     rows: LoggedRows
     train_rows: LoggedRows
@@ -76,12 +76,12 @@ class EvaluatedLog:
 
     @cached_property
     def fit_counts(self) -> tuple[int, ...]:
-        """How many they are in each shard; every rank asks for it."""
+        """Number of fitted rows in each shard; every rank calls it."""
         return self.sides.shards.counts(self.fit_rows.count)
 
     @cached_property
     def checked(self) -> tuple[TransitionBatch, ...]:
-        """Batches whose loss decides when a fit ends early."""
+        """Batches whose loss decides whether a fit ends early."""
         return tuple(rows_in_order(self.train_rows, self.split.checked, self.group.device))
 
     @property
@@ -94,11 +94,11 @@ class EvaluatedLog:
         return fit_plan(self.sides.shards, self.fit_counts, self.settings, passes, self.seed + 1)
 
     def steps(self, passes: int) -> int:
-        """Returns the largest number of optimizer steps of so many passes."""
+        """Returns the largest number of optimizer steps of the given number of passes."""
         return num_steps(self.plan(passes), self.settings)
 
     def source(self, first_pass: int, steps: int) -> LoggedSource:
-        """Returns the fitted rows as batches, from the beginning of a pass on."""
+        """Returns the fitted rows as batches, starting with a given pass."""
         plan = self.plan(first_pass + steps)  # no pass is shorter than a step
         source = LoggedSource(self.fit_rows, plan, self.group.rank, self.group.device)
         source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
@@ -110,23 +110,22 @@ class PolicyEvaluator:
 
     Args:
         log: the rows.
-        policy: from states and choices to probabilities [B, K].
-        heads: models of the policy that are not fitted yet.
+        policy: maps states and choices to probabilities [B, K].
+        heads: models of the policy, not fitted yet.
         title: name of the policy in progress bars.
-        candidate_ids: features of candidates, whose choice is described; none for named actions.
-        asked_once: whether the policy is evaluated once for each fitted row instead of in every pass, which takes
-            memory for its probabilities. An exported model is: onnxruntime and torch each have threads of their own,
-            and slow each other down.
+        candidate_ids: features that describe the chosen candidates; empty for named actions.
+        asked_once: evaluates the policy once per fitted row instead of in every pass, which takes memory for the
+            probabilities. Used for exported models: the threads of onnxruntime and of torch slow each other down.
 
     Attributes:
         log: the rows.
         policy: the policy.
-        models: its models, as far as they are fitted.
+        models: its models, fitted so far.
     """
 
     def __init__(
         self,
-        log: EvaluatedLog,
+        log: EvaluationRows,
         policy: Policy,
         heads: CPEHeads,
         *,
@@ -144,13 +143,13 @@ class PolicyEvaluator:
             steps = log.steps(1)
             self.models.measure(self._shown("measuring outcomes for", _first(log.source(0, steps), steps)))
             batch = next(log.source(0, 1))
-            self.models.rehearse((batch, batch.next_actions.mask.float()))  # whatever the policy is
+            self.models.rehearse((batch, batch.next_actions.mask.float()))  # does not depend on the policy
 
     def fit(self, *, final: bool) -> dict[str, float]:
-        """Fits the models further and returns the mean losses, none without rows.
+        """Fits the models further and returns the mean losses; empty without rows.
 
         Args:
-            final: fits as often as the config says for the end of a run, otherwise as it says for an epoch.
+            final: makes the passes that the config sets for the end of a run instead of those for an epoch.
         """
         log = self.log
         if not sum(log.fit_counts) or (final and log.settings.final_fit_passes is None and not self._can_be_checked()):
@@ -169,10 +168,10 @@ class PolicyEvaluator:
         return losses
 
     def page(self, *, final: bool) -> tuple[EvaluationPage | None, dict[str, Any]]:
-        """Returns the page of all ranks' scored rows, None except on rank 0, and as JSON the candidates chosen.
+        """Returns the page of all ranks' scored rows on rank 0, None on the others, and the chosen candidates as JSON.
 
         Args:
-            final: describes the candidates; otherwise nothing is said of them.
+            final: describes the candidates; otherwise the JSON is empty.
         """
         log = self.log
         part = self._part_of_page("scoring rows by", self.models.heads)
@@ -214,7 +213,7 @@ class PolicyEvaluator:
         log = self.log
         unfitted = ""
         if not sum(log.fit_counts):
-            unfitted = "no other episode is there to fit its model to"
+            unfitted = "there is no other episode to fit its model to"
         elif not self.models.passes:
             unfitted = (
                 f"its model was not fitted: weights leave fewer than {log.settings.min_effective_episodes:g} effective "
@@ -224,7 +223,7 @@ class PolicyEvaluator:
         return reasons | log.unknown
 
     def _can_be_checked(self) -> bool:
-        """Returns whether enough effective episodes are left to check models by, or nothing but models is known."""
+        """Returns whether enough effective episodes are left to check models; also true without propensities."""
         log = self.log
         if log.without_propensity:
             return True
@@ -259,7 +258,7 @@ class PolicyEvaluator:
         return np.argsort(self.log.split.scored.episode, kind="stable")
 
     def _remembered(self, source: LoggedSource) -> Policy:
-        """Returns the policy at the next states of the batch that the source yields last."""
+        """Returns a policy that looks up the probabilities at the next states of the source's last batch."""
         numbers = self.log.fit_rows.usable
         assert numbers is not None
         rows = rows_in_order(self.log.fit_rows, numbers.cpu().numpy(), self.log.group.device)

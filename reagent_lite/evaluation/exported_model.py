@@ -37,10 +37,10 @@ from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How models of a policy read the raw columns of a log.
+    """Normalization and network shapes with which models of a policy read the raw columns of a log.
 
     Attributes:
-        normalization: by column, "state" and for candidates "action".
+        normalization: specs by column, "state" and for candidates "action".
         training: shape of the networks.
         missing_as_zero: whether missing features are read as 0.
     """
@@ -51,10 +51,10 @@ class Reading:
 
     @classmethod
     def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "Reading":
-        """Returns the defaults of training, with the normalization fitted to a log; of rare features there is none.
+        """Returns the defaults of training, with normalization fitted to a log; rare features are not normalized.
 
         Raises:
-            DataError: a feature that cannot be fitted.
+            DataError: a feature cannot be fitted.
         """
         names = {"state": "state_features"} | ({"action": "action"} if copy.parametric else {})
         columns = {name: summarize_copy(copy, name, NormParams(), config.seed) for name in names.values()}
@@ -94,14 +94,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """A model that is evaluated.
+    """An exported model under evaluation.
 
     Attributes:
-        key: the config key that names it.
+        key: config key that names it.
         path: its folder.
-        bundle: loaded and verified.
-        config: what it was trained with, as JSON.
-        normalization: by column, "state" and for candidates "action".
+        bundle: its bundle, loaded and verified.
+        config: config it was trained with, as JSON.
+        normalization: specs by column, "state" and for candidates "action".
     """
 
     key: str
@@ -115,7 +115,7 @@ class ExportedModel:
         """Loads a bundle with the config and the normalization in its folder.
 
         Raises:
-            BundleError: no model there, or one that was altered, or without its normalization.
+            BundleError: no model in the folder, or a model that was altered or has no normalization.
         """
         folder = Path(path).expanduser()
         bundle = load_bundle(folder)
@@ -135,21 +135,21 @@ class ExportedModel:
         return {key: self.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
 
     def learned_from(self, content: str) -> bool:
-        """Whether it has learned from logged rows, given facts.content_of; in simulation alone it has from none."""
+        """Whether it was trained on rows with this facts.content_of; false if it was trained in simulation alone."""
         alone = (self.config.get("simulation") or {}).get("share") == 1
         return self.bundle.manifest["data_hash"] == content and not alone
 
     @property
     def gamma(self) -> float | None:
-        """Discount it was trained with, None where its config does not say."""
+        """Discount it was trained with; None if its config has none."""
         value = self.config.get("rl", {}).get("gamma")
         return None if value is None else float(value)
 
     def spans(self, copy: TrainingCopy) -> Spans:
-        """Returns how rows of a log are discounted: by steps, or by time if it was trained so.
+        """Returns the spans by which rows of a log are discounted: steps, or time if it was trained so.
 
         Raises:
-            DataError: rows that go on without a positive time_diff, where that is the discount.
+            DataError: rows before the end without a positive time_diff, if time is the discount.
         """
         if self.by_time:
             return time_steps(copy, float(self.config["rl"].get("time_diff_unit_length", 1.0)))
@@ -157,7 +157,7 @@ class ExportedModel:
 
     @property
     def by_time(self) -> bool:
-        """Whether it was trained to discount by the time between rows, not by steps."""
+        """Whether it was trained to discount by the time between rows instead of steps."""
         return bool(self.config.get("rl", {}).get("use_seq_num_diff_as_time_diff", False))
 
     def policy(self, config: EvaluateConfig) -> TargetPolicy:
@@ -170,7 +170,7 @@ class ExportedModel:
 
     @property
     def reading(self) -> Reading:
-        """How models of its policy read a log: by its normalization, with networks as wide as its own."""
+        """Its normalization and the shape of its networks, used by models of its policy as well."""
         return Reading(
             normalization=self.normalization,
             training=check(TrainingConfig, self.config.get("training", {})),
@@ -179,11 +179,11 @@ class ExportedModel:
 
 
 class FromRaw(nn.Module):
-    """A network behind the normalization of what it reads.
+    """A network that normalizes its raw input first.
 
     Args:
-        state: forward(values [N, S], presence [N, S]) -> [N, W].
-        action: those of candidates' features; None if actions are fixed.
+        state: normalizer of states, forward(values [N, S], presence [N, S]) -> [N, W].
+        action: normalizer of candidates' features; None if actions are fixed.
         network: forward(state, mask, features).
     """
 
@@ -195,7 +195,7 @@ class FromRaw(nn.Module):
         self.needs_candidate_list = bool(network.needs_candidate_list)
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-        """Returns what the network does, for raw state [B, S] and features [B, K, F], NaN where missing."""
+        """Returns the network's output for raw state [B, S] and features [B, K, F], NaN if missing."""
         if features is not None:
             assert self.action is not None
             flat = features.flatten(0, 1)
@@ -207,9 +207,9 @@ class ExportedPolicy:
     """Probabilities of an exported model's policy, on rows of a log or in simulation.
 
     Args:
-        model: the model whose policy it is.
-        config: says which policy is made of its values.
-        choices: what the model's bundle chooses for the rows.
+        model: the model.
+        config: selects the policy derived from its values.
+        choices: predictions of the model's bundle for rows.
     """
 
     def __init__(self, model: ExportedModel, config: EvaluateConfig, choices: Choices) -> None:
@@ -218,11 +218,11 @@ class ExportedPolicy:
         self._policy = None if config.policy == "acting" else model.policy(config)
 
     def __call__(self, state: Tensor, actions: Actions) -> Tensor:
-        """Returns probabilities [B, K] for raw state [B, S] and choices; a row that has none gives zeros."""
+        """Returns probabilities [B, K] for raw state [B, S] and choices; a row without choices gives zeros."""
         return self.probabilities(state, actions.mask, actions.features)
 
     def probabilities(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns probabilities [N, K] for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
+        """Returns probabilities [N, K] for state [N, S], mask [N, K] and candidates' features [N, K, F].
 
         Raises:
             BundleError: the model gives a value that is no finite number, or an infinite feature.
@@ -232,12 +232,12 @@ class ExportedPolicy:
         q = torch.from_numpy(prediction.q)
         decides = torch.ones(len(state), dtype=torch.bool) if mask is None else mask.cpu().any(1)
         if self._policy is None:
-            found = torch.from_numpy(np.ascontiguousarray(prediction.propensities))
+            propensities = torch.from_numpy(np.ascontiguousarray(prediction.propensities))
         else:
-            found = self._policy.propensities(q.masked_fill(~allowed, 0.0), allowed)
-        lost = decides & (found.sum(1) == 0)  # a restriction that is no number leaves no choice
-        if not found.isfinite().all() or (~q.isfinite() & allowed).any() or lost.any():
+            propensities = self._policy.propensities(q.masked_fill(~allowed, 0.0), allowed)
+        lost = decides & (propensities.sum(1) == 0)  # NaN in a restriction leaves no choice
+        if not propensities.isfinite().all() or (~q.isfinite() & allowed).any() or lost.any():
             where = f"{self._model.key} {self._model.path}"
             advice = "Train again: a model that diverged has no policy"
             raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers", advice))
-        return found
+        return propensities

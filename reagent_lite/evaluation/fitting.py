@@ -1,7 +1,7 @@
-"""Models of one policy, fitted to the episodes of a log that are not scored, in training and for exported models.
+"""Models of a policy, fitted to episodes of a log that are not scored; in training and for exported models.
 
 episodes ─┬─► scored     (episodes.py)
-          ├─► checked    a few rows on which the loss decides when a long fit ends
+          ├─► checked    a few rows whose loss decides when a long fit ends
           └─► fitted ─► reward and value models of the policy
 """
 
@@ -28,7 +28,7 @@ from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group, rehearse
-from reagent_lite.evaluation.episodes import Scored, Sides, spread
+from reagent_lite.evaluation.episodes import Scored, TrainEvalLogs, spread
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import TransitionBatch
@@ -41,11 +41,11 @@ Asked = tuple[TransitionBatch, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How the rows of a log are used; no episode is in two parts.
+    """Partition of a log's rows by use; no episode is in two parts.
 
     Attributes:
-        scored: what is scored.
-        fitted: [n] row numbers of this shard's training data.
+        scored: the scored episodes.
+        fitted: [n] row numbers in this shard's training data.
         checked: [m] row numbers of this process.
     """
 
@@ -54,26 +54,26 @@ class Split:
     checked: NDArray[np.int64]
 
 
-def split_log(sides: Sides, scored: Scored, settings: EvaluationConfig) -> Split:
+def split_log(sides: TrainEvalLogs, scored: Scored, settings: EvaluationConfig) -> Split:
     """Divides the episodes of a log; every rank calls it.
 
     Args:
         sides: training and eval data.
-        scored: what is scored of them.
-        settings: the settings of the evaluation.
+        scored: the scored episodes.
+        settings: settings of the evaluation.
     """
     copy = sides.train
     hashes = sides.hashes(sides.train)
-    apart = ~np.isin(hashes, scored.hashes)
+    unscored = ~np.isin(hashes, scored.hashes)
     checked = np.zeros(len(hashes), bool)
-    counts = sides.shards.counts(int(apart[copy.episode].sum()))
+    counts = sides.shards.counts(int(unscored[copy.episode].sum()))
     if num_steps(fit_plan(sides.shards, counts, settings, final_passes(settings)), settings) > FEWEST_STEPS:
-        checked = apart & held_out(mix(hashes), CHECKED_SHARE)
-    known = np.asarray(copy.action) >= 0
+        checked = unscored & held_out(mix(hashes), CHECKED_SHARE)
+    has_action = np.asarray(copy.action) >= 0
     return Split(
         scored=scored,
-        fitted=np.flatnonzero((apart & ~checked)[copy.episode] & known),
-        checked=sides.shards.part(spread(np.flatnonzero(checked[copy.episode] & known), CHECKED_ROWS)),
+        fitted=np.flatnonzero((unscored & ~checked)[copy.episode] & has_action),
+        checked=sides.shards.part(spread(np.flatnonzero(checked[copy.episode] & has_action), CHECKED_ROWS)),
     )
 
 
@@ -88,11 +88,11 @@ def fit_plan(
     """Returns the order in which models are fitted to rows.
 
     Args:
-        shards: which process reads which rows.
-        counts: the fitted rows of each shard.
-        settings: the settings of the evaluation.
-        passes: over these rows.
-        seed: of the order.
+        shards: assignment of rows to processes.
+        counts: number of fitted rows of each shard.
+        settings: settings of the evaluation.
+        passes: number of passes over these rows.
+        seed: seed of the order.
     """
     minibatch = settings.minibatch_size * shards.group.world_size
     return ReadPlan(shards=counts, minibatch=minibatch, epochs=passes, seed=seed, reads=shards.of_rank)
@@ -104,16 +104,16 @@ def num_steps(plan: ReadPlan, settings: EvaluationConfig) -> int:
 
 
 class PolicyModels:
-    """Reward and value models of one policy; every rank calls every method.
+    """Reward and value models of a policy; every rank calls every method.
 
     Args:
         heads: the models, on the group's device.
-        settings: the settings of the evaluation.
-        group: ranks fit together.
+        settings: settings of the evaluation.
+        group: the ranks that fit together.
 
     Attributes:
         heads: the models.
-        passes: passes over the fitted rows so far.
+        passes: number of passes over the fitted rows so far.
     """
 
     def __init__(self, heads: CPEHeads, settings: EvaluationConfig, group: Group) -> None:
@@ -130,14 +130,14 @@ class PolicyModels:
         return {"heads": plain(self.heads), "moments": moments, "passes": self.passes}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a result of `state_dict`."""
         earlier = {"mean": torch.zeros_like(self.heads.mean)}  # checkpoints of 2026-11-22 have none
         self.heads.load_state_dict({**earlier, **state["heads"]})
         load_optimizer(self._optimizer, state.get("moments", {}), {"numbers": {}})
         self.passes = int(state["passes"])
 
     def measure(self, batches: Iterable[TransitionBatch]) -> None:
-        """Sets the units of outcomes and values from all rows that are fitted to."""
+        """Sets the scales of outcomes and values from all fitted rows."""
         sums = torch.stack([self.heads.scale_sums(batch) for batch in batches]).sum(0)
         self.heads.set_scales(self._group.sum(sums))
 
@@ -151,9 +151,9 @@ class PolicyModels:
         """Takes one optimizer step per batch and returns the mean losses of all ranks.
 
         Args:
-            batches: the batches of the fitted rows.
-            policy: whose outcomes and values are fitted.
-            checked: rows that say when to end before the batches do; without any on all ranks they run out.
+            batches: batches of the fitted rows.
+            policy: the policy.
+            checked: rows whose loss may end the fit early; if no rank has any, the fit uses all batches.
         """
         stop = None
         if sum(self._group.each(len(checked))):

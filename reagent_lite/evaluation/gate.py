@@ -1,4 +1,4 @@
-"""Whether an evaluation shows what `publish_if` asks for."""
+"""The check of an evaluation against `publish_if`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ class Gate:
 
     Attributes:
         passed: whether the model may be exported.
-        reason: why, or why not, in words.
-        document: condition, estimate, what it is compared with, and reason as JSON types; null where undefined.
+        reason: the reason, in words.
+        document: condition, estimate, reference and reason as JSON types; null if undefined.
     """
 
     passed: bool
@@ -25,7 +25,7 @@ class Gate:
 
 
 def decide(result: CPEResult, condition: PublishConfig) -> Gate:
-    """Compares an evaluation with a condition."""
+    """Checks whether an evaluation fulfils a condition."""
     asked = condition.model_dump(mode="json")
     for outcome in result.outcomes:
         for family in (outcome.one_step, outcome.sequential):

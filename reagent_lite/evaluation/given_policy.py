@@ -1,6 +1,6 @@
-"""Policies that are no models: uniform, the logging policy, and probabilities in a column of the log.
+"""Policies that are not models: uniform, the logging policy, and probabilities in a column of the log.
 
-Probabilities of a row lie beside its state, so that these policies, too, are functions of states and choices.
+The probabilities of a row are appended to its state, so that these policies are functions of states and choices too.
 """
 
 from dataclasses import dataclass, replace
@@ -19,17 +19,17 @@ from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.source import Columns
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import MODELLED
-from reagent_lite.evaluation.evaluator import EvaluatedLog
+from reagent_lite.evaluation.evaluator import EvaluationRows
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.types import Actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenPolicy:
-    """A policy that is evaluated and is no model.
+    """An evaluated policy that is not a model.
 
     Attributes:
-        key: the config key that names it.
+        key: config key that names it.
         path: uniform, logged, or column:NAME.
     """
 
@@ -41,7 +41,7 @@ class GivenPolicy:
 
     @property
     def column(self) -> str:
-        """Name of the log's column that has its probabilities; "" if none has."""
+        """Name of the log's column with its probabilities; "" if there is none."""
         return self.path.removeprefix(COLUMN) if self.path.startswith(COLUMN) else ""
 
     def policy(self, config: EvaluateConfig) -> str:
@@ -49,11 +49,11 @@ class GivenPolicy:
         words = {UNIFORM: "uniform over the possible actions", LOGGED: "the logging policy"}
         return words.get(self.path, f"probabilities in column {self.column}")
 
-    def on(self, log: EvaluatedLog, column: PolicyColumn | None) -> tuple[EvaluatedLog, Policy]:
-        """Returns the policy, and the log with what the policy reads.
+    def on(self, log: EvaluationRows, column: PolicyColumn | None) -> tuple[EvaluationRows, Policy]:
+        """Returns the log with the policy's input appended to its states, and the policy.
 
         Args:
-            log: the rows of one training copy.
+            log: rows of a single training copy.
             column: the policy's column, if it has one.
         """
         copy = log.sides.train
@@ -69,7 +69,7 @@ class GivenPolicy:
             policy: Policy = partial(_complete, width)
         else:
             values = np.concatenate((column.values, np.asarray(copy.action)[:, None]), 1, dtype=np.float32)
-            reason = "only the probability of the logged action is known: no model is fitted to the policy"
+            reason = "only the probability of the logged action is known, so no model is fitted to the policy"
             unknown = dict.fromkeys(MODELLED, reason)
             split = replace(log.split, fitted=log.split.fitted[:0], checked=log.split.checked[:0])
             policy = partial(_of_logged, width)
@@ -86,36 +86,37 @@ def _uniform(state: Tensor, actions: Actions) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beside(Columns):
-    """States, and what a policy reads beside them.
+    """States with a policy's probabilities appended.
 
     Attributes:
-        probabilities: [R, P] of the log's rows; of other states they are not known.
+        probabilities: [R, P] for the log's rows; unknown for other states.
     """
 
     probabilities: Tensor
 
     def take(self, index: Tensor) -> Tensor:
-        """Returns states and probabilities [n, W + P]; NaN where they are not known."""
+        """Returns states and probabilities [n, W + P]; NaN for unknown probabilities."""
         last = len(self.probabilities) - 1
-        beside = self.probabilities.index_select(0, index.clamp(max=last))
-        return torch.cat((Columns.take(self, index), beside.masked_fill((index > last).unsqueeze(1), torch.nan)), 1)
+        probabilities = self.probabilities.index_select(0, index.clamp(max=last))
+        probabilities = probabilities.masked_fill((index > last).unsqueeze(1), torch.nan)
+        return torch.cat((Columns.take(self, index), probabilities), 1)
 
 
 def _complete(width: int, state: Tensor, actions: Actions) -> Tensor:
-    """Returns the probabilities of every choice, which lie behind `width` features."""
+    """Returns the probabilities of every choice, which follow `width` features."""
     probabilities = state[:, width:].nan_to_num(0.0)
     return pad(probabilities, (0, actions.mask.shape[1] - probabilities.shape[1])) * actions.mask
 
 
 def _of_logged(width: int, state: Tensor, actions: Actions) -> Tensor:
-    """Returns the probability of the logged action, behind `width` features with its index; NaN of others."""
+    """Returns the probability of the logged action, which follows `width` features with its index; NaN for others."""
     probability, action = state[:, width:].unbind(1)
     index = action.nan_to_num(0.0).long().clamp(0, actions.mask.shape[1] - 1).unsqueeze(1)
     return torch.full(actions.mask.shape, torch.nan).scatter(1, index, probability.unsqueeze(1))
 
 
 def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
-    """Returns why estimates of returns by a model are missing: next states, with their choices, that are no rows."""
+    """Returns why estimates of returns by a model are missing: next states, with their choices, that are not rows."""
     after = np.minimum(np.arange(len(copy)) + 1, len(copy) - 1)
     followed = np.asarray(copy.next_index) == after
     if copy.parametric:
@@ -125,5 +126,5 @@ def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
     unknown = int(((np.asarray(copy.bootstrap) > 0) & ~followed).sum())
     if not unknown:
         return {}
-    reason = f"the next state of {counted(unknown, 'row')} is no row of the log, so that the policy is not known there"
+    reason = f"the next state of {counted(unknown, 'row')} is not a row of the log, so the policy is unknown there"
     return {name: reason for name in MODELLED if ESTIMATORS[name].sequential}

@@ -1,4 +1,4 @@
-"""A figure with its interval, and how figures are written in log lines, the report page, the model card and JSON."""
+"""Figures with intervals, and their text in log lines, the report page, the model card and JSON."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure and the ends of its interval; NaN where one is undefined."""
+    """A figure and the ends of its interval; NaN if undefined."""
 
     value: float
     low: float
@@ -15,12 +15,12 @@ class Interval:
 
     @classmethod
     def normal(cls, value: float, error: float, level: float) -> "Interval":
-        """Returns the interval of a mean whose standard error is given, by the central limit theorem."""
+        """Returns the interval of a mean from its standard error, by the central limit theorem."""
         half = NormalDist().inv_cdf((1 + level) / 2) * error
         return cls(value=value, low=value - half, high=value + half)
 
     def within(self, low: float, high: float) -> "Interval":
-        """Returns the part of the interval in a range; the figure itself stays in it."""
+        """Returns the part of the interval in a range, extended to contain the figure."""
         return Interval(
             value=self.value,
             low=min(max(self.low, low), self.value) if self.low < low else self.low,
@@ -28,7 +28,7 @@ class Interval:
         )
 
     def json(self) -> dict[str, float | None]:
-        """Returns value, low and high, null where one is undefined."""
+        """Returns value, low and high, null if undefined."""
         return {"value": finite(self.value), "low": finite(self.low), "high": finite(self.high)}
 
     def tags(self, name: str) -> dict[str, float]:
@@ -42,11 +42,11 @@ class Interval:
 
     @property
     def side(self) -> int:
-        """1 or -1 where the whole interval lies above or below 0, else 0."""
+        """1 or -1 if the whole interval lies above or below 0, else 0."""
         return int(self.low > 0) - int(self.high < 0)
 
     def excludes(self, value: float) -> bool:
-        """Whether a value lies outside the interval; false where the interval is undefined."""
+        """Whether a value lies outside the interval; false if the interval is undefined."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
@@ -58,7 +58,8 @@ class Interval:
     def written(self, end: float) -> str:
         """Returns a figure with as many decimals as give the interval's width two digits."""
         width = self.high - self.low
-        if not (self.defined and 0 < width < 1e7) or all(one == int(one) for one in (self.value, self.low, self.high)):
+        integers = self.defined and all(figure == int(figure) for figure in (self.value, self.low, self.high))
+        if integers or not (self.defined and 0 < width < 1e7):
             return number(end)
         decimals = max(1 - math.floor(math.log10(width)), 0)
         text = f"{end:,.{decimals}f}"
@@ -69,12 +70,12 @@ class Interval:
 
 
 def finite(value: float | None) -> float | None:
-    """Returns a figure as JSON holds it: null in place of NaN and infinity."""
+    """Returns a figure, or None (null in JSON) for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def number(value: float | None) -> str:
-    """Returns a figure to three digits, those below a million to units; "–" where it is undefined."""
+    """Returns a figure with three digits, or in whole units from 1,000 to a million; "–" if it is undefined."""
     if value is None or not math.isfinite(value):
         return "–"
     if 1e6 <= abs(value) < 1e12:
@@ -84,11 +85,11 @@ def number(value: float | None) -> str:
 
 
 def effective(count: float, unit: str) -> str:
-    """Returns an effective number and what it counts, as in "12.5 effective rows" and "1 effective episode"."""
+    """Returns an effective number with its unit, such as "12.5 effective rows" or "1 effective episode"."""
     text = number(count)
     return f"{text} effective {unit}{'' if text == '1' else 's'}"
 
 
 def percent(share: float | None) -> str:
-    """Returns a share as a percentage to three digits, "–" where it is undefined."""
+    """Returns a share as a percentage with three digits; "–" if it is undefined."""
     return "–" if share is None or not math.isfinite(share) else f"{100 * share:.3g}%"

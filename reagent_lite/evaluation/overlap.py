@@ -1,4 +1,4 @@
-"""How well the log covers the evaluated policy: sizes of importance weights and support."""
+"""Coverage of the evaluated policy by the log: sizes of importance weights, and support."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
 from reagent_lite.rl.estimators import SHRINKAGE, SWITCH_TAU
-from reagent_lite.rl.sums import Log
+from reagent_lite.rl.sums import EpisodeSums
 
 _CERTAIN = 1e-9
 _USUAL_SHARE = 0.5
@@ -17,13 +17,13 @@ _USUAL_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """Outcomes other than the usual one, where most are equal: clicks, purchases, failures.
+    """Outcomes other than the usual one, if most outcomes are equal: clicks, purchases, failures.
 
     Attributes:
-        logged: how many the scored rows or episodes have.
-        expected: how many of them the evaluated policy would meet if they had nothing to do with what is chosen.
-        seen: how many it met: effective number of weighted ones.
-        spread: deviation of their sizes over the mean size; 0 where all are alike.
+        logged: number of events in the scored rows or episodes.
+        expected: number that the evaluated policy would meet if events did not depend on the choice.
+        seen: number that it met: the effective number of weighted events.
+        spread: standard deviation of their sizes over the mean size; 0 if all are equal.
     """
 
     logged: int
@@ -55,26 +55,26 @@ class Overlap:
     """Diagnostics of importance weights; rho_t is an episode's product of weights up to step t.
 
     Attributes:
-        num_rows, num_episodes: scored.
+        num_rows, num_episodes: number of scored rows and episodes.
         effective_rows: (sum w)^2 / sum w^2 over rows.
-        mean_weight: mean w over rows: 1 where the propensities are right and the log covers the policy.
-        largest_row_share: share of the largest w in the sum of all.
+        mean_weight: mean w over rows: about 1 if the propensities are right and the log covers the policy.
+        largest_row_share: share of the largest w in the sum of all w.
         matched_rows: rows whose action the policy may choose, w > 0.
         rows_above_tau: rows whose w exceeds SWITCH_TAU.
         shrunk_share: share of the sum of w that Shrunk_Doubly_Robust_Reward leaves to its model.
-        unsupported_share: rows logged with probability 1 where the policy may choose otherwise; 1.0 in every row
-            is also what a log without propensities looks like.
-        enough: effective episodes that are asked for, evaluation.min_effective_episodes.
+        unsupported_share: share of rows logged with probability 1 although the policy may choose otherwise; a log
+            without propensities also has 1.0 in every row.
+        enough: required number of effective episodes, evaluation.min_effective_episodes.
         horizon: rows of the longest episode.
-        horizon_reached: leading steps at which at least the asked number of effective episodes remains.
-        judged_step: the step by which 95 % of discounted time has passed; the four figures below are of rho there.
+        horizon_reached: number of leading steps with at least `enough` effective episodes.
+        judged_step: step by which 95 % of discounted time has passed; the next three figures are those of rho there.
         effective_episodes: (sum rho)^2 / sum rho^2.
         mean_episode_weight: mean rho, should be 1; its interval is the normal one, which needs no resamples.
-        largest_episode_share: share of the largest rho in the sum of all.
+        largest_episode_share: share of the largest rho in the sum of all rho.
         effective_episodes_by_step: [horizon].
         mean_weight_by_step: [horizon] mean rho_t.
-        cut_share: episodes whose last row does not end (time limit, or cut at the horizon scored): weights alone
-            count the part seen, value models also what follows.
+        cut_share: share of episodes whose last row is not an end (time limit, or cut at the scored horizon): estimates
+            by weights alone count the logged part, those with value models also what follows.
     """
 
     num_rows: int
@@ -99,22 +99,30 @@ class Overlap:
 
 
 def measure_overlap(
-    page: EvaluationPage, rows: torch.Tensor, log: Log, mean_weight: torch.Tensor, config: EvaluationConfig
+    page: EvaluationPage, rows: torch.Tensor, sums: EpisodeSums, mean_weight: torch.Tensor, config: EvaluationConfig
 ) -> Overlap:
-    """Returns the diagnostics of rows of a page, of their log, and of the mean weight in each sample, [R]."""
-    taken = page.of_taken(page.model_propensities)[rows]
+    """Returns the diagnostics of some rows of a page.
+
+    Args:
+        page: the scored rows.
+        rows: numbers of the rows.
+        sums: terms of their episodes.
+        mean_weight: [1 + R] mean weight in each sample.
+        config: level, and the required number of effective episodes.
+    """
+    probability = page.at_logged(page.model_propensities)[rows]
     propensity = page.propensity[rows]
     weight = page.weight[rows]
     level = config.confidence_level
-    by_step = log.effective_episodes()
-    # of weights that are at most e^600, so that means stay finite
-    mean_by_step = log.log_largest.clamp(max=600).exp() * log.weights / log.num_episodes
-    step = log.judged_step
+    by_step = sums.effective_episodes()
+    # weights are at most e^600, so that means stay finite
+    mean_by_step = sums.log_largest.clamp(max=600).exp() * sums.weights / sums.num_episodes
+    step = sums.judged_step
     total = float(weight.sum())
     shrunk = float((SHRINKAGE * weight / (weight.square() + SHRINKAGE)).sum())
-    relative = log.relative_weights(step)
+    relative = sums.relative_weights(step)
     low, high = percentile_interval(mean_weight[1:], level)
-    unsupported = (propensity >= 1 - _CERTAIN) & (taken < 1 - _CERTAIN)
+    unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
     episode = page.episode[rows]
     last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
     enough = by_step >= config.min_effective_episodes
@@ -142,7 +150,7 @@ def measure_overlap(
 
 
 def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
-    """Returns a mean of weights with its normal interval; only ratios of the weights need be representable, [n]."""
+    """Returns a mean with its normal interval, given the ratios of the weights to the largest one, [n]."""
     if len(relative) < 2:
         return Interval(value=mean, low=float("nan"), high=float("nan"))
     share = float(relative.mean())

@@ -1,6 +1,6 @@
-"""The evaluation page: scored rows of a log beside what the evaluated policy and its models say of them.
+"""The evaluation page: scored rows of a log with the evaluated policy's probabilities and its models' predictions.
 
-batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.sums.Episodes [n, L] per outcome
+batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.sums.EpisodeTable [n, L] per outcome
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from reagent_lite.algorithms.cpe_heads import CPEHeads, Policy
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
-from reagent_lite.rl.sums import Episodes
+from reagent_lite.rl.sums import EpisodeTable
 from reagent_lite.rl.td import chosen, expected_value
 from reagent_lite.types import TransitionBatch
 
@@ -26,23 +26,23 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 """Columns of a page that are [N, K] or [N, K, T]."""
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
-_ROUNDING = 1e-6  # of probabilities, which logs and exported models have as float32
+_ROUNDING = 1e-6  # of probabilities, which are float32 in logs and exported models
 _DTYPES = {"episode": torch.int64, "action": torch.int64, "mask": torch.bool}  # the others are float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPage:
-    """N logged rows, episode after episode and in order inside each; K is the most choices of any row.
+    """N logged rows, episode by episode and in order of time; K is the largest number of choices of a row.
 
     Attributes:
         names: "Reward", then the metrics: T names.
         episode: [N] int64, a code per episode, non-decreasing.
         action: [N] int64, index of the logged choice.
-        mask: [N, K] bool, choices of the row; false where it is padded.
+        mask: [N, K] bool, choices of the row; false for padding.
         steps: [N] float64, time steps the row spans.
         bootstrap: [N] float64, 0 after a true end.
         propensity: [N] float64, logged policy's probability of `action`.
-        model_propensities: [N, K] float64, evaluated policy's.
+        model_propensities: [N, K] float64, evaluated policy's probabilities.
         outcomes: [N, T] float64, reward and metrics.
         reward_model: [N, K, T] float64, expected outcomes.
         q_values: [N, K, T] float64, values of the evaluated policy.
@@ -67,13 +67,13 @@ class EvaluationPage:
 
     def rows(self, index: Tensor) -> EvaluationPage:
         """Returns the page of some rows, given as a bool mask [N] or as indices."""
-        places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
-        # half the time of values[places]
-        columns = {name: values.index_select(0, places) for name, values in self.columns.items()}
+        indices = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
+        # half the time of values[indices]
+        columns = {name: values.index_select(0, indices) for name, values in self.columns.items()}
         return EvaluationPage(names=self.names, **columns)
 
     def only(self, first: int, stop: int) -> EvaluationPage:
-        """Returns the page of some outcomes, by number, without copying them."""
+        """Returns the page of the outcomes first to stop, without copying them."""
         parts = {name: getattr(self, name)[..., first:stop] for name in BY_OUTCOME}
         return replace(self, names=self.names[first:stop], **parts)
 
@@ -84,12 +84,12 @@ class EvaluationPage:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, all columns together."""
+        """Bytes of a row over all columns."""
         return sum(column[:1].nbytes for column in self.columns.values())
 
     @property
     def rank(self) -> Tensor:
-        """[N] number of the row's episode, 0 ... n - 1."""
+        """[N] index of the row's episode, 0 ... n - 1."""
         return _runs(self.episode)[0]
 
     @property
@@ -101,14 +101,14 @@ class EvaluationPage:
 
     @property
     def weight(self) -> Tensor:
-        """[N] probability of the logged choice under the evaluated policy over that under the logged one.
+        """[N] probability of the logged choice under the evaluated policy divided by that under the logged policy.
 
-        It is 1 where they differ by rounding only, which products over hundreds of steps would show.
+        It is 1 if they differ by rounding only, as errors would grow in products over hundreds of steps.
         """
-        ratio = self.of_taken(self.model_propensities) / self.propensity
+        ratio = self.at_logged(self.model_propensities) / self.propensity
         return torch.where((ratio - 1).abs() < _ROUNDING, 1.0, ratio)
 
-    def of_taken(self, values: Tensor) -> Tensor:
+    def at_logged(self, values: Tensor) -> Tensor:
         """Returns values [N, K] at the logged choice, [N]."""
         return chosen(values, self.action)
 
@@ -124,11 +124,11 @@ def build_page(
     """Evaluates policy and models on logged rows.
 
     Args:
-        batches: rows in order of time inside each episode; each row spans its own steps only, so an n-step source
-            must be read with n = 1 here. Rows of weight 0 are padding and left out.
-        episodes: [N] a code per row that is not padding; rows of an episode need not lie together.
-        policy: the evaluated policy; NaN for a probability that is not known, which counts as 0.
-        models: those of the policy, fitted to other episodes (held_out); None: what they say is 0.
+        batches: rows in order of time within each episode. Each row spans its own steps only, so an n-step source must
+            be read with n = 1. Rows with weight 0 are padding and left out.
+        episodes: [N] code of each row that is not padding; rows of an episode need not be adjacent.
+        policy: the evaluated policy; unknown probabilities are NaN and count as 0.
+        models: models of the policy, fitted to other episodes (held_out); None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
 
     Raises:
@@ -149,40 +149,40 @@ def build_page(
 
 
 def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> EvaluationPage | None:
-    """Returns the page of all ranks' rows on rank 0, ordered by (episode, sequence), and None on the others.
+    """Returns the page of all ranks' rows on rank 0, ordered by (episode, sequence), and None on the other ranks.
 
-    The result does not depend on how the rows were divided. Rank 0 holds the whole page beside its own part and, for a
-    moment, one column of another rank's; the others hold their part.
+    The result does not depend on how rows are divided among ranks. Rank 0 holds the whole page, its own part and, for
+    a moment, a column of another rank; the other ranks hold only their part.
 
     Args:
         part: this rank's rows; an episode has the same code on every rank.
-        sequence: [N] int64, the place of each row of the part in its episode.
-        group: all ranks; every one calls it.
+        sequence: [N] int64, position of each row of the part in its episode.
+        group: all ranks; every rank calls it.
     """
     if group.world_size == 1:
         return part
     sizes = group.each(len(part))
     num_choices = max(group.each(part.mask.shape[1]))
     keys = [list(group.gather(key)) for key in (sequence, part.episode)]
-    places = torch.split(_places(*map(torch.cat, keys)), list(sizes)) if group.is_first else ()
+    indices = torch.split(_order(*map(torch.cat, keys)), list(sizes)) if group.is_first else ()
     columns = {}
     for name, column in part.columns.items():
-        whole = _joined(group.gather(padded(name, column, num_choices)), places, sum(sizes))
+        whole = _joined(group.gather(padded(name, column, num_choices)), indices, sum(sizes))
         if whole is not None:
             columns[name] = whole
     return EvaluationPage(names=part.names, **columns) if group.is_first else None
 
 
 def padded(name: str, column: Tensor, num_choices: int) -> Tensor:
-    """Returns a column of a page with more choices, of zeros, if it has an axis of choices."""
+    """Pads a page's column with zeros to a number of choices, if it has an axis of choices."""
     missing = num_choices - column.shape[1] if name in BY_CHOICE else 0
     return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing)) if missing else column  # else a copy
 
 
-def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
-    """Lays the rows of a page out by episode, for every outcome; what outcomes share is one tensor.
+def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
+    """Returns the rows of a page by episode, a table per outcome; the tables share tensors without outcomes.
 
-    A row is discounted by gamma to the power of the steps that rows before it in the episode span.
+    A row is discounted by gamma to the power of the steps that the earlier rows of its episode span.
     """
     rank = page.rank
     position = page.position
@@ -198,18 +198,18 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
     last = torch.cat((rank[1:] != rank[:-1], torch.ones(1, dtype=torch.bool)))
     tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
 
-    def of(target: int) -> Episodes:
+    def of(target: int) -> EpisodeTable:
         reward_model = page.reward_model[:, :, target]
         q = page.q_values[:, :, target]
         pi = page.model_propensities
-        return Episodes(
+        return EpisodeTable(
             running=running,
             weight=weight,
             discount=discount,
             reward=table(page.outcomes[:, target]),
-            reward_taken=table(page.of_taken(reward_model)),
+            reward_taken=table(page.at_logged(reward_model)),
             reward_expected=table(expected_value(reward_model, pi)),
-            value_taken=table(page.of_taken(q)),
+            value_taken=table(page.at_logged(q)),
             value_expected=table(expected_value(q, pi)),
             tail=tail_discount * table(page.next_value[:, target]),
         )
@@ -218,14 +218,14 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
 
 
 def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
-    """Returns rows of whole episodes, group by group, so that those of one group are about as long.
+    """Returns the row numbers of groups of whole episodes; the episodes of a group have about the same length.
 
-    Laid out beside each other a group is at most `max_cells` large, padding included, or one episode.
+    A group is a single episode or has at most `max_cells` cells, padding included.
 
     Args:
-        episode: [N] a code per row; an episode's rows lie together.
-        max_cells: episodes of the group times rows of its longest.
-        max_episodes: the most episodes of a group.
+        episode: [N] a code per row; the rows of an episode are adjacent.
+        max_cells: largest product of a group's episodes and the rows of its longest episode.
+        max_episodes: largest number of episodes in a group.
     """
     lengths = _runs(episode)[1]
     order = lengths.argsort(stable=True)
@@ -237,18 +237,18 @@ def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 
         ahead = lengths[start : start + max_episodes]
         cells = torch.arange(1, len(ahead) + 1) * ahead
         stop = start + max(1, int((cells <= max_cells).sum()))
-        own = lengths[start:stop]
-        first = (own.cumsum(0) - own).repeat_interleave(own)
-        groups.append(starts[start:stop].repeat_interleave(own) + torch.arange(len(first)) - first)
+        group_lengths = lengths[start:stop]
+        first = (group_lengths.cumsum(0) - group_lengths).repeat_interleave(group_lengths)
+        groups.append(starts[start:stop].repeat_interleave(group_lengths) + torch.arange(len(first)) - first)
         start = stop
     return groups
 
 
 def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    """Returns which rows are scored, [N], so that an episode lies wholly on one side.
+    """Returns which rows are scored, [N], given the hash of each row's episode; whole episodes are scored or fitted.
 
-    About `share` of the episodes are true; all others are for fitting. The choice depends on the hash alone, and the
-    hash is mixed first, so that it is independent of any other split by the same hash, and equal on every process.
+    True for about `share` of the episodes. The choice depends on the hash alone and is the same on every process. The
+    hash is mixed first, so that the choice is independent of any other split by the same hash.
     """
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
@@ -291,33 +291,33 @@ def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
 
 
 def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the number of each row's run of equal codes, [N], and the runs' lengths, [n]."""
+    """Returns the index of each row's run of equal codes, [N], and the lengths of runs, [n]."""
     _, rank, lengths = torch.unique_consecutive(episode, return_inverse=True, return_counts=True)
     return rank, lengths
 
 
 def _normalized(propensities: Tensor) -> Tensor:
-    # float32 probabilities sum to 1 only to 1e-7, which products over hundreds of steps would show
-    total = propensities.sum(1, keepdim=True).nan_to_num(1.0)  # NaN where the policy is known in part
+    # float32 probabilities sum to 1 up to 1e-7, an error that grows in products over hundreds of steps
+    total = propensities.sum(1, keepdim=True).nan_to_num(1.0)  # NaN if some probabilities are unknown
     return propensities.nan_to_num(0.0) / total.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _allowed_only(values: Tensor, mask: Tensor) -> Tensor:
-    # networks give finite but meaningless numbers elsewhere
+    # networks return finite but meaningless numbers for other choices
     return values.double().masked_fill(~mask.unsqueeze(2), 0.0)
 
 
-def _places(sequence: Tensor, episode: Tensor) -> Tensor:
-    """Returns the number of each row, [N], in the order of (episode, sequence)."""
+def _order(sequence: Tensor, episode: Tensor) -> Tensor:
+    """Returns the index of each row, [N], in the order of (episode, sequence)."""
     order = torch.from_numpy(np.lexsort((sequence.numpy(), episode.numpy())))
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
-def _joined(parts: Iterator[Tensor], places: Sequence[Tensor], num_rows: int) -> Tensor | None:
-    """Returns a column of so many rows, whose parts go to their places; None where there are no parts."""
+def _joined(parts: Iterator[Tensor], indices: Sequence[Tensor], num_rows: int) -> Tensor | None:
+    """Returns a column of num_rows rows with each part at its indices; None if there are no parts."""
     whole = None
-    for values, place in zip(parts, places, strict=True):  # the parts first: elsewhere than on rank 0 it only sends
+    for values, index in zip(parts, indices, strict=True):  # parts come first: on ranks other than 0 they only send
         if whole is None:
             whole = values.new_empty(num_rows, *values.shape[1:])
-        whole[place] = values
+        whole[index] = values
     return whole

@@ -1,4 +1,4 @@
-"""Returns of policies in simulation, beside each other and beside a log's estimates: figures, JSON, text, tags."""
+"""Returns of policies in simulation, compared with each other and with a log's estimates: figures, JSON, text, tags."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ AGAINST = "against"
 RANDOM = "random"
 AIM = "what the estimates of the discounted return per episode aim at, if the log is from this environment"
 _DIFFERENCES = {AGAINST: "difference", RANDOM: "difference_to_random"}
-_NEGLIGIBLE = 0.01  # what a step counts, against the first; and a share of episodes
+_NEGLIGIBLE = 0.01  # discount of a step relative to the first; and a share of episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earned:
-    """Mean return and mean discounted return of an episode, or their differences."""
+    """Mean return and mean discounted return per episode, or their differences."""
 
     total: Interval
     discounted: Interval
@@ -35,10 +35,10 @@ class Earned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPolicy(Earned):
-    """What a policy earned.
+    """Results of a policy in simulation.
 
     Attributes:
-        length: mean steps.
+        length: mean number of steps.
         cut_share: share of episodes that the time limit ended.
     """
 
@@ -52,16 +52,16 @@ class PlayedPolicy(Earned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """Policies that played an environment on the same starts, and what they earned.
+    """Results of policies in an environment, on the same starts.
 
     Attributes:
         env: name of the environment.
-        parameters: constants of its dynamics in force.
-        time_limit: steps.
-        episodes: the episodes of each policy.
-        longest: steps of the longest episode of a model.
-        policies: by key, the first of them MODEL; the others AGAINST and RANDOM, uniformly random actions.
-        differences: by key, MODEL minus that policy, episode by episode.
+        parameters: constants of its dynamics.
+        time_limit: largest number of steps of an episode.
+        episodes: number of episodes of each policy.
+        longest: steps of a model's longest episode.
+        policies: results by key: MODEL first, then AGAINST and RANDOM, uniformly random actions.
+        differences: MODEL minus the policy of the key, episode by episode.
     """
 
     env: str
@@ -76,7 +76,7 @@ class Played:
     def of(
         cls, spec: EnvSpec, time_limit: int, tables: Mapping[str, Tensor], *, level: float, resamples: int, seed: int
     ) -> "Played":
-        """Returns means with intervals of `Returns.table` of each policy, all of them on the same starts."""
+        """Returns means with intervals, given the `Returns.table` of each policy on the same starts."""
         model = tables[MODEL]
         others = {key: model[:2] - table[:2] for key, table in tables.items() if key != MODEL}
         earned = torch.cat([*(table[:2] for table in tables.values()), *others.values()]).T
@@ -104,11 +104,11 @@ class Played:
 
     @property
     def other(self) -> str:
-        """The key of the policy that MODEL is compared with: another model, or else random actions."""
+        """Key of the policy that MODEL is compared with: the other model, or random actions without one."""
         return AGAINST if AGAINST in self.policies else RANDOM
 
     def json(self) -> dict[str, Any]:
-        """Returns what belongs to no single model: environment, random actions and differences."""
+        """Returns the parts shared by all models: environment, random actions and differences."""
         document: dict[str, Any] = {
             "env": self.env,
             "env_parameters": self.parameters,
@@ -116,7 +116,7 @@ class Played:
             "episodes": self.episodes,
             "random": self.policies[RANDOM].json(),
         }
-        return document | {_DIFFERENCES[key]: one.json() for key, one in self.differences.items()}
+        return document | {_DIFFERENCES[key]: difference.json() for key, difference in self.differences.items()}
 
     def scores(self) -> dict[str, float]:
         """Returns the model's figures, and the return of random actions if they were played, by TensorBoard tag."""
@@ -127,16 +127,16 @@ class Played:
         return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
 
     def lines(self, names: Mapping[str, str], gamma: float, level: float) -> list[str]:
-        """Returns the simulation as text; `names` are those of the models."""
+        """Returns the simulation as text; `names` are names of the models by key."""
         text = [
             f"simulation of {self.env}: {counted(self.episodes, 'episode')} of each policy, of at most "
             f"{counted(self.time_limit, 'step')}; intervals at {level:.0%}"
         ]
-        for key, one in self.policies.items():
+        for key, policy in self.policies.items():
             text.append(
-                f"  {names.get(key, 'uniformly random actions')}: return {one.total}, "
-                f"discounted return at {gamma:g} a step {one.discounted}; mean length {number(one.length)}, "
-                f"{one.cut_share:.1%} end by the limit"
+                f"  {names.get(key, 'uniformly random actions')}: return {policy.total}, "
+                f"discounted return at {gamma:g} a step {policy.discounted}; mean length {number(policy.length)}, "
+                f"{policy.cut_share:.1%} end by the limit"
             )
         for key, difference in self.differences.items():
             text.append(
@@ -148,12 +148,12 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedReturn:
-    """What estimates of an episode's return count.
+    """The return per episode that a log's estimates estimate.
 
     Attributes:
         gamma: discount per step.
-        by_time: whether the discount goes by the time between rows instead.
-        horizon: steps of an episode that are scored.
+        by_time: whether the discount depends on the time between rows instead.
+        horizon: number of scored steps of an episode.
         longest: steps of the longest logged episode.
         cut_share: share of scored episodes that were cut before their end.
     """
@@ -165,7 +165,7 @@ class EstimatedReturn:
     cut_share: float
 
     def obstacles(self, played: Played) -> Iterator[str]:
-        """Yields why simulated discounted returns are another quantity; nothing if the log is the environment's."""
+        """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""
         if self.by_time:
             yield "Estimates discount by time_diff, as the model was trained, simulated returns by steps."
         if played.longest > self.horizon and self.gamma**self.horizon > _NEGLIGIBLE:
@@ -186,8 +186,8 @@ class EstimatedReturn:
             )
 
     def remarks(self, played: Played) -> Iterator[str]:
-        """Yields which of the estimates count more or less of an episode than was played."""
-        cut = max(one.cut_share for key, one in played.policies.items() if key != RANDOM)
+        """Yields sentences on estimates that count more or fewer steps of an episode than were played."""
+        cut = max(policy.cut_share for key, policy in played.policies.items() if key != RANDOM)
         left = self.gamma**played.time_limit
         if cut and left > _NEGLIGIBLE:
             yield (

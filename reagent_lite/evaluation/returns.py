@@ -1,7 +1,6 @@
-"""What a policy earns in simulation: one episode in each environment, played side by side.
+"""Returns of policies in simulation: one episode in each environment, played in parallel.
 
-The first episode of every environment counts and later ones do not, so that short episodes are no likelier to be seen
-than long ones.
+Only the first episode of every environment counts, so that short episodes are not overrepresented.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
 from reagent_lite.sim.rollout import Player, act
 
-_CHECK_EVERY = 16  # asking the device whether all episodes are over waits for it
+_CHECK_EVERY = 16  # steps; checking whether all episodes are over waits for the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +23,10 @@ class Returns:
     """Results of E episodes.
 
     Attributes:
-        total: [E] float64, sum of rewards; of several agents, their mean.
+        total: [E] float64, sum of rewards; with several agents, the mean over agents.
         discounted: [E] float64, sum of gamma^t r_t.
         length: [E] int64 steps.
-        terminated: [E] bool, false where the time limit ended the episode.
+        terminated: [E] bool, false if the time limit ended the episode.
     """
 
     total: Tensor
@@ -49,16 +48,16 @@ def play(
     gamma: float,
     on_step: Callable[[int], None] = lambda ended: None,
 ) -> tuple[Returns, ...]:
-    """Plays one episode in every environment, from a fresh start, and returns what each player earned in it.
+    """Plays one episode in every environment, from a fresh start, and returns the results of each player.
 
     Args:
-        env: reset here.
-        players: one, or all types of agents.
+        env: the environments; they are reset.
+        players: a single player, or one for each agent type.
         gamma: discount of `Returns.discounted`.
-        on_step: called now and then with the episodes that have ended.
+        on_step: called every few steps with the number of episodes that have ended.
 
     Raises:
-        SimulationError: when the environment was given an action it does not have, or returns are not finite.
+        SimulationError: an action that the environment does not have, or returns that are not finite.
     """
     env.reset()
     count = env.num_envs
@@ -68,9 +67,9 @@ def play(
     terminated = torch.zeros_like(length, dtype=torch.bool)
     running = torch.ones_like(length, dtype=torch.bool)
     factor = 1.0
-    asked = None
+    active = None  # environments that the policies act in; None for all
     for step in range(env.time_limit):
-        act(env, players, envs=asked)
+        act(env, players, envs=active)
         env.advance()
         reward = env.reward.view(count, -1).double() * running.unsqueeze(1)
         total += reward
@@ -84,30 +83,30 @@ def play(
             on_step(count - left)
             if not left:
                 break
-            if 2 * left < (count if asked is None else len(asked)):  # few long episodes are left
-                asked = running.nonzero()[:, 0]  # the policies take the time
+            if 2 * left < (count if active is None else len(active)):  # few long episodes are left
+                active = running.nonzero()[:, 0]  # the policies take most of the time
     env.check()
     require_finite_returns(total, env.spec.name)
     on_step(count)
 
     def mean(earned: Tensor, player: Player) -> Tensor:
-        """Returns what the player's agents earned on average, [E]."""
+        """Returns the mean over the player's agents, [E]."""
         return (earned if player.rows is None else earned.flatten()[player.rows].view(count, -1)).mean(1)
 
     return tuple(
-        Returns(total=mean(total, one), discounted=mean(discounted, one), length=length, terminated=terminated)
-        for one in players
+        Returns(total=mean(total, player), discounted=mean(discounted, player), length=length, terminated=terminated)
+        for player in players
     )
 
 
 def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Interval, ...]:
-    """Returns the means of the columns of episodes' results [E, C], all on the same resamples of episodes.
+    """Returns the column means of episodes' results [E, C], all on the same resamples of episodes.
 
-    Intervals by the percentile bootstrap: they reach no further than what episodes earn, and ask for no normal returns.
-    Efron & Tibshirani (1993), An Introduction to the Bootstrap, section 13.3.
+    Intervals are those of the percentile bootstrap: they stay within the range of episodes' results, and returns need
+    not be normally distributed. Efron & Tibshirani (1993), An Introduction to the Bootstrap, section 13.3.
     """
     values = samples.double().cpu()
-    first = values[:1]  # sums of differences from it: equal values have no width, whatever their digits
+    first = values[:1]  # sums of differences from it, so that equal values have an interval of width 0
     drawn = draw_resamples(len(values), resamples, torch.Generator().manual_seed(seed))
     sums = torch.cat([counts.double() @ (values - first) for counts in drawn.blocks()])
     means = first + sums / len(values)

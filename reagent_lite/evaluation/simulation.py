@@ -1,11 +1,11 @@
-"""Exported models play: one environment, the same starts and the same luck for every policy.
+"""Exported models in an environment, with the same starts and random numbers for every policy.
 
-1 open     environment compiled, every model checked against it: errors are found before anything takes long
+1 open     the environment is compiled and every model checked against it, so that errors come before long work
 2 play     an episode in each of E environments ─► returns, discounted returns, lengths
 3 compare  means with percentile bootstrap intervals over episodes, and differences episode by episode
 
-Percentile bootstrap, as for everything else here: no assumption of normal returns, and no interval reaches beyond what
-episodes can earn. Actions are drawn by the same probabilities as in estimates from a log, given as logits.
+The percentile bootstrap does not assume normal returns, and its intervals stay within the range of episodes' returns.
+Actions are drawn with the same probabilities as in estimates from a log, given as logits.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.spec import EnvSpec
 
-_STREAM = 18  # of random numbers, beside those of training runs and simulated logs, which may have the same seed
+_STREAM = 18  # of random numbers; training runs and simulated logs with the same seed use other streams
 
 
 class Arena:
-    """Environments in which the models can play.
+    """Environments for the evaluation of models.
 
     Args:
-        config: the config of the workflow.
+        config: config of the workflow.
         settings: its `simulation`.
         models: the models to play.
 
     Raises:
-        SimulationError, KernelBuildError: no such environment or constant, or one that does not compile.
-        BundleError: a model that does not fit.
+        SimulationError, KernelBuildError: no such environment or constant, or the environment does not compile.
+        BundleError: a model does not fit the environment.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Arena:
             math=settings.math,
         )
         problems = several_types(backend.spec, "simulation.env")
-        problems += [p for one in models for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
+        for model in models:
+            problems += misfits(model.bundle, backend.spec, f"{model.key} {model.path}")
         if problems:
             raise BundleError(problems)
         self._config = config
@@ -71,12 +72,14 @@ class Arena:
         """Plays every model, and uniformly random actions.
 
         Raises:
-            BundleError: a model gives a value that is no number.
-            SimulationError: the environment shows or pays what is no finite number.
+            BundleError: a model returns a value that is not a number.
+            SimulationError: an observation or reward of the environment is not finite.
         """
         env = self._env
         settings = self._config.evaluation
-        tables = {one.key: self._table(one.key, _Drawn(one, self._config, env.spec), gamma) for one in self._models}
+        tables = {}
+        for model in self._models:
+            tables[model.key] = self._table(model.key, _LogProbabilities(model, self._config, env.spec), gamma)
         tables[RANDOM] = self._table(RANDOM, None, gamma)
         return Played.of(
             env.spec,
@@ -87,10 +90,10 @@ class Arena:
             seed=self._config.seed,
         )
 
-    def _table(self, key: str, policy: "_Drawn | None", gamma: float) -> Tensor:
+    def _table(self, key: str, policy: "_LogProbabilities | None", gamma: float) -> Tensor:
         count = self._env.num_envs
         with progress(f"playing {key}", "episodes") as show:
-            # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
+            # at temperature 1, the softmax of log probabilities is the probabilities
             player = Player(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
             (played,) = play(self._env, (player,), gamma=gamma, on_step=lambda ended: show(ended, count))
         if not played.total.isfinite().all():
@@ -98,15 +101,15 @@ class Arena:
         return played.table
 
 
-class _Drawn:
-    """Logarithms of a model's probabilities: what VectorEnv.act draws from."""
+class _LogProbabilities:
+    """Logarithms of a model's probabilities, from which VectorEnv.act draws."""
 
     def __init__(self, model: ExportedModel, config: EvaluateConfig, spec: EnvSpec) -> None:
         self._policy = ExportedPolicy(model, config, Choices.in_simulation(model.bundle, spec))
         self._name = spec.name
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns [N, K] of what environments show; -inf where a choice is never taken."""
+        """Returns log probabilities [N, K] for observations; -inf for a choice that is never taken."""
         if not observation.isfinite().all():  # the model would read NaN as missing
             raise _not_finite(f"observations of {self._name}")
         return self._policy.probabilities(observation, mask, features).log().float().to(observation.device)

@@ -1,6 +1,6 @@
-"""Whether the interval of an estimate may be believed, with the reason in words.
+"""Verdicts on the intervals of estimates, with reasons in words.
 
-How wide an interval is decides nothing here: a wide one says so itself.
+The width of an interval does not affect its verdict.
 """
 
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from reagent_lite.evaluation.interval import Interval, effective, number, percen
 from reagent_lite.evaluation.overlap import Events, Overlap
 from reagent_lite.rl.estimators import SWITCH_TAU
 
-# The mean of correct weights is 1; a tenth off, and significantly so, is a fault of propensities or support.
+# The mean of correct weights is 1. A significant deviation of more than a tenth is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1
-# Of whole episodes too little is the usual fault: those that the policy makes likely are missing from the log, while
-# the effective number looks fine. Gridworld, 10 effective episodes and more: below 0.7 the 95 % intervals of PDIS
-# missed in 21 of 23 logs, from 0.7 to 0.9 in 12 of 45, whether or not the mean's own interval held 1.
+# The mean weight of whole episodes is usually too small: the log lacks episodes that the policy makes likely, while the
+# effective number looks fine. On the gridworld with at least 10 effective episodes, 95 % intervals of PDIS missed in 21
+# of 23 logs with a mean below 0.7 and in 12 of 45 with a mean from 0.7 to 0.9, whether or not its interval contained 1.
 _EPISODES_MISSING = 0.7
 _EPISODES_SCARCE = 0.85
 _EPISODES_TOO_HEAVY = 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
-_FITTED_ERROR = 1e-3  # of a fitted value, which never meets an estimate without spread exactly
+_FITTED_ERROR = 1e-3  # relative, of a fitted value, which never equals an estimate without spread exactly
 _MAX_LARGEST_SHARE = 0.25
 
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
-# Intervals of some 6 purchases with lognormal amounts held the truth in 83 % of 500 logs: few amounts are no range.
+# Intervals of about 6 purchases with lognormal amounts covered the truth in 83 % of 500 logs: so few show no range.
 _FEWEST_SIZES = 100
 _SPREAD = 0.5
 _ONE_EPISODE = "one episode has no interval"
@@ -37,7 +37,7 @@ _CONSTANT = (
 
 
 class Verdict(StrEnum):
-    """What an estimate is good for: its interval may be believed, it supports others, or neither."""
+    """Use of an estimate: its interval is trustworthy, it only supports other estimates, or neither."""
 
     TRUSTWORTHY = "trustworthy"
     SUPPORT = "support only"
@@ -49,12 +49,12 @@ Reasoned = tuple[Verdict, str]
 
 
 def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None) -> Reasoned:
-    """Returns whether the log supports weighted estimates of the policy.
+    """Returns the verdict on weighted estimates of the policy from this log.
 
     Args:
-        overlap: the overlap of the weights.
-        sequential: whether whole episodes are weighted, not rows.
-        events: the rare outcomes that the policy met.
+        overlap: diagnostics of the weights.
+        sequential: whether whole episodes are weighted instead of rows.
+        events: rare outcomes that the policy met.
     """
     unit = "episode" if sequential else "row"
     count = overlap.effective_episodes if sequential else overlap.effective_rows
@@ -84,10 +84,10 @@ def estimate_verdict(
 
     Args:
         figure: the estimate.
-        weights: what weights_verdict returns.
-        reliance: how it rests on a model instead of weights; empty if it does not.
-        constant: whether all outcomes are equal, and no others are known to be possible.
-        events: outcomes other than the usual one, unless it is known which are possible.
+        weights: result of weights_verdict.
+        reliance: result of reliance_on_model.
+        constant: whether all outcomes are equal and no others are known to be possible.
+        events: outcomes other than the usual one; None if the possible rewards are known.
     """
     if weights[0] is Verdict.DO_NOT_USE:
         return weights
@@ -106,7 +106,7 @@ def estimate_verdict(
 
 
 def reliance_on_model(name: str, overlap: Overlap) -> str:
-    """Returns how a weighted estimator lets a fitted model stand in for logged outcomes; empty if it does not."""
+    """Returns how far a weighted estimator replaces logged outcomes by a fitted model; empty if it does not."""
     if name == "Switch_Doubly_Robust_Reward":
         return (
             f"a model stands in where weights exceed {SWITCH_TAU:g}: "
@@ -120,16 +120,16 @@ def reliance_on_model(name: str, overlap: Overlap) -> str:
 def model_verdict(
     figure: Interval, overlap: Overlap, *, sequential: bool, check: Interval, checked: Verdict
 ) -> Reasoned:
-    """Returns the verdict on an estimate by a fitted model alone, from a weighted estimate of the same quantity.
+    """Returns the verdict on an estimate by a fitted model alone, checked by a weighted estimate of the same quantity.
 
-    Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
+    Resampling episodes does not show a model's error, so even a narrow interval is never called trustworthy.
 
     Args:
         figure: the estimate.
-        overlap: the overlap of the weights.
+        overlap: diagnostics of the weights.
         sequential: whether returns of episodes are estimated.
         check: the weighted estimate.
-        checked: the verdict on that.
+        checked: verdict on the weighted estimate.
     """
     if overlap.num_episodes < _FEWEST:
         return Verdict.DO_NOT_USE, _ONE_EPISODE
@@ -163,7 +163,7 @@ def _faults_of_support(overlap: Overlap) -> Iterator[Reasoned]:
 
 def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
     mean = overlap.mean_weight
-    if not _off_one(mean):
+    if not _differs_from_one(mean):
         return
     cause = "the policy chooses what the log has too seldom" if mean.value < 1 else "logged propensities are too small"
     evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
@@ -172,8 +172,8 @@ def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
 
 def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
     mean = overlap.mean_episode_weight
-    apart = _off_one(overlap.mean_episode_weight)
-    if not apart and mean.value >= _EPISODES_SCARCE:
+    differs = _differs_from_one(mean)
+    if not differs and mean.value >= _EPISODES_SCARCE:
         return
     weight = number(mean.value) if mean.value > 0 else "0, or too small for a number,"
     evidence = (
@@ -181,7 +181,7 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
         f"{effective(overlap.effective_episodes, 'episode')})"
     )
     if mean.value < 1:
-        unusable = apart and mean.value < _EPISODES_MISSING
+        unusable = differs and mean.value < _EPISODES_MISSING
         cause = "the log lacks episodes that the policy makes likely"
     else:
         unusable = mean.value > _EPISODES_TOO_HEAVY
@@ -189,5 +189,5 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
     yield Verdict.DO_NOT_USE if unusable else Verdict.SUPPORT, f"{cause} {evidence}"
 
 
-def _off_one(mean: Interval) -> bool:
+def _differs_from_one(mean: Interval) -> bool:
     return abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)

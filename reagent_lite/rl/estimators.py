@@ -1,9 +1,9 @@
 """Estimators of a policy's value from episodes logged by another policy.
 
-An estimator is a function that combines the sums named by its parameters: each is over all rows of a sample (SUMS) or,
-weighted by omega, over its episodes at each step (MEANS). rl.sums has the notation and computes them. One-step forms
-estimate the mean reward of a row, sequential forms the mean discounted return of an episode; where the record of an
-episode is cut, those with a value model continue with v of the next state.
+An estimator is a function that combines the sums named by its parameters. A sum runs over all rows of a sample (SUMS)
+or, weighted by omega, over its episodes at each step (MEANS); rl.sums defines the notation and computes them. One-step
+estimators estimate the mean reward per row, sequential estimators the mean discounted return per episode. If an
+episode's record is cut, estimators with a value model continue with v of the next state.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reagent_lite.rl.likelihood import Contributions
 from reagent_lite.rl.magic import blended, step_returns
-from reagent_lite.rl.sums import Episodes, Estimator, Evidence, Finish, Log, Values
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, Estimator, Evidence, Finish, Values
 
 SWITCH_TAU: Final = 10.0
 """Weights above it leave a row to the model in Switch_Doubly_Robust_Reward."""
@@ -33,13 +33,13 @@ def shrunk(shrinkage: float) -> Values:
     return lambda e: shrinkage * e.weight / (e.weight.square() + shrinkage) * (e.reward - e.reward_taken)
 
 
-def doubly_robust_steps(e: Episodes) -> Tensor:
+def doubly_robust_steps(e: EpisodeTable) -> Tensor:
     """Returns D_t [rho_t (r_t - q_t) + rho_{t-1} v_t], rho_{-1} = 1, and rho_t D_{t+1} v_{t+1} at a cut."""
     previous = torch.cat((torch.ones_like(e.rho[:, :1]), e.rho[:, :-1]), 1)
     return e.discount * (e.rho * (e.reward - e.value_taken) + previous * e.value_expected) + e.rho * e.tail
 
 
-def corrections(e: Episodes) -> Tensor:
+def corrections(e: EpisodeTable) -> Tensor:
     """Returns D_t (r_t - q_t) + D_{t+1} v_{t+1}; v_{t+1} is 0 after a true end."""
     values = e.discount * e.value_expected
     following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), 1) + e.tail
@@ -67,76 +67,78 @@ SUMS: Final[dict[str, Values]] = {
 MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
 
 
-def rewards_of_rows(log: Log, outcome: int) -> Contributions:
+def rewards_of_rows(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns w r of each row, and its weight as control, summed by episode."""
-    rows = log.per_episode("rows", outcome)
+    rows = sums.per_episode("rows", outcome)
     return Contributions(
-        total=log.per_episode("weighted_reward", outcome),
+        total=sums.per_episode("weighted_reward", outcome),
         size=rows,
-        weight=log.per_episode("weight", outcome) / rows,
-        outcome=log.per_episode("reward", outcome) / rows,
+        weight=sums.per_episode("weight", outcome) / rows,
+        outcome=sums.per_episode("reward", outcome) / rows,
     )
 
 
-def residuals_of_rows(log: Log, outcome: int) -> Contributions:
+def residuals_of_rows(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_a pi r_hat + w (r - r_hat) of each row, and its weight as control, summed by episode."""
-    rows = log.per_episode("rows", outcome)
-    expected = log.per_episode("reward_expected", outcome)
+    rows = sums.per_episode("rows", outcome)
+    expected = sums.per_episode("reward_expected", outcome)
     return Contributions(
-        total=expected + log.per_episode("residual", outcome),
+        total=expected + sums.per_episode("residual", outcome),
         size=rows,
-        weight=log.per_episode("weight", outcome) / rows,
-        outcome=log.per_episode("unweighted_residual", outcome) / rows,
-        earned=log.per_episode("reward", outcome) / rows,
+        weight=sums.per_episode("weight", outcome) / rows,
+        outcome=sums.per_episode("unweighted_residual", outcome) / rows,
+        earned=sums.per_episode("reward", outcome) / rows,
         offset=float(expected.sum() / rows.sum()),
     )
 
 
-def returns_of_episodes(log: Log, outcome: int) -> Contributions:
+def returns_of_episodes(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t rho_t r_t of each episode, and its rho as control."""
-    returns = log.per_episode("discounted_reward", outcome)
-    return _of_episodes(log, log.per_episode("decisions", outcome), returns, returns)
+    returns = sums.per_episode("discounted_reward", outcome)
+    return _of_episodes(sums, sums.per_episode("decisions", outcome), returns, returns)
 
 
-def corrected_returns_of_episodes(log: Log, outcome: int) -> Contributions:
+def corrected_returns_of_episodes(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t [rho_t (r_t - q_t) + rho_{t-1} v_t] of each episode, and its rho as control."""
     return _of_episodes(
-        log,
-        log.per_episode("doubly_robust_steps", outcome),
-        log.per_episode("unweighted_corrections", outcome),
-        log.per_episode("discounted_reward", outcome),
-        float(log.per_episode("first_value", outcome).mean()),
+        sums,
+        sums.per_episode("doubly_robust_steps", outcome),
+        sums.per_episode("unweighted_corrections", outcome),
+        sums.per_episode("discounted_reward", outcome),
+        float(sums.per_episode("first_value", outcome).mean()),
     )
 
 
-def _of_episodes(log: Log, total: Tensor, outcome: Tensor, returns: Tensor, offset: float = 0.0) -> Contributions:
+def _of_episodes(
+    sums: EpisodeSums, total: Tensor, outcome: Tensor, returns: Tensor, offset: float = 0.0
+) -> Contributions:
     return Contributions(
         total=total,
         size=torch.ones_like(total),
-        weight=log.episode_weights,
+        weight=sums.episode_weights,
         outcome=outcome,
         earned=returns,
         offset=offset,
     )
 
 
-def logged_rewards(log: Log, outcome: int) -> Contributions:
+def logged_rewards(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns r of each row, summed by episode."""
-    reward = log.per_episode("reward", outcome)
-    rows = log.per_episode("rows", outcome)
+    reward = sums.per_episode("reward", outcome)
+    rows = sums.per_episode("rows", outcome)
     return Contributions(total=reward, size=rows, weight=torch.ones_like(rows), outcome=reward / rows)
 
 
-def logged_returns(log: Log, outcome: int) -> Contributions:
+def logged_returns(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t r_t of each episode."""
-    returns = log.per_episode("discounted_reward", outcome)
+    returns = sums.per_episode("discounted_reward", outcome)
     ones = torch.ones_like(returns)
     return Contributions(total=returns, size=ones, weight=ones, outcome=returns)
 
 
-def continued_returns(log: Log, outcome: int) -> Contributions:
-    """Returns sum_t D_t r_t of each episode, and what the value model expects after its cut."""
-    returns = logged_returns(log, outcome).total + log.per_episode("tail", outcome)
+def continued_returns(sums: EpisodeSums, outcome: int) -> Contributions:
+    """Returns sum_t D_t r_t of each episode, plus the value model's expectation after its cut."""
+    returns = logged_returns(sums, outcome).total + sums.per_episode("tail", outcome)
     ones = torch.ones_like(returns)
     return Contributions(total=returns, size=ones, weight=ones, outcome=returns)
 
@@ -151,16 +153,16 @@ def estimator(
     evidence: Evidence | None = None,
     also: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Tensor]], Estimator]:
-    """Returns a decorator that makes an Estimator of the function that combines sums and means.
+    """Returns a decorator that turns a function of sums and means into an Estimator.
 
     Args:
-        name: under which it is reported.
-        sequential: as in Estimator, like the four that follow.
-        model: whether it rests on fitted models.
-        weighted: whether it rests on importance weights.
-        finish: the estimate from what the function gives for all samples.
-        evidence: what each episode adds.
-        also: sums that the evidence reads and the function does not.
+        name: name in reports.
+        sequential: see Estimator, also for the arguments below.
+        model: whether the estimate rests on fitted models.
+        weighted: whether the estimate rests on importance weights.
+        finish: computes the estimate from the function's results of all samples.
+        evidence: returns the contribution of each episode.
+        also: sums that only the evidence reads.
     """
 
     def decorate(combine: Callable[..., Tensor]) -> Estimator:
@@ -183,19 +185,19 @@ def estimator(
 
 @estimator("mean_reward", evidence=logged_rewards)
 def mean_reward(reward: Tensor, rows: Tensor) -> Tensor:
-    """Returns the logged policy's mean reward of a row."""
+    """Returns the logged policy's mean reward per row."""
     return reward / rows
 
 
 @estimator("mean_return", sequential=True, evidence=logged_returns)
 def mean_return(discounted_reward: Tensor, episodes: Tensor) -> Tensor:
-    """Returns the logged policy's mean discounted return of an episode."""
+    """Returns the logged policy's mean discounted return per episode."""
     return discounted_reward / episodes
 
 
 @estimator("continuation", sequential=True, model=True, evidence=continued_returns)
 def continuation(tail: Tensor, episodes: Tensor) -> Tensor:
-    """Returns mean(D_{t+1} v_{t+1} at the last row of a cut episode): what the value model expects after the record."""
+    """Returns mean(D_{t+1} v_{t+1} at the last row of a cut episode): the expected return after the record."""
     return tail / episodes
 
 
@@ -317,12 +319,11 @@ def weighted_doubly_robust(first_value: Tensor, episodes: Tensor, corrections: T
 
 @estimator("MAGIC", sequential=True, model=True, weighted=True, finish=blended)
 def magic(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
-    """Returns the blend of j-step returns of least estimated error: MAGIC; Thomas & Brunskill (2016).
+    """Returns the blend of j-step returns with the least estimated error: MAGIC; Thomas & Brunskill (2016).
 
-    x minimizes x' (Omega + b b' + eps I) x over the simplex; Omega = n Cov of the per-episode contributions, b_j the
-    distance of g_j from WDR's bootstrap interval. The interval comes from all R samples; in sample r
-    it is shifted to that sample's WDR, and Omega is that of row 0: to bootstrap both again inside every sample would
-    square the cost.
+    x minimizes x' (Omega + b b' + eps I) x over the simplex; Omega is n Cov of the per-episode contributions, b_j the
+    distance of g_j from WDR's bootstrap interval. The interval comes from all R samples and is shifted to the WDR of
+    each; every sample uses the Omega of row 0. Bootstrapping both again inside each sample would square the cost.
     """
     return step_returns(first_value / episodes, corrections)
 
@@ -330,12 +331,12 @@ def magic(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
 LOGGED: Final = (mean_reward, mean_return, continuation, mean_weight)
 """Figures of the log that estimates are compared with."""
 ESTIMATORS: Final[dict[str, Estimator]] = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         direct_method, inverse_propensity, self_normalized_inverse_propensity, doubly_robust,
         self_normalized_doubly_robust, switch_doubly_robust, shrunk_doubly_robust,
         fitted_value, per_decision, weighted_per_decision, sequential_doubly_robust, weighted_doubly_robust, magic,
     )
 }  # fmt: skip
-CHEAP_ESTIMATORS: Final = {name: one for name, one in ESTIMATORS.items() if one is not magic}
-"""All but MAGIC, whose quadratic programs are a third of the work."""
+CHEAP_ESTIMATORS: Final = {name: entry for name, entry in ESTIMATORS.items() if entry is not magic}
+"""All estimators but MAGIC, whose quadratic programs are a third of the work."""

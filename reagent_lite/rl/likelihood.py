@@ -1,7 +1,7 @@
-"""Confidence intervals of weighted means by empirical likelihood, which count what a log has not shown.
+"""Confidence intervals of weighted means by empirical likelihood, which allow for events that a log does not contain.
 
-A bootstrap of a log in which the evaluated policy met no rare event has no width. Here an event that was not met can
-still happen: any pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
+A bootstrap has no width if the evaluated policy met no rare event in the log. Here such an event can still happen: any
+pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
 
     L(v) = max over a, b of sum_p count_p log(1 + a' u_p + b (x_p - v n_p))
 
@@ -11,9 +11,9 @@ and n_p to its denominator; u_p = n_p (w_p - 1) is 0 in expectation. The interva
     {v : 2 (L(v) - max over a of L with b = 0) <= z^2 (1 + 0.6 / sqrt(k + 0.42))}.
 
 Owen (2001), Empirical Likelihood; Karampatziakis, Langford & Mineiro (2020), Empirical Likelihood for Contextual
-Bandits, who have the mean weight as a constraint and outcomes between bounds. The last factor is ours: the likelihood
-ratio of a count of k events misses on one side in up to 14 % of all logs (k = 0), and the factor is, within 3 %, that
-of the exact interval of a Poisson count; Garwood (1936).
+Bandits, where the mean weight is a constraint and outcomes lie between bounds. The last factor is ours: the likelihood
+ratio of a count of k events misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
+that of the exact interval of a Poisson count; Garwood (1936).
 """
 
 from collections.abc import Sequence
@@ -36,18 +36,18 @@ _POINTS_AT_ONCE = 2**17  # 1 MB a column, held some ten times
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions:
-    """What n episodes add to an estimate sum(total) / sum(size), and what others could add.
+    """Contributions of n episodes to an estimate sum(total) / sum(size).
 
-    In expectation `total` is size * (offset + weight * outcome).
+    The expectation of `total` is size * (offset + weight * outcome).
 
     Attributes:
         total: [n] added to the numerator.
-        size: [n] added to the denominator: an episode's rows, or 1.
+        size: [n] added to the denominator: the episode's number of rows, or 1.
         weight: [n] importance weight per unit of size; its expectation is 1.
-        outcome: [n] what is weighted, per unit of size.
-        offset: what is not weighted, per unit of size.
-        bounds: the lowest and the highest outcome that are possible, if more than the observed ones are.
-        earned: [n] the outcome before a model's prediction was subtracted; absent: `outcome`.
+        outcome: [n] weighted part, per unit of size.
+        offset: unweighted part, per unit of size.
+        bounds: lowest and highest possible outcome, if outcomes other than the observed ones are possible.
+        earned: [n] outcome before a model's prediction is subtracted; None if that is `outcome`.
     """
 
     total: Tensor
@@ -76,11 +76,11 @@ class Contributions:
 
     @property
     def informative(self) -> float:
-        """Effective number of episodes from which the error of the estimate is known, (sum d^2)^2 / sum d^4.
+        """Effective number of episodes that show the error of the estimate, (sum d^2)^2 / sum d^4.
 
-        d is what an episode adds beyond the estimate and beyond what its weight explains. For a rare event that is how
-        often the evaluated policy met it, for normally distributed outcomes a third of the effective episodes. A model
-        has no part in it: where no event was met, its predictions of events are no information about them.
+        d is an episode's deviation from the estimate that its weight does not explain. For a rare event the number is
+        how often the evaluated policy met it; for normally distributed outcomes it is a third of the effective
+        episodes. Predictions of a model do not count: they say nothing about events that were never met.
         """
         control = self.control.unsqueeze(0)
         informative = _informative(self.total - self.value * self.size, control)
@@ -92,7 +92,7 @@ class Contributions:
 
 
 Question = tuple[Contributions, Contributions | None]
-"""An estimate and what is subtracted from it, of the same episodes."""
+"""An estimate, and another one from the same episodes that is subtracted from it."""
 
 
 def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, float]]:
@@ -101,7 +101,7 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
     Both ends are NaN if a number is not finite, or if all outcomes are equal and no other is known to be possible.
 
     Args:
-        questions: of the same number of episodes each.
+        questions: estimates and differences, all from the same number of episodes.
         level: confidence level.
     """
     problems = [_Problem.of(first, minus, level) for first, minus in questions]
@@ -114,11 +114,11 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
-    """Episodes and corners as P points, equal ones as one.
+    """Episodes and corners as P points; equal ones are merged.
 
     Attributes:
-        points: [4, P] what a point adds to numerator and denominator, and two controls with expectation 0.
-        counts: [P] how often it counts.
+        points: [4, P] numerator, denominator, and two controls with expectation 0.
+        counts: [P] how often each point counts.
         critical: root of twice the likelihood ratio at both ends of the interval.
     """
 
@@ -161,11 +161,11 @@ def _corners(parts: Sequence[Contributions]) -> Tensor:
 
 
 def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
-    """Returns weights that episodes have in each part: the lowest and the highest of each, the most different, and 1.
+    """Returns the lowest and the highest weight of each part, the most different weights, and 1.
 
-    The highest is the one above which 5 % of all deviation from 1 lies. A larger weight that few episodes have,
-    together with an outcome that few have, would be a corner that hardly any log comes near: intervals of sequential
-    estimates were up to twice as wide, and held the truth no oftener.
+    The highest is the one above which 5 % of all deviation from 1 lies. A larger weight of few episodes, combined with
+    an outcome of few episodes, would be a corner that hardly any log comes near: intervals of sequential estimates
+    were up to twice as wide and covered the truth no more often.
     """
     weights = torch.stack([part.weight for part in parts])
     chosen = [*weights.argmin(1).tolist(), *(_highest(weight - 1) for weight in weights)]
@@ -176,16 +176,16 @@ def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
 
 
 def _highest(deviation: Tensor) -> int:
-    """Returns the number of the episode above whose deviation 5 % of all deviation lies."""
+    """Returns the index of the episode above whose deviation 5 % of all deviation lies."""
     ascending, order = deviation.sort(stable=True)
     passed = ascending.abs().cumsum(0)
     return int(order[(passed < (1 - _BEYOND) * passed[-1]).sum()])
 
 
 def _merged(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns points [k, P] of which no two are equal, and how often each counts, [P].
+    """Returns distinct points [k, P] and how often each counts, [P].
 
-    A log of few different weights and rewards has few different points, however long it is.
+    A log with few different weights and rewards has few distinct points, however long it is.
     """
     generator = torch.Generator().manual_seed(0)
     direction = torch.rand(len(points), generator=generator, dtype=points.dtype)
@@ -196,7 +196,7 @@ def _merged(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _informative(residual: Tensor, controls: Tensor) -> float:
-    """Returns the effective number of residuals [n], less what controls [k, n] explain of them."""
+    """Returns the effective number of residuals [n] after the part that controls [k, n] explain is removed."""
     scale = residual.abs().max()
     if not scale > 0:
         return 0.0
@@ -209,7 +209,7 @@ def _informative(residual: Tensor, controls: Tensor) -> float:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """Returns values whose largest size on the last axis is 1, or 0."""
+    """Scales values so that the largest magnitude on the last axis is 1; zeros stay zeros."""
     return values / values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
 
 
@@ -252,15 +252,15 @@ class _Search:
     least: Tensor
 
     def distance(self, values: Tensor, critical: Tensor, guess: Tensor) -> Tensor:
-        """Returns how far above 0 the likelihood ratio reaches its critical value, [B].
+        """Returns the distance above 0 at which the likelihood ratio reaches its critical value, [B].
 
-        Newton's method on its root, which is nearly linear, between the nearest distances that are known to be too
-        small and too large.
+        Newton's method on the ratio's root, which is nearly linear. Each step stays between the nearest distances known
+        to be too small and too large.
 
         Args:
-            values: [B, P] what a point adds to the numerator.
+            values: [B, P] each point's part of the numerator.
             critical: [B] root of twice the likelihood ratio.
-            guess: [B] a first distance; 0 where all points are alike.
+            guess: [B] initial distance; 0 if all points are equal.
         """
         distance = guess.clone()
         below = torch.zeros_like(guess)
@@ -277,10 +277,10 @@ class _Search:
             least = self.least[left]
             points = (values[left] - at.unsqueeze(1) * sizes).unsqueeze(1)
             points = torch.cat((self.controls[left], points), 1)
-            found, likelihood = _maximize(points, counts, multipliers[left], least + 2 * target.square())
-            multipliers[left] = found
+            maximum, likelihood = _maximize(points, counts, multipliers[left], least + 2 * target.square())
+            multipliers[left] = maximum
             root = (2 * (likelihood - least)).clamp(min=0).sqrt()
-            slope = -found[:, 2] * (counts / _inside(points, found) * sizes).sum(1) / root
+            slope = -maximum[:, 2] * (counts / _inside(points, maximum) * sizes).sum(1) / root
             low = torch.where(root < target, at, below[left])
             high = torch.where(root < target, above[left], at)
             newton = at + (target - root) / slope
@@ -306,8 +306,8 @@ def _maximize(points: Tensor, counts: Tensor, start: Tensor, enough: Tensor | No
     Args:
         points: [B, k, P] the g.
         counts: [B, P].
-        start: [B, k] of m; 0 is taken instead if it is not feasible.
-        enough: [B] a value above which the search ends, as there may be no maximum.
+        start: [B, k] initial m; 0 replaces it if it is not feasible.
+        enough: [B] value above which the search ends, because a maximum may not exist.
 
     Returns:
         The multipliers [B, k] and the values [B].

@@ -22,18 +22,18 @@ def td_loss(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
 
 
 def td_error(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
-    """Returns |target - prediction| of each row, [B]; for "bce_with_logits" of the probability that is predicted."""
+    """Returns |target - prediction| of each row, [B]; "bce_with_logits" compares the predicted probability."""
     if kind == "bce_with_logits":
         prediction = prediction.sigmoid()
     return (target - prediction).abs()
 
 
 def constant_loss(mean: float, variance: float, kind: str) -> float:
-    """Returns a td_loss that the best constant prediction does not exceed, for targets of this mean and variance.
+    """Returns an upper bound on the td_loss of the best constant prediction, for targets of this mean and variance.
 
-    "mse" and "bce_with_logits" have exactly this loss where the constant is the mean: the variance and the entropy.
-    "huber" is a concave function of the squared error, so that by Jensen's inequality its mean is at most that of one
-    standard deviation; equal while errors are below 1.
+    For "mse" and "bce_with_logits" the constant is the mean and the bound is exact: the variance and the entropy.
+    "huber" is a concave function of the squared error. By Jensen's inequality its mean is at most the loss of one
+    standard deviation, and equal to it while errors are below 1.
     """
     if kind == "bce_with_logits":
         target = torch.tensor(mean, dtype=torch.float64)
@@ -56,7 +56,7 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, support: Tens
 def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     """Returns the quantile Huber loss of each row, [B], for quantiles and target [B, H].
 
-    Quantile i stands at midpoint (i + 1/2) / H; summed over quantiles, averaged over target samples.
+    Quantile i has midpoint (i + 1/2) / H. The loss is summed over quantiles and averaged over target samples.
     Dabney et al. (2018), eq. 10.
     """
     count = quantiles.shape[1]

@@ -1,4 +1,4 @@
-"""The blend of MAGIC: least estimated squared error over the simplex. Thomas & Brunskill (2016)."""
+"""MAGIC's blend: the least estimated squared error over the simplex. Thomas & Brunskill (2016)."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.rl.bootstrap import percentile_interval
-from reagent_lite.rl.sums import Log, safe_divide
+from reagent_lite.rl.sums import EpisodeSums, safe_divide
 
 # A bias up to the interval's half width goes unseen, so the interval is narrow. Measured on the gridworld, squared
 # error over that of the better of DM and WDR, geometric mean of 90 cases and the worst of them: 0.93 and 1.25 with
@@ -14,7 +14,7 @@ from reagent_lite.rl.sums import Log, safe_divide
 _INTERVAL_LEVEL = 0.1
 _RIDGE = 1e-9
 _MOST_LENGTHS = 32  # j-step returns that are blended, DM (j = -1) and WDR (all steps) among them
-# 2 MB of 32 x 32 matrices: memory stays small, and what is computed of them in the processor's cache.
+# 2 MB of 32 x 32 matrices: memory stays small, and intermediate results stay in the processor's cache.
 _PROBLEMS_AT_ONCE = 256
 
 
@@ -26,31 +26,37 @@ def step_returns(first: Tensor, correction: Tensor) -> Tensor:
     return _from(first, correction)[:, _lengths(correction.shape[1])]
 
 
-def step_contributions(log: Log, outcome: int) -> Iterator[Tensor]:
-    """Yields what each episode adds to the g_j of row 0, [n_k, m] for each group; their sum over n is g_j.
+def step_contributions(sums: EpisodeSums, outcome: int) -> Iterator[Tensor]:
+    """Yields each episode's contribution to the g_j of row 0, [n_k, m] for each group; their sum over n is g_j.
 
-    To first order, as the weights of all episodes depend on each: omega_t (x_t - x) + x / n summed over t, where x_t,
-    the `corrections`, is 0 after the end, omega_t is not, and x = sum_i omega_t x_t.
+    With c_i the count of episode i, x_t^i its correction and omega_t^i = c_i rho_t^i / sum_k c_k rho_t^k,
+
+        g_j       = sum_i c_i v_0^i / sum_k c_k + sum_{t<j} m_t,    m_t = sum_i omega_t^i x_t^i
+        dg_j/dc_i = (v_0^i - mean v_0) / n      + sum_{t<j} omega_t^i (x_t^i - m_t)               at c = 1
+        yielded   =  v_0^i / n                  + sum_{t<j} [omega_t^i (x_t^i - m_t) + m_t / n] = dg_j/dc_i + g_j / n
+
+    After an episode ends, x_t^i is 0 but omega_t^i is not: each later step still adds m_t / n - omega_t^i m_t.
     """
-    # omega x alone makes MAGIC's squared error up to 6 times as large: a weight too many is no error where x_t = x
-    n = log.num_episodes
-    steps = log.by_step("corrections", outcome)
-    lengths = _lengths(len(log.weights))
-    total = torch.zeros_like(log.weights)
-    for group, values in zip(log.groups, steps, strict=True):
-        total[: values.shape[1]] += values.sum(0) * group.scale(log.log_largest)[: values.shape[1]]
-    means = safe_divide(total, log.weights)
+    # without m_t, omega x alone makes MAGIC's squared error up to 6 times as large
+    n = sums.num_episodes
+    weighted_corrections = sums.by_step("corrections", outcome)
+    lengths = _lengths(len(sums.weights))
+    total = torch.zeros_like(sums.weights)
+    for group, weighted in zip(sums.groups, weighted_corrections, strict=True):
+        length = weighted.shape[1]
+        total[:length] += weighted.sum(0) * group.scale(sums.log_largest)[:length]
+    means = safe_divide(total, sums.weights)
     start = means.new_zeros(1)
     shares = torch.cat((start, (means / n).cumsum(0)))
-    firsts = torch.split(log.per_episode("first_value", outcome) / n, [len(group.sums) for group in log.groups])
-    for group, values, own_first in zip(log.groups, steps, firsts, strict=True):
-        length = values.shape[1]
-        relative = group.weights
-        inside = lengths.clamp(max=length)
-        factor = safe_divide(group.scale(log.log_largest), log.weights)
-        own = _from(own_first, (values - relative * means[:length]) * factor[:length])[:, inside]
-        after = torch.cat((start, (factor * means).cumsum(0)))
-        yield own + shares[lengths] - relative[:, -1:] * (after[lengths] - after[inside])
+    first_values = torch.split(sums.per_episode("first_value", outcome) / n, [len(group.sums) for group in sums.groups])
+    for group, weighted, first_value in zip(sums.groups, weighted_corrections, first_values, strict=True):
+        length = weighted.shape[1]
+        omega_factor = safe_divide(group.scale(sums.log_largest), sums.weights)  # omega = group.weights * omega_factor
+        within = _from(first_value, (weighted - group.weights * means[:length]) * omega_factor[:length])
+        lengths_within = lengths.clamp(max=length)
+        mean_after = torch.cat((start, (omega_factor * means).cumsum(0)))
+        after = group.weights[:, -1:] * (mean_after[lengths] - mean_after[lengths_within])
+        yield within[:, lengths_within] + shares[lengths] - after
 
 
 def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
@@ -67,9 +73,9 @@ def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
     return n * scatter / max(n - 1, 1)
 
 
-def blended(returns: Tensor, log: Log, outcome: int) -> Tensor:
+def blended(returns: Tensor, sums: EpisodeSums, outcome: int) -> Tensor:
     """Returns the blend in each sample, [R], of its j-step returns [R, m]; row 0 is the log itself."""
-    return blend(returns, covariance(step_contributions(log, outcome), returns[0] / log.num_episodes))
+    return blend(returns, covariance(step_contributions(sums, outcome), returns[0] / sums.num_episodes))
 
 
 def blend(returns: Tensor, omega: Tensor) -> Tensor:
@@ -78,7 +84,7 @@ def blend(returns: Tensor, omega: Tensor) -> Tensor:
     Row 0 is the sample itself, the others are its resamples.
     """
     bias = interval_distance(returns, _INTERVAL_LEVEL)
-    shares = [_least_error(omega, some) for some in torch.split(bias, _PROBLEMS_AT_ONCE)]
+    shares = [_least_error(omega, block) for block in torch.split(bias, _PROBLEMS_AT_ONCE)]
     return (torch.cat(shares) * returns).sum(1)
 
 
@@ -114,12 +120,12 @@ def minimize_on_simplex(matrix: Tensor) -> Tensor:
 
 
 def _descend(matrix: Tensor, x: Tensor) -> Tensor:
-    """Returns the optimum of each problem, [R, m], from a point x [R, m] of the simplex.
+    """Returns the optimum of each problem, [R, m], starting at x [R, m] on the simplex.
 
     All problems advance together until each is done. A step solves for the current set, and either adds the choice that
     violates optimality most or walks back to the first bound.
     """
-    found = x.clone()
+    optimum = x.clone()
     left = torch.arange(len(x))
     active = x > 0
     for _ in range(10 * matrix.shape[1] + 10):
@@ -139,13 +145,13 @@ def _descend(matrix: Tensor, x: Tensor) -> Tensor:
         grow = inside & (worst > 1e-10 * gradient.abs().amax(1, keepdim=True))
         newest = violation.argmax(1, keepdim=True)
         active = active.scatter(1, newest, grow | active.gather(1, newest))
-        found[left] = x
+        optimum[left] = x
         more = (grow | ~inside).squeeze(1)
         left = left[more]
         matrix = matrix[more]
         x = x[more]
         active = active[more]
-    return found / found.sum(1, keepdim=True)
+    return optimum / optimum.sum(1, keepdim=True)
 
 
 def _solve_active(matrix: Tensor, active: Tensor) -> Tensor:
@@ -153,18 +159,18 @@ def _solve_active(matrix: Tensor, active: Tensor) -> Tensor:
     # the active choices first: few of many, so that small systems are solved
     order = active.byte().argsort(dim=1, descending=True, stable=True)[:, : int(active.sum(1).max())]
     chosen = active.gather(1, order)
-    own = matrix[torch.arange(len(matrix)).view(-1, 1, 1), order.unsqueeze(2), order.unsqueeze(1)]
+    ordered = matrix[torch.arange(len(matrix)).view(-1, 1, 1), order.unsqueeze(2), order.unsqueeze(1)]
     identity = torch.eye(order.shape[1], dtype=matrix.dtype)
     both = chosen.unsqueeze(1) & chosen.unsqueeze(2)
-    y = torch.linalg.solve(torch.where(both, own, identity), chosen.to(matrix.dtype))
+    y = torch.linalg.solve(torch.where(both, ordered, identity), chosen.to(matrix.dtype))
     return torch.zeros_like(matrix[:, 0]).scatter_(1, order, y / y.sum(1, keepdim=True))
 
 
 def _from(first: Tensor, steps: Tensor) -> Tensor:
-    """Returns the running sums of steps [R, L] from a first value [R] on, [R, L + 1]."""
+    """Returns the running sums of steps [R, L], starting with a first value [R], as [R, L + 1]."""
     return torch.cat((first.unsqueeze(1), steps), 1).cumsum(1)
 
 
 def _lengths(steps: int) -> Tensor:
-    """Returns at most _MOST_LENGTHS lengths from 0 to all steps, evenly."""
+    """Returns at most _MOST_LENGTHS evenly spaced lengths from 0 to all steps."""
     return torch.linspace(0, steps, min(_MOST_LENGTHS, steps + 1), dtype=torch.float64).round().long()

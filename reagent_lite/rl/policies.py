@@ -1,6 +1,6 @@
-"""Target policies over [B, K] choices: from values to propensities.
+"""Target policies over [B, K] choices: functions from values to propensities.
 
-A run has one policy: it is evaluated on logs, simulated and exported.
+A run has a single policy, which is evaluated on logs, simulated and exported.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def policy_json(policy: TargetPolicy) -> dict[str, Any]:
 def policy_of(document: Mapping[str, Any]) -> TargetPolicy:
     """Returns the policy of a document from `policy_json`."""
     parameters = {name: value for name, value in document.items() if name != "kind"}
-    return {one.kind: one for one in (Softmax, EpsilonGreedy)}[document["kind"]](**parameters)
+    return {policy.kind: policy for policy in (Softmax, EpsilonGreedy)}[document["kind"]](**parameters)
 
 
 def likely_enough(logits: Tensor, mask: Tensor, threshold: float) -> Tensor:

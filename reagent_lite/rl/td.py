@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 Values = Callable[[Tensor], Tensor]
-"""From one choice per row, [B] int64, to its value [B], or to the outputs [B, H] that its value is the mean of."""
+"""Maps one choice per row, [B] int64, to its value [B], or to the outputs [B, H] whose mean is its value."""
 Bounds = tuple[float, float] | None
-"""Lowest and highest value that a target may have."""
+"""Lowest and highest value of a target."""
 
 
 def discount(gamma: float, steps: Tensor, bootstrap: Tensor) -> Tensor:
-    """Returns the factor of the next state's value, [B].
+    """Returns the factor that multiplies the next state's value, [B].
 
     gamma^steps * bootstrap: 0 after a true end. Sutton & Barto (2018), sections 7.1 and 10.4.
     """
@@ -24,7 +24,7 @@ def discount(gamma: float, steps: Tensor, bootstrap: Tensor) -> Tensor:
 
 
 def greedy_choice(q: Tensor, mask: Tensor) -> Tensor:
-    """Returns the allowed choice of largest value, [B] int64, for q [B, K] and mask [B, K].
+    """Returns the allowed choice with the largest value, [B] int64, for q [B, K] and mask [B, K].
 
     Ties go to the lowest index; a row with no allowed choice gives 0.
     """
@@ -32,7 +32,7 @@ def greedy_choice(q: Tensor, mask: Tensor) -> Tensor:
 
 
 def chosen(q: Tensor, choice: Tensor) -> Tensor:
-    """Returns the entry of one choice per row, [B] or [B, H], for q [B, K] or [B, K, H]; logged choices are allowed."""
+    """Returns q at one choice per row, [B] or [B, H], for q [B, K] or [B, K, H]; logged choices are allowed."""
     index = choice.view(-1, 1, *[1] * (q.dim() - 2)).expand(-1, 1, *q.shape[2:])
     return q.gather(1, index).squeeze(1)
 
@@ -54,9 +54,9 @@ def double_q_value(q: Tensor, target: Values, mask: Tensor) -> Tensor:
 
 
 def greedy_value(q: Tensor, outputs: Tensor, mask: Tensor) -> Tensor:
-    """Returns the largest allowed value, or the outputs it is the mean of; Watkins & Dayan (1992).
+    """Returns the largest allowed value, or the outputs whose mean it is; Watkins & Dayan (1992).
 
-    q is [B, K], outputs [B, K] or [B, K, H], of one network; a row with no allowed choice gives 0.
+    q is [B, K], outputs [B, K] or [B, K, H], both of the same network; a row with no allowed choice gives 0.
     """
     return double_q_value(q, partial(chosen, outputs), mask)
 
@@ -67,14 +67,13 @@ def expected_value(q: Tensor, propensities: Tensor) -> Tensor:
 
 
 def value_bounds(reward: Tensor, discount: Tensor) -> tuple[float, float]:
-    """Returns the lowest and the highest value that the rewards allow; -inf and inf where there is no bound.
+    """Returns the lowest and the highest value that the rewards allow; -inf and inf if there is no bound.
 
-    0 is always within.
-
-    The highest is the smallest B with r + d B <= B in every row: the largest r / (1 - d).
+    The range always contains 0. The highest value is the smallest B with r + d B <= B in every row: the largest
+    r / (1 - d).
 
     Args:
-        reward: [R] float64, the discounted sum where a row covers several steps.
+        reward: [R] float64, the discounted sum if a row covers several steps.
         discount: [R] float64, the factor of the next value, 0 at a true end.
     """
     worth = torch.where(reward == 0, 0, reward / (1 - discount))

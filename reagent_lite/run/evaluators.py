@@ -31,7 +31,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.episodes import spread
-from reagent_lite.evaluation.evaluator import EvaluatedLog, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
@@ -216,7 +216,7 @@ class LogEvaluator(Evaluator):
         config, data, group = self._config, self._data, self._group
         train, scored = data.train, data.evaluated
         rows = single_step_rows(config, scored, data, group)
-        log = EvaluatedLog(
+        log = EvaluationRows(
             sides=data.sides,
             split=split_log(data.sides, data.scored, config.evaluation),
             rows=rows,

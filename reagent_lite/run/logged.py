@@ -36,7 +36,7 @@ from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
-from reagent_lite.evaluation.episodes import Scored, Sides, scored_episodes
+from reagent_lite.evaluation.episodes import Scored, TrainEvalLogs, scored_episodes
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
 from reagent_lite.types import NormalizationSpec, SourceSpec
@@ -84,7 +84,7 @@ class Data:
     learned: LoggedRows
     counts: tuple[int, ...]
     continues: bool
-    sides: Sides
+    sides: TrainEvalLogs
     scored: Scored
     seen: bool
 
@@ -120,7 +120,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
 
     train_log = log(*train)
     scored_log = train_log if held_out is None else log(*held_out)
-    sides = Sides(
+    sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
         same=scored_log.found.content == train_log.found.content,
@@ -154,7 +154,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     )
 
 
-def _to_learn(config: WorkflowConfig, log: Log, sides: Sides, scored: Scored) -> tuple[LoggedRows, bool]:
+def _to_learn(config: WorkflowConfig, log: Log, sides: TrainEvalLogs, scored: Scored) -> tuple[LoggedRows, bool]:
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
     both = np.isin(sides.hashes(log.copy), scored.hashes)
     if config.learns_from_scored:

@@ -1,4 +1,4 @@
-"""What is chosen among candidates, by hand arithmetic."""
+"""Choices among candidates, computed by hand."""
 
 import math
 from typing import Any
@@ -44,14 +44,14 @@ def tallied(*slices: slice, known: bool = True) -> dict[str, Any]:
 
 
 def test_shares_and_probabilities() -> None:
-    found = tallied(slice(0, 3))
-    assert found["rows"] == 3
+    document = tallied(slice(0, 3))
+    assert document["rows"] == 3
     # likeliest: candidate 1; of the tie the first; candidate 1. Logged: 0, 1, 1
-    assert found["same"] == pytest.approx(1 / 3)
-    assert found["probability"] == pytest.approx((0.25 + 0.5 + 0.75) / 3)
-    assert found["propensity"] == pytest.approx((0.05 + 0.5 + 0.5) / 3)
-    assert found["candidates"] == pytest.approx({"2": 2 / 3, "3": 1 / 3})
-    first, second = found["by_propensity"]
+    assert document["same"] == pytest.approx(1 / 3)
+    assert document["probability"] == pytest.approx((0.25 + 0.5 + 0.75) / 3)
+    assert document["propensity"] == pytest.approx((0.05 + 0.5 + 0.5) / 3)
+    assert document["candidates"] == pytest.approx({"2": 2 / 3, "3": 1 / 3})
+    first, second = document["by_propensity"]
     assert first == pytest.approx({"low": 0.0, "high": 0.1, "rows": 1 / 3, "propensity": 0.05, "policy": 0.25})
     assert second == pytest.approx({"low": 0.4, "high": 0.5, "rows": 2 / 3, "propensity": 0.5, "policy": 0.625})
 
@@ -75,9 +75,9 @@ def test_features_of_what_is_chosen() -> None:
 def test_chunks_change_nothing() -> None:
     whole = tallied(slice(0, 3))
     parts = tallied(slice(0, 1), slice(1, 1), slice(1, 3))
-    for name, one in whole["features"].items():
+    for name, logged_and_policy in whole["features"].items():
         for side in ("logged", "policy"):
-            assert parts["features"][name][side] == pytest.approx(one[side], rel=1e-12)
+            assert parts["features"][name][side] == pytest.approx(logged_and_policy[side], rel=1e-12)
     assert {k: v for k, v in parts.items() if k != "features"} == {k: v for k, v in whole.items() if k != "features"}
 
 
@@ -102,5 +102,5 @@ def test_what_is_unknown_is_null() -> None:
 
 def test_long_lists_are_counted_together() -> None:
     chunks = [(page_of([[1 / k] * k], [0], [1 / k]), torch.zeros(1, k, 0)) for k in (16, 17, 32, 33)]
-    found = tally(lambda: chunks, (), ALONE, propensities_known=True)["candidates"]
-    assert found == {"16": 0.25, "17 to 32": 0.5, "33 to 64": 0.25}
+    document = tally(lambda: chunks, (), ALONE, propensities_known=True)["candidates"]
+    assert document == {"16": 0.25, "17 to 32": 0.5, "33 to 64": 0.25}

@@ -12,7 +12,7 @@ from torch import Generator
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
 from reagent_lite.rl.likelihood import intervals
-from reagent_lite.rl.sums import Log
+from reagent_lite.rl.sums import EpisodeSums
 
 # Resamples show what another log would have said, never what the model has wrong in every log alike.
 MODEL_ALONE = ("Direct_Method_Reward", "Fitted_Q_Evaluation")
@@ -33,18 +33,22 @@ def coverage(of: Study) -> dict[str, float]:
     logging = Study(
         behaviour=of.behaviour, evaluated=of.behaviour, num_episodes=of.num_episodes, start=of.start, model_error=None
     )
-    truths = {name: of.mean_return if one.sequential else of.mean_reward for name, one in ESTIMATORS.items()}
+    truths = {
+        name: of.mean_return if estimator.sequential else of.mean_reward for name, estimator in ESTIMATORS.items()
+    }
     truths |= {"mean_reward": logging.mean_reward, "mean_return": logging.mean_return}
-    estimators = [one for one in (*ESTIMATORS.values(), *LOGGED) if one.name in truths]
+    estimators = [estimator for estimator in (*ESTIMATORS.values(), *LOGGED) if estimator.name in truths]
     rng = np.random.default_rng(0)
     generator = Generator().manual_seed(0)
     hits = dict.fromkeys(truths, 0)
     for episodes in repetitions(of, REPETITIONS, rng):
         counts = resample_counts(of.num_episodes, 500, generator)
-        log = Log.of([[episodes]], estimators)
+        log = EpisodeSums.of([[episodes]], estimators)
         samples = log.estimates([counts])[0]
-        evidence = {one.name: one.evidence(log, 0) for one in estimators if one.evidence is not None}
-        ends = dict(zip(evidence, intervals([(one, None) for one in evidence.values()], 0.95), strict=True))
+        evidence = {
+            estimator.name: estimator.evidence(log, 0) for estimator in estimators if estimator.evidence is not None
+        }
+        ends = dict(zip(evidence, intervals([(estimator, None) for estimator in evidence.values()], 0.95), strict=True))
         for name in truths:
             low, high = ends[name] if name in ends else percentile_interval(samples[name][1:], 0.95)
             hits[name] += low - ROUNDING <= truths[name] <= high + ROUNDING

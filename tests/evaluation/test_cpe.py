@@ -34,9 +34,9 @@ def test_a_continued_estimate_is_compared_with_the_logged_value_continued_alike(
     assert evaluated(bandit_page(REWARDS)).outcomes[0].sequential.continued is None
     logged = logged.value
     for name, tail in (("Sequential_Doubly_Robust", 9.0), ("Per_Decision_Importance_Sampling", 0.0)):
-        found = estimate_of(result, name)
-        assert found.figure.value == pytest.approx(logged + tail)
-        assert (found.difference.value, found.normalized) == pytest.approx((0, 1), abs=1e-12)
+        estimate = estimate_of(result, name)
+        assert estimate.figure.value == pytest.approx(logged + tail)
+        assert (estimate.difference.value, estimate.normalized) == pytest.approx((0, 1), abs=1e-12)
 
 
 def test_negative_returns_are_normalised_by_their_ratio_and_nothing_by_what_may_be_zero() -> None:
@@ -54,8 +54,8 @@ def test_rounding_is_no_difference() -> None:
     # float32 has 0.3 as 0.30000001192
     rounded = {"propensity": float(np.float32(0.3)), "model_propensity": 0.3}
     page = bandit_page([0.1 + 0.1 * (i % 3) for i in range(4000)], episode=[i // 100 for i in range(4000)], **rounded)
-    found = estimate_of(evaluated(page), "Per_Decision_Importance_Sampling").difference
-    assert (found.value, found.low, found.high, found.side) == (0, 0, 0, 0)
+    estimate = estimate_of(evaluated(page), "Per_Decision_Importance_Sampling").difference
+    assert (estimate.value, estimate.low, estimate.high, estimate.side) == (0, 0, 0, 0)
 
 
 def normal_half(values: np.ndarray, quantile: float = 1.959964) -> float:
@@ -116,14 +116,14 @@ def test_order_of_episodes_changes_nothing() -> None:
     page = gridworld_page(log, gridworld.epsilon_greedy(0.3), noisy_q(gridworld.epsilon_greedy(0.3), 0.3, rng))
     backwards = dataclasses.replace(page, episode=29 - page.episode)
     backwards = backwards.rows(torch.argsort(backwards.episode, stable=True))
-    one = evaluated(page)
+    first = evaluated(page)
     other = evaluated(backwards)
-    for a, b in zip(one.outcomes[0].estimates, other.outcomes[0].estimates, strict=True):
+    for a, b in zip(first.outcomes[0].estimates, other.outcomes[0].estimates, strict=True):
         # MAGIC's blend rests on the resamples, which are others
         assert b.figure.value == pytest.approx(a.figure.value, rel=1e-2 if a.name == "MAGIC" else 1e-10)
-    assert one.overlap is not None
+    assert first.overlap is not None
     assert other.overlap is not None
-    assert other.overlap.effective_episodes == pytest.approx(one.overlap.effective_episodes)
+    assert other.overlap.effective_episodes == pytest.approx(first.overlap.effective_episodes)
 
 
 def test_limits_leave_out_whole_episodes_and_late_rows() -> None:
@@ -165,9 +165,9 @@ def test_weights_are_taken_where_95_percent_of_discounted_time_has_passed() -> N
 # ---- two policies
 
 
-def compared(one: EvaluationPage, other: EvaluationPage, **limits: int) -> dict[str, Estimate]:
-    found = differences(evaluated(one, **limits), evaluated(other, **limits))
-    return {difference.name: difference for difference in found["Reward"]}
+def compared(first: EvaluationPage, other: EvaluationPage, **limits: int) -> dict[str, Estimate]:
+    by_outcome = differences(evaluated(first, **limits), evaluated(other, **limits))
+    return {difference.name: difference for difference in by_outcome["Reward"]}
 
 
 def test_a_policy_does_not_differ_from_itself() -> None:
@@ -179,14 +179,14 @@ def test_a_policy_does_not_differ_from_itself() -> None:
 def test_two_policies_are_compared_on_the_same_episodes() -> None:
     # weights 1.5 and 0.5 in turn, and the other way round, of rewards 4 and 2: IPS differs by 1
     page = bandit_page([4.0, 2.0] * 100)
-    one = weighing(page, [1.5, 0.5] * 100)
+    first = weighing(page, [1.5, 0.5] * 100)
     other = weighing(page, [0.5, 1.5] * 100)
-    ips = compared(one, other)["IPS_Reward"]
+    ips = compared(first, other)["IPS_Reward"]
     assert ips.figure.value == pytest.approx(1.0)
     assert (ips.verdict, ips.reason) == (Verdict.TRUSTWORTHY, "model is better")
-    assert compared(other, one)["IPS_Reward"].reason == "against is better"
+    assert compared(other, first)["IPS_Reward"].reason == "against is better"
     # the worse verdict of both counts: a quarter of the probability is too little
-    worse = compared(one, HALVED)["IPS_Reward"]
+    worse = compared(first, HALVED)["IPS_Reward"]
     assert worse.verdict is Verdict.DO_NOT_USE
     assert worse.reason.startswith("against: the policy chooses what the log has too seldom")
 

@@ -43,10 +43,10 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
     ],
 )  # fmt: skip
 def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice: Choice, reason: str) -> None:
-    found = decide(Evidence(comparisons=(comparison(*rows),)))
-    assert (found.choice, found.reason) == (choice, reason)
-    assert found.json() == {"choice": choice.value, "reason": reason, "next": found.next_step}
-    assert str(found) == f"{choice.value.capitalize()}: {reason}. Next: {found.next_step}"
+    decision = decide(Evidence(comparisons=(comparison(*rows),)))
+    assert (decision.choice, decision.reason) == (choice, reason)
+    assert decision.json() == {"choice": choice.value, "reason": reason, "next": decision.next_step}
+    assert str(decision) == f"{choice.value.capitalize()}: {reason}. Next: {decision.next_step}"
 
 
 def test_an_estimate_that_continues_stands_beside_the_logged_value_continued_alike() -> None:
@@ -61,9 +61,9 @@ def test_an_estimate_that_continues_stands_beside_the_logged_value_continued_ali
 
 @pytest.mark.parametrize(("difference", "choice"), [(0.5, SHIP), (-0.5, NOT), (0.1, UNCLEAR)])
 def test_the_paired_difference_decides_a_simulation(difference: float, choice: Choice) -> None:
-    found = decide(Evidence(played=game(around(5.0, 1.0), around(4.5, 1.0), around(difference, 0.25))))
-    assert found.choice is choice
-    assert found.reason == (
+    decision = decide(Evidence(played=game(around(5.0, 1.0), around(4.5, 1.0), around(difference, 0.25))))
+    assert decision.choice is choice
+    assert decision.reason == (
         f"its return in simulation is {around(5.0, 1.0)}, against {around(4.5, 1.0)} of random actions, "
         f"a paired difference of {around(difference, 0.25)}"
     )
@@ -96,9 +96,9 @@ def test_the_paired_difference_decides_a_simulation(difference: float, choice: C
     ],
 )  # fmt: skip
 def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
-    found = decide(evidence)
-    assert found.choice is choice
-    assert part in found.reason
+    decision = decide(evidence)
+    assert decision.choice is choice
+    assert part in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
     ],
 )  # fmt: skip
 def test_the_next_step_is_what_the_log_lacks(result: CPEResult, step: str) -> None:
-    found = decide(Evidence(comparisons=(comparison(undefined("IPS_Reward")),), result=result))
-    assert found.next_step.startswith(step)
+    decision = decide(Evidence(comparisons=(comparison(undefined("IPS_Reward")),), result=result))
+    assert decision.next_step.startswith(step)
     assert decide(Evidence(result=result)).next_step.startswith("give more episodes")
 
 
@@ -143,8 +143,11 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
         for kind, name in (("one_step", "IPS_Reward"), ("sequential", "MAGIC"))
     }
     outcomes = tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward"))
-    found = tuple(compared(replace(RESULT, outcomes=outcomes), simulated=FIGURE))
-    assert [(one.title, one.decides, one.simulated, one.rows[0].name) for one in found] == [
+    comparisons = tuple(compared(replace(RESULT, outcomes=outcomes), simulated=FIGURE))
+    assert [
+        (comparison.title, comparison.decides, comparison.simulated, comparison.rows[0].name)
+        for comparison in comparisons
+    ] == [
         ("Reward: discounted return per episode", True, FIGURE, "MAGIC"),
         ("Reward: reward per row", False, None, "IPS_Reward"),
         ("Metric reward: discounted sum per episode", False, None, "MAGIC"),
@@ -152,13 +155,13 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     ]
     # where every episode is one row its reward is its return
     alone = replace(RESULT, outcomes=outcomes, overlap=replace(OVERLAP, horizon=1))
-    assert [(one.title, one.decides) for one in compared(alone)] == [
+    assert [(comparison.title, comparison.decides) for comparison in compared(alone)] == [
         ("Reward: reward per row", True), ("Metric reward: mean per row", False),
     ]  # fmt: skip
     # of two models the better one is wanted, whatever the logged policy was
-    assert not any(one.decides for one in compared(replace(RESULT, outcomes=outcomes), decides=False))
-    differences = tuple(compared_models({one.name: one.estimates for one in outcomes}, one_step=False))
-    assert [(one.title, one.decides, one.rows[0].name) for one in differences] == [
+    assert not any(comparison.decides for comparison in compared(replace(RESULT, outcomes=outcomes), decides=False))
+    differences = tuple(compared_models({outcome.name: outcome.estimates for outcome in outcomes}, one_step=False))
+    assert [(comparison.title, comparison.decides, comparison.rows[0].name) for comparison in differences] == [
         ("Reward: discounted return per episode, model minus against", True, "MAGIC"),
         ("Reward: reward per row, model minus against", False, "IPS_Reward"),
         ("Metric reward: discounted sum per episode, model minus against", False, "MAGIC"),

@@ -49,7 +49,7 @@ class Case:
 
 def cases(seeds: range) -> list[Case]:
     """Every estimate of every pair: 1000 episodes, and a value model off by 0.1."""
-    found = []
+    case_list = []
     for logged, evaluated, seed in product(LOGGED, EVALUATED, seeds):
         rng = np.random.default_rng([seed, round(100 * logged), round(100 * evaluated)])
         policy = gridworld.epsilon_greedy(evaluated)
@@ -62,14 +62,17 @@ def cases(seeds: range) -> list[Case]:
             behaviour=logged, evaluated=evaluated, num_episodes=1000, start=gridworld.fixed_start(), model_error=0.1
         )
         for family, truth in ((outcome.one_step, exact.mean_reward), (outcome.sequential, exact.mean_return)):
-            found += [Case(logged=logged, evaluated=evaluated, estimate=one, truth=truth) for one in family.estimates]
-    return found
+            case_list += [
+                Case(logged=logged, evaluated=evaluated, estimate=estimate, truth=truth)
+                for estimate in family.estimates
+            ]
+    return case_list
 
 
-def misses(found: list[Case]) -> dict[tuple[str, bool], list[bool]]:
+def misses(case_list: list[Case]) -> dict[tuple[str, bool], list[bool]]:
     """By estimator and whether it is called trustworthy: whether each 95 % interval misses."""
     result: dict[tuple[str, bool], list[bool]] = {}
-    for case in found:
+    for case in case_list:
         key = (case.estimate.name, case.estimate.verdict is Verdict.TRUSTWORTHY)
         result.setdefault(key, []).append(case.missed)
     return result
@@ -81,8 +84,8 @@ def bar(count: int) -> int:
 
 
 def test_verdicts_follow_the_overlap_and_trustworthy_intervals_hold_the_exact_values() -> None:
-    found = cases(range(1))
-    for case in found:
+    case_list = cases(range(1))
+    for case in case_list:
         name = case.estimate.name
         verdict = case.estimate.verdict
         pair = (case.logged, case.evaluated)
@@ -95,20 +98,20 @@ def test_verdicts_follow_the_overlap_and_trustworthy_intervals_hold_the_exact_va
             assert "effective episode" in case.estimate.reason
         elif pair in COVERED and name in ROBUST:  # support only, where the mean of the weights is off 1 by chance
             assert verdict is not Verdict.DO_NOT_USE, case
-    counted = misses(found)
-    assert all(sum(one) <= bar(len(one)) for (_, trustworthy), one in counted.items() if trustworthy), counted
+    counted = misses(case_list)
+    assert all(sum(missed) <= bar(len(missed)) for (_, trustworthy), missed in counted.items() if trustworthy), counted
     assert all(len(counted[name, True]) >= 10 for name in ROBUST)
 
 
 @pytest.mark.slow
 def test_trustworthy_intervals_miss_no_oftener_than_their_level_says() -> None:
     """480 pages. Prints the table of RESULTS.md (pytest -s)."""
-    found = misses(cases(range(20)))
+    by_name = misses(cases(range(20)))
     print("\n| estimator | trustworthy | of these missed | bar | support only, or not to be used | of these missed |")
     print("|" + "---|" * 6)
-    for (name, trustworthy), trusted in found.items():
+    for (name, trustworthy), trusted in by_name.items():
         if trustworthy:
-            rest = found.get((name, False), [])
+            rest = by_name.get((name, False), [])
             print(f"| {name} | {len(trusted)} | {sum(trusted)} | {bar(len(trusted))} | {len(rest)} | {sum(rest)} |")
             assert len(trusted) >= 200, name
             assert sum(trusted) <= bar(len(trusted)), name

@@ -11,7 +11,7 @@ import torch
 from oracles.pages import bandit_page
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, log_of_rows
+from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, sums_of_rows
 from reagent_lite.evaluation.page import EvaluationPage, tables_of
 from reagent_lite.rl.estimators import ESTIMATORS
 
@@ -46,15 +46,15 @@ def random_page(lengths: list[int], seed: int = 0) -> EvaluationPage:
 
 def test_one_long_episode_does_not_pad_the_others():
     page = random_page([1] * 1500 + [500] + [2] * 1000)
-    log = log_of_rows(page, torch.arange(len(page)), 0.9)
-    stored = sum(one.numel() for group in log.groups for one in (group.sums, group.weights, group.steps))
+    sums = sums_of_rows(page, torch.arange(len(page)), 0.9)
+    stored = sum(tensor.numel() for group in sums.groups for tensor in (group.sums, group.weights, group.steps))
     # three numbers a row and 14 an episode; a table of 2501 x 500 would be 3.7 million
     assert stored < 1.25 * (3 * len(page) + 14 * 2501)
-    found = log.estimates([torch.ones(1, 2501)])[0]
+    estimates = sums.estimates([torch.ones(1, 2501)])[0]
     padded = tables_of(page, 0.9)[0]
     for name, estimator in ESTIMATORS.items():
         expected = float(estimator(padded, torch.ones(1, 2501))[0])
-        assert float(found[name][0]) == pytest.approx(expected, rel=1e-9), name
+        assert float(estimates[name][0]) == pytest.approx(expected, rel=1e-9), name
 
 
 def test_results_do_not_depend_on_threads():
@@ -72,8 +72,8 @@ def test_results_do_not_depend_on_threads():
             results.append(evaluate())
     finally:
         torch.set_num_threads(threads)
-    for one, other in zip(*(result.outcomes[0].estimates for result in results), strict=True):
-        assert dataclasses.astuple(one.figure) == pytest.approx(dataclasses.astuple(other.figure), rel=1e-12)
+    for first, second in zip(*(result.outcomes[0].estimates for result in results), strict=True):
+        assert dataclasses.astuple(first.figure) == pytest.approx(dataclasses.astuple(second.figure), rel=1e-12)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_memory_beyond_the_page_is_less_than_the_page(arguments: tuple[str, ...]
     readings: list[float] = []
     while len(readings) < 3 and min(readings, default=2) >= 2:
         done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
-        found = json.loads(done.stdout)
-        assert found["page_megabytes"] == megabytes
-        readings.append(found["times_page"])
+        reading = json.loads(done.stdout)
+        assert reading["page_megabytes"] == megabytes
+        readings.append(reading["times_page"])
     assert min(readings) < 2

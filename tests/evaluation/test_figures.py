@@ -31,13 +31,13 @@ class Table(nn.Module):
         return (state * self.scale).unsqueeze(2)
 
 
-def found(imitator: nn.Module | None) -> dict[str, float]:
+def figures_of(imitator: nn.Module | None) -> dict[str, float]:
     learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1), imitator=imitator)
     return figures([ROWS], learner, ALONE, action_names=("a", "b"), policy=Softmax(1.0))
 
 
 def test_any_action() -> None:
-    result = found(None)
+    result = figures_of(None)
     # errors 3 - 0 and 2 - 1
     assert result["td_loss/mean"] == pytest.approx((9 + 1) / 2)
     # targets are the rewards 0 and 1
@@ -68,7 +68,7 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
 
 def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:
     """b is taken with 0.04 / 0.96 of a: below 0.1, so that a is all there is, of value 3 and 4."""
-    result = found(Habit([0.96, 0.04]))
+    result = figures_of(Habit([0.96, 0.04]))
     assert (result["actions/model/a"], result["actions/model/b"]) == (1, 0)
     assert (result["propensities/model/a/mean"], result["propensities/model/b/mean"]) == (1, 0)
     assert result["value/model/mean"] == 3.5

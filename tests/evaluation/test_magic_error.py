@@ -64,8 +64,8 @@ def measure(logged: float, evaluated: float, num_episodes: int, model: str) -> C
     errors = []
     for episodes in repetitions(study, REPETITIONS, rng):
         counts = resample_counts(num_episodes, RESAMPLES, generator)
-        found = [float(f(episodes, counts)[0]) for f in (fitted_value, weighted_doubly_robust, magic)]
-        errors.append([(value - study.mean_return) ** 2 for value in found])
+        values = [float(f(episodes, counts)[0]) for f in (fitted_value, weighted_doubly_robust, magic)]
+        errors.append([(value - study.mean_return) ** 2 for value in values])
     dm, wdr, blend = np.array(errors).T
     return Case(logged=logged, evaluated=evaluated, num_episodes=num_episodes, model=model, dm=dm, wdr=wdr, magic=blend)
 

@@ -111,11 +111,11 @@ def test_the_interval_is_that_of_the_mean() -> None:
 
 def test_columns_are_resampled_together() -> None:
     """A difference of two columns has the interval of their difference, which is 0 here for all but one episode."""
-    one = torch.linspace(0, 10, 50, dtype=torch.float64)
-    other = one.clone()
+    column = torch.linspace(0, 10, 50, dtype=torch.float64)
+    other = column.clone()
     other[7] += 5.0
-    first, second, third = estimates(torch.stack((one, other, other - one), 1), level=0.9, resamples=500, seed=1)
-    assert (first,) == estimates(one.unsqueeze(1), level=0.9, resamples=500, seed=1)
+    first, second, third = estimates(torch.stack((column, other, other - column), 1), level=0.9, resamples=500, seed=1)
+    assert (first,) == estimates(column.unsqueeze(1), level=0.9, resamples=500, seed=1)
     assert second.value == pytest.approx(5.1)
     # that episode is drawn 0 to 3 times or so, Poisson with mean 1: 0 to 3 times 5 / 50
     assert (third.value, third.low) == (pytest.approx(0.1), 0.0)

@@ -60,9 +60,9 @@ def test_verdicts(page: EvaluationPage, keys: dict[str, Any], names: tuple[str, 
 ) -> None:  # fmt: skip
     result = evaluated(page, **keys)
     for name in names:
-        found = estimate_of(result, name)
-        assert found.verdict is verdict
-        assert found.reason.startswith(reason)
+        estimate = estimate_of(result, name)
+        assert estimate.verdict is verdict
+        assert estimate.reason.startswith(reason)
 
 
 def test_a_model_that_disagrees_is_named_with_the_figures_that_stand_beside_it() -> None:
@@ -119,9 +119,9 @@ def test_rows_that_are_a_little_off_multiply(weight: float, verdict: Verdict, sa
     assert overlap.mean_episode_weight.value == pytest.approx(weight**38)
     assert overlap.mean_episode_weight.low == pytest.approx(weight**38)  # all alike: nothing varies
     for name in WEIGHTED:
-        found = estimate_of(result, name)
-        assert found.verdict is verdict
-        assert says is None or found.reason.startswith(says.format("mean weight of an episode up to step 37"))
+        estimate = estimate_of(result, name)
+        assert estimate.verdict is verdict
+        assert says is None or estimate.reason.startswith(says.format("mean weight of an episode up to step 37"))
     assert estimate_of(result, "IPS_Reward").verdict is TRUSTWORTHY  # of rows, 0.95 and 1.05 are within a tenth of 1
 
 
@@ -154,9 +154,9 @@ def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdic
     mean = result.overlap.mean_episode_weight
     centre = sum(weights) / len(weights)
     count = len(weights)
-    error = math.sqrt(sum((one - centre) ** 2 for one in weights) / (count - 1) / count)
+    error = math.sqrt(sum((weight - centre) ** 2 for weight in weights) / (count - 1) / count)
     expected = (centre, centre - 1.959964 * error, centre + 1.959964 * error)
     assert (mean.value, mean.low, mean.high) == pytest.approx(expected, rel=1e-5)
     assert mean.low < 1 < mean.high
-    found = estimate_of(result, "Weighted_Per_Decision_Importance_Sampling")
-    assert found.verdict is verdict if verdict else "mean weight of an episode" not in found.reason
+    estimate = estimate_of(result, "Weighted_Per_Decision_Importance_Sampling")
+    assert estimate.verdict is verdict if verdict else "mean weight of an episode" not in estimate.reason

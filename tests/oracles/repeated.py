@@ -17,7 +17,7 @@ from oracles.pages import gridworld_page
 from reagent_lite.evaluation.page import tables_of
 from reagent_lite.rl.bootstrap import resamples
 from reagent_lite.rl.estimators import magic
-from reagent_lite.rl.sums import Episodes, Log
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Study:
         return float(shares @ (self.policy * gridworld.rewards()).sum(1))
 
 
-def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[Episodes]:
+def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[EpisodeTable]:
     """Yields `count` logs with their models."""
     n, policy = study.num_episodes, study.policy
     behaviour = gridworld.epsilon_greedy(study.behaviour)
@@ -81,11 +81,11 @@ def resample_counts(num_episodes: int, num_resamples: int, generator: torch.Gene
     return torch.cat(list(resamples(num_episodes, num_resamples, generator).blocks())).double()
 
 
-def step_returns(episodes: Episodes, counts: torch.Tensor) -> torch.Tensor:
+def step_returns(episodes: EpisodeTable, counts: torch.Tensor) -> torch.Tensor:
     """The j-step returns that MAGIC blends, [R, m], of samples of episodes."""
     found: list[torch.Tensor] = []
 
-    def keep(returns: torch.Tensor, log: Log, outcome: int) -> torch.Tensor:
+    def keep(returns: torch.Tensor, sums: EpisodeSums, outcome: int) -> torch.Tensor:
         found.append(returns)
         return returns[:, -1]
 

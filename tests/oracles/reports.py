@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from reagent_lite.evaluation.cpe import Basis, CPEResult, Estimate
-from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, Source, Standing
+from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, FindingSource, Standing
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
@@ -126,7 +126,7 @@ def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = 
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
-    finding = Finding(source=Source.LOG, standing=Standing.BETTER, reason=f"{words} too", next_step=words)
+    finding = Finding(source=FindingSource.LOG, standing=Standing.BETTER, reason=f"{words} too", next_step=words)
     return Decision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 

@@ -6,20 +6,20 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from reagent_lite.rl.sums import Episodes
+from reagent_lite.rl.sums import EpisodeTable
 
-NAMES = tuple(field.name for field in fields(Episodes))
+NAMES = tuple(field.name for field in fields(EpisodeTable))
 
 
-def table(lengths: Sequence[int], gamma: float, **columns: Sequence[Sequence[float]] | Tensor) -> Episodes:
+def table(lengths: Sequence[int], gamma: float, **columns: Sequence[Sequence[float]] | Tensor) -> EpisodeTable:
     """Episodes of some lengths; columns [episodes, steps] that are not given are 0, weights 1."""
     running = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).double()
     found = dict.fromkeys(NAMES, running * 0)
     found |= {"running": running, "weight": running * 0 + 1, "discount": gamma ** (running.cumsum(1) - 1) * running}
-    return Episodes(**{**found, **{name: torch.as_tensor(one).double() for name, one in columns.items()}})
+    return EpisodeTable(**{**found, **{name: torch.as_tensor(one).double() for name, one in columns.items()}})
 
 
-def rows(weight: list[float], reward: list[float], taken: list[float], expected: list[float]) -> Episodes:
+def rows(weight: list[float], reward: list[float], taken: list[float], expected: list[float]) -> EpisodeTable:
     """Episodes of one row, whose reward model is the value model as well."""
     w, r, t, e = (torch.tensor(one).double().unsqueeze(1) for one in (weight, reward, taken, expected))
     models = {"reward_taken": t, "reward_expected": e, "value_taken": t, "value_expected": e}
@@ -28,7 +28,7 @@ def rows(weight: list[float], reward: list[float], taken: list[float], expected:
 
 def random_table(
     lengths: Sequence[int], seed: int, *, spread: float = 1.0, zeros: float = 0.0, gamma: float = 0.95
-) -> Episodes:
+) -> EpisodeTable:
     """Everything is normal; weights are e^(spread x), some of them 0."""
     generator = torch.Generator().manual_seed(seed)
     running = table(lengths, gamma).running
@@ -46,10 +46,10 @@ def random_table(
     )  # fmt: skip
 
 
-def some(e: Episodes, which: Tensor | slice) -> Episodes:
+def some(e: EpisodeTable, which: Tensor | slice) -> EpisodeTable:
     """Some episodes, laid out no longer than they are."""
     length = int(e.running[which].sum(1).max())
-    return Episodes(**{name: getattr(e, name)[which, :length] for name in NAMES})
+    return EpisodeTable(**{name: getattr(e, name)[which, :length] for name in NAMES})
 
 
 # episode A: two steps with w 2, .5, so that rho is 2, 1; episode B: one step with w 3, held; gamma .5

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reagent_lite.rl.estimators import ESTIMATORS, shrunk, switched
 from reagent_lite.rl.magic import step_contributions
-from reagent_lite.rl.sums import Episodes, Log
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable
 
 LENGTHS = (3, 1, 5, 2)
 
@@ -20,7 +20,7 @@ def sample(n: int) -> Tensor:
     return torch.ones(1, n, dtype=torch.float64)
 
 
-def value(name: str, e: Episodes) -> float:
+def value(name: str, e: EpisodeTable) -> float:
     return float(ESTIMATORS[name](e, sample(len(e.reward)))[0])
 
 
@@ -65,10 +65,10 @@ def test_two_step_table_by_hand():
     assert value("Fitted_Q_Evaluation", e) == pytest.approx((4 + 6) / 2)
 
 
-def checked_step_returns(e: Episodes) -> list[float]:
+def checked_step_returns(e: EpisodeTable) -> list[float]:
     """The j-step returns of the log itself; what its episodes contribute adds up to them."""
     returns = step_returns(e, sample(len(e.reward)))[0]
-    contributions = torch.cat(list(step_contributions(Log.of([[e]], [ESTIMATORS["MAGIC"]]), 0)))
+    contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]], [ESTIMATORS["MAGIC"]]), 0)))
     torch.testing.assert_close(contributions.sum(0), returns)
     return returns.tolist()
 
@@ -121,7 +121,7 @@ DRAWN = random_table(LENGTHS, 1)
     ],
     ids=["no model", "horizon 1"],
 )
-def test_one_form_becomes_another(pairs: dict[str, str], e: Episodes):
+def test_one_form_becomes_another(pairs: dict[str, str], e: EpisodeTable):
     for name, other in pairs.items():
         assert value(name, e) == pytest.approx(value(other, e), abs=1e-12), name
 

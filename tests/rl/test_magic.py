@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import blend, covariance, interval_distance, minimize_on_simplex, step_contributions
-from reagent_lite.rl.sums import Log
+from reagent_lite.rl.sums import EpisodeSums
 
 
 def test_covariance_is_n_times_numpys():
@@ -34,10 +34,10 @@ def test_simplex_minimum_equals_scipys(m: int):
     rng = np.random.default_rng(m)
     factors = rng.normal(size=(20, m, m)) + rng.normal(size=(20, 1, m))
     matrices = np.einsum("rik,rjk->rij", factors, factors) + 1e-6 * np.eye(m)
-    found = minimize_on_simplex(torch.from_numpy(matrices)).numpy()
-    assert (found >= 0).all()
-    np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
-    for matrix, x in zip(matrices, found, strict=True):
+    shares = minimize_on_simplex(torch.from_numpy(matrices)).numpy()
+    assert (shares >= 0).all()
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-12)
+    for matrix, x in zip(matrices, shares, strict=True):
         gradient = matrix @ x
         # optimality: no direction of the simplex descends
         assert gradient.min() >= x @ gradient - 1e-8 * np.abs(matrix).max()
@@ -85,8 +85,8 @@ def test_the_blend_of_two_rows_by_hand() -> None:
     # DM is 5 away and does not vary: x' diag(25, 9/4) x is least at WDR's share 25 / (25 + 9/4).
     # Without the mean they add 1/2 and 9/2: Omega would be 16, and the blend 3.05.
     episodes = rows([1, 3], [2, 6], [0, 0], [0, 0])
-    found = ESTIMATORS["MAGIC"](episodes, torch.ones(1, 2, dtype=torch.float64))
-    assert float(found[0]) == pytest.approx(5 * 25 / 27.25, rel=1e-6)
+    estimate = ESTIMATORS["MAGIC"](episodes, torch.ones(1, 2, dtype=torch.float64))
+    assert float(estimate[0]) == pytest.approx(5 * 25 / 27.25, rel=1e-6)
 
 
 @pytest.mark.parametrize("model_error", [0.5, None], ids=["model off by 0.5", "no model"])
@@ -100,7 +100,8 @@ def test_omega_is_the_variance_of_resampled_returns(model_error: float | None) -
     returns = step_returns(episodes, counts)
     resampled = np.cov(returns[1:].numpy().T)
     deviation = np.sqrt(resampled.diagonal())
-    omega = covariance(step_contributions(Log.of([[episodes]], [ESTIMATORS["MAGIC"]]), 0), returns[0] / 2000).numpy()
+    sums = EpisodeSums.of([[episodes]], [ESTIMATORS["MAGIC"]])
+    omega = covariance(step_contributions(sums, 0), returns[0] / 2000).numpy()
     assert deviation[0] < 1e-12  # one start state: DM does not vary
     vary = deviation > 0.01 * deviation.max()  # without a model nor do lengths up to which hardly any log is rewarded
     assert vary.sum() > 20

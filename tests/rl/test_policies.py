@@ -26,13 +26,13 @@ def test_epsilon_greedy() -> None:
 
 
 def test_a_policy_as_json_and_in_words() -> None:
-    found = {str(one): policy_json(one) for one in (Softmax(0.01), EpsilonGreedy(0.05), EpsilonGreedy())}
-    assert found == {
+    documents = {str(policy): policy_json(policy) for policy in (Softmax(0.01), EpsilonGreedy(0.05), EpsilonGreedy())}
+    assert documents == {
         "softmax of q at temperature 0.01": {"kind": "softmax", "temperature": 0.01},
         "epsilon-greedy at epsilon 0.05": {"kind": "epsilon_greedy", "epsilon": 0.05},
         "greedy": {"kind": "epsilon_greedy", "epsilon": 0.0},
     }
-    assert [str(policy_of(document)) for document in found.values()] == list(found)
+    assert [str(policy_of(document)) for document in documents.values()] == list(documents)
 
 
 def test_likely_enough_compares_with_the_largest_allowed() -> None:

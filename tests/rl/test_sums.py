@@ -10,20 +10,20 @@ from torch import Tensor
 from reagent_lite.rl import sums
 from reagent_lite.rl.bootstrap import Resamples
 from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
-from reagent_lite.rl.sums import Episodes, Log
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable
 
 EVERY = (*ESTIMATORS.values(), *LOGGED)
 LENGTHS = [1, 1, 1, 2, 3, 3, 8, 9, 15, 40]
 COUNTS = torch.cat(list(Resamples(num_episodes=len(LENGTHS), num_resamples=50, seed=1).blocks()))
 
 
-def estimates(groups: list[Episodes], blocks: list[Tensor]) -> dict[str, Tensor]:
-    return Log.of(([group] for group in groups), EVERY).estimates(blocks)[0]
+def estimates(groups: list[EpisodeTable], blocks: list[Tensor]) -> dict[str, Tensor]:
+    return EpisodeSums.of(([group] for group in groups), EVERY).estimates(blocks)[0]
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
+        torch.testing.assert_close(actual[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("spread", [0.3, 8.0])
@@ -45,9 +45,9 @@ def test_blocks_of_samples_and_samples_that_are_worked_on_one_by_one_change_noth
 
 
 def test_two_groups_by_hand():
-    log = Log.of([[some(TWO_EPISODES, slice(1, 2))], [some(TWO_EPISODES, slice(1))]], EVERY)
-    found = log.estimates([torch.ones(1, 2)])[0]
-    assert float(found["mean_reward"][0]) == pytest.approx((1 + 4 + 2) / 3)
+    log = EpisodeSums.of([[some(TWO_EPISODES, slice(1, 2))], [some(TWO_EPISODES, slice(1))]], EVERY)
+    means = log.estimates([torch.ones(1, 2)])[0]
+    assert float(means["mean_reward"][0]) == pytest.approx((1 + 4 + 2) / 3)
     # B first, as the groups are: rho over the largest; and (2 + 3)^2 / (4 + 9), (1 + 3)^2 / (1 + 9)
     assert log.relative_weights(0).tolist() == pytest.approx([1, 2 / 3])
     assert log.relative_weights(1).tolist() == pytest.approx([1, 1 / 3])
@@ -58,20 +58,20 @@ def test_two_groups_by_hand():
 def test_outcomes_share_weights_and_nothing_else():
     first = random_table(LENGTHS, seed=3, spread=0.3)
     second = random_table(LENGTHS, seed=4)
-    second = Episodes(**{**{name: getattr(second, name) for name in NAMES}, "weight": first.weight})
+    second = EpisodeTable(**{**{name: getattr(second, name) for name in NAMES}, "weight": first.weight})
     groups = [[some(e, which) for e in (first, second)] for which in (slice(5), slice(5, 10))]
-    for own, e in zip(Log.of(groups, EVERY).estimates([COUNTS]), (first, second), strict=True):
-        assert_same(own, estimates([e], [COUNTS]), 1e-9)
+    for together, e in zip(EpisodeSums.of(groups, EVERY).estimates([COUNTS]), (first, second), strict=True):
+        assert_same(together, estimates([e], [COUNTS]), 1e-9)
 
 
 def test_weights_beyond_float64_keep_their_ratios_across_groups():
     # rho 4^2000 in one group, 2 4^2000 in the other, and a short episode of weight 4 that no longer counts
-    def constant(steps: int, first: float) -> Episodes:
+    def constant(steps: int, first: float) -> EpisodeTable:
         weight = torch.full((1, steps), 4.0)
         weight[0, 0] = first
         return table([steps], 1.0, weight=weight, reward=torch.full((1, steps), first))
 
-    log = Log.of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]], EVERY)
+    log = EpisodeSums.of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]], EVERY)
     assert log.relative_weights(1999).tolist() == pytest.approx([0, 0.5, 1])
     cwpdis = log.estimates([torch.ones(1, 3)])[0]["Weighted_Per_Decision_Importance_Sampling"]
     # step t: (4^{t+1} 4 + 2 4^{t+1} 8) / (4 + 4^{t+1} + 2 4^{t+1}), and at t = 0 the short one's reward of 4 too

@@ -312,7 +312,7 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
     assert all(one["verdict"] == "do not use" for one in found.values())
     for name in MODELLED:
         assert found[name]["figure"]["value"] is None
-        assert found[name]["reason"] == "no other episode is there to fit its model to"
+        assert found[name]["reason"] == "there is no other episode to fit its model to"
     assert (
         found["IPS_Reward"]["reason"] == "one episode has no interval" or "effective" in found["IPS_Reward"]["reason"]
     )
@@ -573,7 +573,7 @@ def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None
     assert difference[0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
     for name in MODELLED:
         assert outcome.scores[f"CPE/Reward/{name}"] is None
-    reason = "only the probability of the logged action is known: no model is fitted to the policy"
+    reason = "only the probability of the logged action is known, so no model is fitted to the policy"
     assert estimates(report)["Direct_Method_Reward"]["reason"] == reason
     assert report["log"]["scored_lines"] == {str(tmp_path / "log.jsonl"): [1, 2, 3]}
     assert report["model"]["policy"] == "probabilities in column new"
@@ -623,7 +623,7 @@ def test_a_column_is_not_known_at_states_that_are_no_rows(tmp_path: Path) -> Non
         for at in range(2)
     ]
     outcome, report = given(tmp_path, rows, model="column:p", gamma=0.9)
-    reason = "the next state of 6 rows is no row of the log, so that the policy is not known there"
+    reason = "the next state of 6 rows is not a row of the log, so the policy is unknown there"
     for name, one in ESTIMATORS.items():
         missing = one.model and one.sequential
         assert (estimates(report)[name]["reason"] == reason) == missing

@@ -19,7 +19,7 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import episodes as evaluated_episodes
 from reagent_lite.evaluation.document import Evaluation
-from reagent_lite.evaluation.episodes import Sides, drawn, episode_digests, scored_episodes
+from reagent_lite.evaluation.episodes import TrainEvalLogs, drawn, episode_digests, scored_episodes
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
@@ -320,7 +320,7 @@ def test_rows_without_names_are_new_unless_eval_data_is_the_training_data(tmp_pa
     config = check(DqnConfig, tree)
     data = prepare(config, ALONE)
     assert data.held_out is not None
-    sides = Sides(train=data.train.copy, held_out=data.held_out.copy, same=same, shards=data.shards)
+    sides = TrainEvalLogs(train=data.train.copy, held_out=data.held_out.copy, same=same, shards=data.shards)
     scored, trained = scored_episodes(sides, config.evaluation, 0).hashes, sides.hashes(data.train.copy)
     assert len(np.unique(trained)) == 80
     if same:  # each has been trained on, so that the share by hash decides, and takes it from fitting
