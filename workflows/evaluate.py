@@ -29,7 +29,6 @@ import torch
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig, is_model
-from reagent_lite.config.timeline import TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
@@ -192,7 +191,7 @@ def _read(
     """
     with needing("data", "data_path"):
         from reagent_lite.data.copy.policy_column import read_policy_column
-        from reagent_lite.run.stages import staged
+        from reagent_lite.run.stages import pairing_of, staged
     actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
@@ -203,6 +202,7 @@ def _read(
             actions=actions or None,
             directory=config.training_copy_dir,
             columns=config.columns,
+            timeline=pairing_of(reading, reading.training_data_path),
             progress=lambda done, total: show(done, total),
         )
     path = reading.training_data_path
@@ -223,14 +223,10 @@ def _as_training(config: EvaluateConfig, actions: tuple[str, ...], further: tupl
         "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
         "query": config.query.model_dump(mode="json"),
     }
-    from reagent_lite.data.copy.first_look import holds_events
-
     timeline = config.timeline
-    if further and holds_events(config.data_path, config.columns):
-        timeline = timeline or TimelineSection()
+    if timeline is not None:
         carried = dict.fromkeys((*timeline.extraFeatureColumns, *further))
         timeline = timeline.model_copy(update={"extraFeatureColumns": tuple(carried)})
-    if timeline is not None:
         section = timeline.model_dump(mode="json")
         tree["timeline"] = {**section, "actionDiscrete": bool(actions), "inputTableName": ""}
     if not actions:

@@ -73,12 +73,13 @@ class Episodes:
     @property
     def first(self) -> Mask:
         """[n] whether an episode begins with the row."""
-        return self.start == np.arange(len(self))
+        return np.equal(self.start, np.arange(len(self)))
 
     @property
     def repeated(self) -> Mask:
-        """[n] whether the row has the sequence_number of the row before."""
-        return ~self.first & (self.sequence == np.roll(self.sequence, 1))
+        """[n] whether the row has the sequence_number of the row before in its episode."""
+        twice: Mask = ~self.first & (self.sequence == np.roll(self.sequence, 1))
+        return twice
 
     @property
     def over(self) -> Mask:
@@ -88,7 +89,7 @@ class Episodes:
     @property
     def followed(self) -> Mask:
         """[n] whether a row of the same episode follows."""
-        return np.arange(1, len(self) + 1) < self.stop
+        return np.less(np.arange(1, len(self) + 1), self.stop)
 
     @property
     def complete(self) -> Mask:
