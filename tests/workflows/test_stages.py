@@ -116,8 +116,8 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
 
     section = {"inputTableName": f"{tmp_path}/log", "outputTableName": str(tmp_path / "transitions")}
     run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}}))
-    run_shard = {"training_data_path": section["outputTableName"], "shards_path": str(tmp_path / "share"), "num_nodes": 2,
-                 "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
+    run_shard = {"training_data_path": section["outputTableName"], "shards_path": str(tmp_path / "share"),
+                 "num_nodes": 2, "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
     shard(check(ShardConfig, run_shard))
     assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 
