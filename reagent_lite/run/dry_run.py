@@ -60,7 +60,7 @@ class Inputs:
         files: number of files of training data on this machine.
         bytes: size of those files.
         rows: number of their rows, or None if the rows must be counted.
-        events: whether the rows are events, from which transitions are made first.
+        events: whether the rows are events, of which no copy is there yet.
         copy: manifest of the training copy, or None if there is no copy yet.
         env: one environment, or None without a simulation.
         types: types of agents of the environment.
@@ -442,7 +442,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
     yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
     if inputs.events:
-        yield "stages: transitions are made from the events first, unless an earlier run made them"
+        yield "events: transitions are made of them as they are read"
     if config.data.shards_path is not None:
         yield (
             f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
