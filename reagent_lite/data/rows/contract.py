@@ -94,7 +94,9 @@ def require_present(name: str, present: Mask, faults: Faults, todo: str = "") ->
     faults.add(~present, words.get(name, name), lambda _: "null", todo, f"{name}_absent")
 
 
-def require_event(faults: Faults, *, named: Mask, ordered: Mask, known: Mask, empty: Mask, both: Mask) -> None:
+def require_event(
+    faults: Faults, *, named: Mask, ordered: Mask, known: Mask, empty: Mask, both: Mask, dated: Mask
+) -> None:
     """Records a fault of events that cannot be paired.
 
     Args:
@@ -104,6 +106,7 @@ def require_event(faults: Faults, *, named: Mask, ordered: Mask, known: Mask, em
         known: [n] whether it has state_features.
         empty: [n] whether these have no feature.
         both: [n] whether the row is terminal and truncated.
+        dated: [n] whether it has a date, or needs none.
     """
     require_present("mdp_id", named, faults, "It says which rows are one episode")
     require_present("sequence_number", ordered, faults, "It says in which order the rows of an episode happened")
@@ -112,6 +115,7 @@ def require_event(faults: Faults, *, named: Mask, ordered: Mask, known: Mask, em
     faults.add(empty, "at least one feature in state_features", lambda _: "none", todo, "state_features_empty")
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
+    faults.add(~dated, "a date in ds", lambda _: "null", rule="ds_absent")
 
 
 def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:

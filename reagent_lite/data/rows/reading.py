@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.schema import valid_rows
 from reagent_lite.data.rows.columns import (
     NONE,
     WRONG,
     Column,
     column_of,
+    dates,
     flags,
     float64,
     integers,
@@ -128,7 +130,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     ends, truncated = flags(column("terminal"), faults), flags(column("truncated"), faults) == 1
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
-    named = metrics(column("metrics"), faults)
+    measured = metrics(column("metrics"), faults)
     if contract.actions is None:
         choices = _parametric(column, faults, ends == 1, contract)
     else:
@@ -137,7 +139,9 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     if contract.events:
         terminal, goes_on = ends == 1, truncated & shown
         empty, both = np.all(np.isnan(state.values), axis=1), terminal & truncated
-        require_event(faults, named=episode >= 0, ordered=has_sequence, known=known, empty=empty, both=both)
+        dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
+        named = episode >= 0
+        require_event(faults, named=named, ordered=has_sequence, known=known, empty=empty, both=both, dated=dated)
         for name in contract.rewards:
             further_reward(block, name, faults)
     else:
@@ -170,7 +174,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         # the only candidate is taken with certainty
         propensity=np.where(faults.unlisted | np.isnan(probability), 1, probability).astype(np.float32),
         given=given,
-        metrics=named,
+        metrics=measured,
         episode=episode,
         mdp_ids=mdp_ids,
         sequence=sequence,

@@ -32,6 +32,7 @@ from reagent_lite.data.rows.columns import (
     WRONG,
     Column,
     column_of,
+    dates,
     flags,
     integers,
     is_list,
@@ -99,10 +100,9 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         known=valid_rows(states),
         empty=np.diff(to_numpy(states.offsets)) == 0,
         both=both.astype(bool),
+        dated=valid_rows(found["ds"]) | (not contract.dated),
     )
     found["reward"] = _numbers(finite(column["reward"], faults, required=True))
-    if contract.dated:
-        faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
         found[name] = _numbers(further_reward(block, name, faults))
     probability, given = propensity(block, faults)
@@ -259,30 +259,9 @@ def _one_kind(column: Column, faults: Faults) -> int:
     return first
 
 
-def _days(column: Column, faults: Faults) -> pa.Array:
-    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
-
-    A time with a zone is taken in its zone.
-    """
-    array, expected = column.array, "a date such as 2026-01-31"
-    if pa.types.is_timestamp(array.type):
-        try:
-            local = array if array.type.tz is None else pc.local_timestamp(array)
-        except pa.ArrowInvalid:
-            column.fault(faults, column.present, f"a time zone that this machine knows in {column.name}")
-            return pa.nulls(len(array), pa.string())
-        days = local.cast(pa.date32(), safe=False)
-        midnight = pc.equal(days.cast(local.type), local)
-        faults.add(filled(midnight, 1) == 0, f"{expected} in {column.name}", column.value)
-        return days.cast(pa.string())
-    if pa.types.is_date(array.type):
-        return array.cast(pa.date32()).cast(pa.string())
-    return texts(column, faults, expected, integers_too=False)
-
-
 _KINDS: dict[Kind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
     "text": (pa.string(), texts),
-    "date": (pa.string(), _days),
+    "date": (pa.string(), dates),
     "order": (pa.int64(), partial(_integers, read=sequence_numbers)),
     "number": (pa.float64(), _finite),
     "flag": (pa.bool_(), _flags),

@@ -122,6 +122,10 @@ def test_errors_name_the_line_of_the_log(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "events.jsonl", rows)
     with pytest.raises(DataError, match=r"events.jsonl:1: expected a possible next action in a row that is not term"):
         prepare_training_copy(source, actions=("l", "r"))
+    write_lines(source, [event("a", 0, 0.0, ds="2026-01-01"), event("a", 1, 0.0, terminal=True)])
+    config = TimelineConfig(timeline=TimelineSection(startDs="2026-01-01"))
+    with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
+        prepare_training_copy(source, actions=("l", "r"), timeline=config)
     write_lines(source, [event("a", 0, 0.0), event("b", 0, 0.0)])
     with pytest.raises(NoRowsError, match="of 2 events left out by the timeline: 2 last of an episode that does not"):
         prepare_training_copy(source, actions=("l", "r"))
