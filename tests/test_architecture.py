@@ -30,9 +30,9 @@ DATA_LAYERS = {
     "formats": 0,
     "rows": 1, "buckets": 1,
     "features": 2, "writing": 2, "stage": 2,
-    "copy": 3, "timeline": 3,
-    "tables": 3,
-    "sampling": 4, "shards": 4, "dataset": 4,
+    "timeline": 3, "tables": 3,
+    "copy": 4,
+    "sampling": 5, "shards": 5, "dataset": 5,
 }  # fmt: skip
 HEAVY = {"pandas", "pyarrow", "scipy"}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))

@@ -194,47 +194,52 @@ def _read(
     actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
-    path = _transitions_of(config, actions, tuple(names.values()))
+    path, timeline = _rows_of(config, actions, tuple(names.values()))
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
             path,
             actions=actions or None,
             directory=config.training_copy_dir,
             columns=config.columns,
+            timeline=timeline,
             progress=lambda done, total: show(done, total),
         )
     return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
 
 
-def _transitions_of(config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]) -> str:
-    """Returns the path of the log's transitions, which are made first of events.
+def _rows_of(
+    config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]
+) -> tuple[str, TimelineConfig | None]:
+    """Returns the path that the rows are read from, and how events there are paired, if otherwise than by default.
 
     Args:
         config: the config of the workflow.
         actions: names of the actions; none of candidates.
-        further: columns that transitions have as well.
+        further: columns that the transitions of a timeline's folder have as well.
     """
     from reagent_lite.data.copy.first_look import holds_events
-    from reagent_lite.data.timeline.stage import run_timeline
-    from reagent_lite.run.stages import require_no_timeline, stage_folder
+    from reagent_lite.run.stages import require_no_timeline
 
     path = config.data_path
     if not holds_events(path, config.columns):
         require_no_timeline(config, path)
-        return path
+        return path, None
+    if config.timeline is None and not config.query.changed:
+        return path, None
     section = config.timeline or TimelineSection()
-    carried = tuple(dict.fromkeys((*section.extraFeatureColumns, *further)))
-    settings = f"timeline of {path} {section.model_dump_json()} {config.query.model_dump_json()} {actions} {carried}"
-    output = section.outputTableName or str(stage_folder(settings, path, config.training_copy_dir) / "transitions")
+    query = QuerySection(tableSample=config.query.tableSample)
+    if not section.outputTableName:
+        return path, TimelineConfig(timeline=section.model_copy(update={"inputTableName": ""}), query=query)
+    from reagent_lite.data.timeline.stage import run_timeline
+
     changes = {
         "inputTableName": path,
-        "outputTableName": output,
         "actionDiscrete": bool(actions),
-        "extraFeatureColumns": carried,
+        "extraFeatureColumns": tuple(dict.fromkeys((*section.extraFeatureColumns, *further))),
     }
-    timeline = section.model_copy(update=changes)
-    query = QuerySection(tableSample=config.query.tableSample, actions=actions)
-    return run_timeline(TimelineConfig(timeline=timeline, query=query, columns=config.columns)).train
+    query = query.model_copy(update={"actions": actions})
+    timeline = TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.columns)
+    return run_timeline(timeline).train, None
 
 
 def _choose_threads(rows: int, reading: Reading) -> None:

@@ -147,13 +147,15 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     try:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy
+            from reagent_lite.run.stages import pairing_of
         files = data_files(path, columns)
     except (ConfigError, DataError):
         return skipped(name, "there is no data to copy")
-    standing = standing_copy(path, actions, directory, columns)
+    pairing = pairing_of(config, path)
+    standing = standing_copy(path, actions, directory, columns, pairing)
     if standing is not None:
         return ok(name, f"is in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = [place.parent for place in places_of(path, actions, directory, columns)]
+    folders = [place.parent for place in places_of(path, actions, directory, columns, pairing)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not places:

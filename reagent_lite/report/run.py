@@ -334,6 +334,8 @@ def lineage_section(sources: Sequence[Source]) -> Section:
         states = manifest.inputs if manifest is not None and len(manifest.inputs) == len(copy.files) else ()
         files = [(path, state.size, state.sha256) for path, state in zip(copy.files, states, strict=False)]
         tables.append(_files(f"Files of the {use}", files))
+        if manifest is not None and manifest.report:
+            tables.append(_stage(use, str(copy.folder), manifest)[0])
         for folder in dict.fromkeys(str(Path(file).parent) for file in copy.files if "://" not in file):
             stage = StageManifest.read(folder)
             if stage is not None:

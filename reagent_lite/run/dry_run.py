@@ -60,7 +60,7 @@ class Inputs:
         files: number of files of training data on this machine.
         bytes: size of those files.
         rows: number of their rows, or None if the rows must be counted.
-        events: whether the rows are events, from which transitions are made first.
+        events: whether the rows are events, of which no copy is there yet.
         copy: manifest of the training copy, or None if there is no copy yet.
         env: one environment, or None without a simulation.
         types: types of agents of the environment.
@@ -186,15 +186,13 @@ def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
         from reagent_lite.data.stage import data_files
-    files = data_files(config.training_data_path, config.data.columns)
-    standing = standing_copy(
-        config.training_data_path, config.actions or None, config.data.training_copy_dir, config.data.columns
-    )
+        from reagent_lite.run.stages import pairing_of
+    path, actions, data = config.training_data_path, config.actions or None, config.data
+    files = data_files(path, data.columns)
+    standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing_of(config, path))
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows
-    events = config.timeline is not None or (
-        copy is None and holds_events(config.training_data_path, config.data.columns)
-    )
+    events = copy is None and (config.timeline is not None or holds_events(path, data.columns))
     size = sum(file.size for file in files)
     return replace(inputs, files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
 
@@ -443,7 +441,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
     yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
     if inputs.events:
-        yield "stages: transitions are made from the events first, unless an earlier run made them"
+        yield "events: transitions are made of them as they are read"
     if config.data.shards_path is not None:
         yield (
             f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "

@@ -181,12 +181,19 @@ def _copy(
     config: WorkflowConfig, path: str, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
+    from reagent_lite.run.stages import pairing_of
+
     group, actions, data = shards.group, config.actions or None, config.data
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
             return prepare_training_copy(
-                path, actions=actions, directory=data.training_copy_dir, columns=data.columns, progress=show
+                path,
+                actions=actions,
+                directory=data.training_copy_dir,
+                columns=data.columns,
+                timeline=pairing_of(config, path),
+                progress=show,
             )
         except NoRowsError:
             if not shards.several:

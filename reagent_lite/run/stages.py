@@ -1,7 +1,10 @@
 """Stages that a run performs before training: timeline and shards, from the given paths to rows on this machine's disk.
 
-    events at training_data_path ─► transitions ─┬─────────────────────────────────────────────► this machine's rows
-                                                 └─ with data.shards_path: on node 0 ─► shards ─► this machine's rows
+    training_data_path ─┬───────────────────────────────────────────────────────────────────────► this machine's rows
+                        ├─ events, with timeline.outputTableName or evalTableName ─► transitions ─► this machine's rows
+                        └─ with data.shards_path: on node 0 ─► transitions ─► shards ─────────────► this machine's rows
+
+Without either the training copy is made of events as they are, by the same rules.
 
 The first process of each machine does the work and the others wait. Results of an earlier run with the same input and
 settings are used again.
@@ -32,13 +35,17 @@ Paths = dict[str, str | None]
 
 
 def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths of this machine's transitions, which are made first if necessary.
+    """Returns the config with the paths of this machine's rows, and no keys of a timeline where one is made first.
 
     Raises:
         ConfigError: the config has keys of a timeline, but the data are not events.
         DataError: the events, the shards or their folders cannot be used.
     """
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
+    if config.data.shards_path is None and not _folders_of(config):
+        if group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
+            require_no_timeline(config, config.training_data_path)
+        return config
     if config.data.shards_path is None:
         if group.is_first_on_node:
             paths = _transitions(config, group, paths)
@@ -55,7 +62,23 @@ def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> Work
     """Returns the config with the paths that the first process of this machine found."""
     texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
     own = next(found for first, node, found in map(json.loads, texts) if first and node == group.node)
-    return config.model_copy(update=own)
+    return config.model_copy(update={**own, "timeline": None, "query": QuerySection()})
+
+
+def _folders_of(config: WorkflowConfig) -> bool:
+    """Whether the config asks for a timeline's folders."""
+    section = config.timeline
+    return section is not None and (bool(section.outputTableName) or section.evalTableName is not None)
+
+
+def pairing_of(config: WorkflowConfig, path: str | None) -> TimelineConfig | None:
+    """Returns how the training copy pairs events at a path of the config; None by the defaults."""
+    first = path == config.training_data_path
+    section, sample = config.timeline or TimelineSection(), config.query.tableSample if first else 100.0
+    if config.timeline is None and sample == 100:
+        return None
+    changes = {"inputTableName": "", "gamma": config.rl.gamma if section.steps > 1 else None}
+    return TimelineConfig(timeline=section.model_copy(update=changes), query=QuerySection(tableSample=sample))
 
 
 def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
@@ -165,18 +188,7 @@ def _place(config: WorkflowConfig, group: Group, name: str, near: str | None) ->
     gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
     settings = config.model_dump_json(include={"timeline", "query", "actions"})
     machine = f"-node-{group.node}" if group.num_nodes > 1 else ""
-    return stage_folder(f"{name} {settings} {gamma}", near, config.data.training_copy_dir, machine)
-
-
-def stage_folder(made_of: str, near: str | None, directory: str | None, machine: str = "") -> Path:
-    """Returns the folder for a stage's output: in `directory`, beside the data, or in the user's cache.
-
-    Args:
-        made_of: what its content depends on; its name is a hash of it.
-        near: path of the data.
-        directory: folder that the user chose.
-        machine: end of its name.
-    """
-    parents = parents_of(near, directory)
+    made_of = f"{name} {settings} {gamma}"
+    parents = parents_of(near, config.data.training_copy_dir)
     parent = next((parent for parent in parents if is_writable(parent)), parents[0])
     return parent / f"stage-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{machine}"

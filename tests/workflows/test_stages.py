@@ -85,7 +85,7 @@ def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pyte
     before = stamps()
 
     trained(tree)
-    assert caplog.text.count("made of these events before, nothing to do") == 2
+    assert not list(tmp_path.rglob("*.parquet"))
     assert "normalization of state_features: fitted to the same rows by an earlier run" in caplog.text
     assert stamps() == before
     same_weights(tmp_path / "out", tmp_path / "first")
@@ -108,15 +108,17 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
     for _ in range(2):
         data = prepared(config(tmp_path, tmp_path / "log"))
         assert f"training data: {left_out}" in caplog.messages
-        assert f"{tmp_path}/log: not read: 1 entry: events.tsv" in caplog.messages
+        assert f"training data: {tmp_path}/log: not read: 1 entry: events.tsv" in caplog.messages
         caplog.clear()
     source = Source(use="training", path="", rows=0, counts="", on_node=False, copy=data.train.copy)
-    stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage timeline"))
+    stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage training"))
     assert ("left out", left_out) in stage.rows
+    assert data.train.copy.source_line(0) == f"{tmp_path}/log/events.jsonl:1"
 
-    transitions = Path(data.train.copy.files[0]).parent
-    run_shard = {"training_data_path": str(transitions), "shards_path": str(tmp_path / "share"), "num_nodes": 2,
-                 "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
+    section = {"inputTableName": f"{tmp_path}/log", "outputTableName": str(tmp_path / "transitions")}
+    run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}}))
+    run_shard = {"training_data_path": section["outputTableName"], "shards_path": str(tmp_path / "share"),
+                 "num_nodes": 2, "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
     shard(check(ShardConfig, run_shard))
     assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 

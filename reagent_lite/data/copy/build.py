@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.config.columns import COLUMNS, Columns
-from reagent_lite.data.copy.lists import list_records, share
-from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
+from reagent_lite.config.columns import COLUMNS
+from reagent_lite.data.copy.lists import SharedLists, list_records, share
+from reagent_lite.data.copy.place import KIND, CopyManifest
 from reagent_lite.data.copy.spool import Spool, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position, Show
+from reagent_lite.data.formats.blocks import Block, Position, Reader, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
+from reagent_lite.data.rows.matrices import Lists, Mask
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
 from reagent_lite.errors import DataError, Problem, counted, listed
 
-_FROM_ROWS: dict[str, DTypeLike] = {
+VECTORS: dict[str, DTypeLike] = {
     "action": np.int32,
     "next_action": np.int32,
     "reward": np.float32,
@@ -40,9 +41,10 @@ _FROM_ROWS: dict[str, DTypeLike] = {
     "bootstrap": np.float32,
     "truncated": np.uint8,
     "sequence": np.int64,
+    "origin_file": np.int32,
+    "origin_line": np.int64,
+    "episode": np.int64,
 }
-"""Type of each vector that `Rows` has."""
-VECTORS = _FROM_ROWS | {"origin_file": np.int32, "origin_line": np.int64, "episode": np.int64}
 MATRICES: dict[str, tuple[DTypeLike, str]] = {
     "state": (np.float32, "state"),
     "next_state": (np.float32, "state"),
@@ -54,125 +56,151 @@ MATRICES: dict[str, tuple[DTypeLike, str]] = {
     "next_lists": (np.int64, "record"),
 }
 """Type of each matrix, and the keys of its columns; see `SpooledLog.keys`."""
+_PLACES = {"origin_file", "origin_line", "episode"}
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 _NAMES_AT_ONCE = 1 << 16
 
 
 def build(
     files: tuple[InputFile, ...],
-    actions: tuple[str, ...] | None,
-    folder: Path,
+    log: SpooledLog,
     progress: Show | None,
-    columns: Columns | None = None,
+    settings: dict[str, Any],
 ) -> CopyManifest:
-    """Writes the arrays of a training copy of `files` into `folder`, and returns its manifest.
+    """Writes the arrays of a training copy of `files` into the log's folder, and returns its manifest.
 
     Args:
         files: the input; none for the copy of a machine without rows.
-        actions: names of discrete actions, or None for parametric ones.
-        folder: empty; holds the arrays alone afterwards.
+        log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
         progress: called with (bytes read, total bytes).
-        columns: the log's own names for columns of the contract.
+        settings: the settings of the copy, see `place.settings_of`.
 
     Raises:
         DataError: with file and line of a few rows of each kind of fault, and how many there are.
     """
-    contract, checked = Contract(actions=actions), set[int]()
-
-    def transform(block: Block) -> Rows:
-        if block.file_number not in checked:
-            contract.require_columns(block.table.column_names, block.where(0))
-            checked.add(block.file_number)
-        return read_rows(block, contract)
-
     positions = [Position() for _ in files]
-    log = SpooledLog(folder, actions)
     if files:
-        for rows in read_blocks(files, transform, positions, progress):
+        for rows in read_blocks(files, log.read, positions, progress, log.readers):
             log.append(rows)
-        log.check(files[0].place())
+        log.check(files)
     log.write()
     return CopyManifest(
         kind=KIND,
-        rows=log.num_rows,
+        rows=log.counts["rows"],
         columns={},
         state_ids=tuple(sorted(log.keys["state"])),
         action_ids=tuple(sorted(log.keys["action"])),
         metric_names=tuple(sorted(log.keys["metric"])),
-        settings=settings_of(actions, columns),
+        settings=settings,
         inputs=states_of(files, [position.sha256 for position in positions]),
-        report={},
-        files={file.name: {} for file in folder.iterdir()},
+        report=log.report,
+        files={file.name: {} for file in log.folder.iterdir()},
         paths=tuple(file.path for file in files),
-        action_names=actions or (),
+        action_names=log.actions or (),
         counts=dict(log.counts),
-        notes=notes(log.counts, log.seen_columns),
+        notes=log.notes,
     )
 
 
 class SpooledLog:
-    """The rows of all blocks in the order of the files, in temporary files until the arrays are written.
+    """The transitions of all blocks in the order of the files, in temporary files until the arrays are written.
 
     Attributes:
+        folder: where they and the arrays are.
+        actions: names of discrete actions; None for parametric ones.
         keys: {key: column} of matrices: ids of features of states and candidates and names of metrics as found,
             choices, and the columns of records of lists.
+        counts, notes: as in TrainingCopy, once the arrays are written.
+        report: what was read and left out, of events.
     """
 
-    def __init__(self, folder: Path, actions: tuple[str, ...] | None) -> None:
+    vectors: ClassVar[dict[str, DTypeLike]] = VECTORS
+
+    def __init__(self, folder: Path, actions: tuple[str, ...] | None, contract: Contract | None = None) -> None:
         self.folder = folder
-        self.parametric = actions is None
-        choices, record = (dict(zip(one, one, strict=True)) for one in (range(len(actions or ())), _RECORD))
+        self.actions = actions
+        self.contract = contract or Contract(actions=actions)
+        self._checked: set[int] = set()
+        choices = {number: number for number in range(len(actions or ()))}
+        record = {column: column for column in _RECORD}
         found = {name: dict[Any, int]() for name in ("state", "action", "metric")}
         self.keys: dict[str, dict[Any, int]] = {**found, "choice": choices, "record": record}
         self.spools: dict[str, Spool[Any]] = {
-            **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in VECTORS.items()},
+            **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
         }
         self.mdp_ids: list[pa.Array] = []
         self.num_mdp_ids = 0
         self.num_rows = 0
         self.counts: Counter[str] = Counter()
+        self.report: dict[str, Any] = {}
         self.seen_columns: set[str] = set()
         self.faults = FaultsByKind()
         self.has_sequence = False
         self.orders: dict[str, str] = {}
         self.first_without_sequence: str | None = None
 
+    @property
+    def readers(self) -> dict[str, Reader] | None:
+        """What reads the files; None for the readers of the columns that training reads."""
+        return None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the log that a user should read."""
+        return notes(self.counts, self.seen_columns)
+
+    def read(self, block: Block) -> Rows:
+        """Returns the checked rows of a block; called in any thread."""
+        if block.file_number not in self._checked:
+            self.contract.require_columns(block.table.column_names, block.where(0))
+            self._checked.add(block.file_number)
+        return read_rows(block, self.contract)
+
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
         self.seen_columns |= rows.columns
-        self.counts.update(rows.counts)
         self.orders = {**rows.orders, **self.orders}
         self.faults.merge(rows.faults)
         if self.faults.kinds:
             return
-        choices = tuple(range(rows.mask.shape[1]))
-        found: dict[str, tuple[NDArray[Any], tuple[Any, ...]]] = {
-            **{name: (getattr(rows, name), ()) for name in _FROM_ROWS},
-            "origin_file": (np.full(len(rows), rows.block.file_number), ()),
-            "origin_line": (rows.block.lines, ()),
-            "episode": (np.where(rows.episode < 0, -1, rows.episode.astype(np.int64) + self.num_mdp_ids), ()),
-            "state": (_canonical(rows.state.values), rows.state.ids),
-            "next_state": (_canonical(rows.next_state.values), rows.next_state.ids),
-            "metrics": (rows.metrics.values, rows.metrics.names),
-            "mask": (rows.mask, choices),
-            "next_mask": (rows.next_mask, choices),
-        }
-        for name, (values, keys) in found.items():
-            self.spools[name].append(values, keys)
-        candidates = self.spools["candidates"]
-        for name, lists in (("lists", rows.lists), ("next_lists", rows.next_lists)):
-            if lists is not None:
-                self.spools[name].append(list_records(lists, candidates.num_rows), _RECORD)
-                candidates.append(lists.features.values, lists.features.ids)
-        self.mdp_ids.append(rows.mdp_ids)
-        self.num_mdp_ids += len(rows.mdp_ids)
-        self.num_rows += len(rows)
+        self.counts.update(rows.counts)
+        self.spool(rows)
+        every = slice(None)
+        self.spool_next(rows, every)
         self.has_sequence |= bool(rows.has_sequence.any())
         if self.first_without_sequence is None and not rows.has_sequence.all():
             self.first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
 
-    def check(self, where: str) -> None:
+    def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
+        """Adds the rows' own values, and `other` values by name in place of those that they have."""
+        for name in self.vectors.keys() - _PLACES:
+            self.spools[name].append(other[name] if name in other else getattr(rows, name))
+        self.spools["origin_file"].append(np.full(len(rows), rows.block.file_number))
+        self.spools["origin_line"].append(rows.block.lines)
+        episode = rows.episode.astype(np.int64) + self.num_mdp_ids
+        self.spools["episode"].append(np.where(rows.episode < 0, -1, episode))
+        self.spools["state"].append(_canonical(rows.state.values), rows.state.ids)
+        self.spools["metrics"].append(rows.metrics.values, rows.metrics.names)
+        self.spools["mask"].append(rows.mask, tuple(range(rows.mask.shape[1])))
+        self._spool_lists("lists", rows.lists)
+        self.mdp_ids.append(rows.mdp_ids)
+        self.num_mdp_ids += len(rows.mdp_ids)
+        self.num_rows += len(rows)
+
+    def spool_next(self, rows: Rows, which: slice | NDArray[np.int64]) -> None:
+        """Adds what some of the rows have as their next values."""
+        self.spools["next_state"].append(_canonical(rows.next_state.values[which]), rows.next_state.ids)
+        self.spools["next_mask"].append(rows.next_mask[which], tuple(range(rows.mask.shape[1])))
+        self._spool_lists("next_lists", rows.next_lists, which)
+
+    def _spool_lists(self, name: str, lists: Lists | None, which: slice | NDArray[np.int64] = slice(None)) -> None:
+        if lists is not None:
+            candidates = self.spools["candidates"]
+            self.spools[name].append(list_records(lists, candidates.num_rows)[which], _RECORD)
+            candidates.append(lists.features.values, lists.features.ids)
+
+    def check(self, files: Sequence[InputFile]) -> None:
         """Raises the faults that were collected, and those of the log as a whole."""
         self.faults.require_none()
         if self.has_sequence and self.first_without_sequence is not None:
@@ -180,7 +208,7 @@ class SpooledLog:
         ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]
         if self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
-            raise DataError(Problem(where, expected, "none of them"))
+            raise DataError(Problem(files[0].place(), expected, "none of them"))
 
     def write(self) -> None:
         """Writes every array in the copy's order, and removes the spools.
@@ -188,49 +216,64 @@ class SpooledLog:
         Raises:
             DataError: sequence numbers that do not say in which order rows happened.
         """
-        sequence, slots = self._read("sequence"), self._read("episode")
-        order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
-        require_one_order(self.orders, order.duplicates)
-        self._save("episode", order.episode)
-        self._save("sequence", order.sequence)
-        self._save("episode_hash", order.episode_hashes())
-        ends = {name: self._read(name, order.rows) for name in ("bootstrap", "truncated")}
+        order = self.order()
+        self.save("episode", order.episode)
+        self.save("sequence", order.sequence)
+        self.save("episode_hash", order.episode_hashes())
+        ends = {name: self.read_vector(name, order.rows) for name in ("bootstrap", "truncated")}
         for name in VECTORS:
             if name not in ("sequence", "episode"):
-                self._save(name, ends[name] if name in ends else self._read(name, order.rows))
+                self.save(name, ends[name] if name in ends else self.read_vector(name, order.rows))
         terminal = ends["bootstrap"] == 0
+        self.count(order, terminal, ends["truncated"])
+        self.counts["duplicate_rows"] = order.duplicates
+        self._write_logged_states(order, terminal)
+        self.write_matrix("metrics", len(order.rows), self.metrics(self.spools["metrics"].gathered(order.rows)))
+        for name in ("mask", "next_mask"):
+            self.write_matrix(name, len(order.rows), self.spools[name].gathered(order.rows))
+        lists = order.rows if self.actions is None else order.rows[:0]
+        self.write_lists(share(self.spools["lists"].whole(lists), self.spools["next_lists"].whole(lists)))
+        self.remove()
+
+    def order(self) -> Order:
+        """Returns the order of all rows."""
+        sequence, slots = self.read_vector("sequence"), self.read_vector("episode")
+        order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
+        require_one_order(self.orders, order.duplicates)
+        return order
+
+    def count(self, order: Order, terminal: Mask, truncated: NDArray[np.uint8]) -> None:
+        """Counts what the copy has."""
         self.counts.update(
-            rows=self.num_rows,
+            rows=len(order.rows),
             episodes=order.num_episodes,
             terminal_rows=int(terminal.sum()),
-            truncated_rows=int(ends["truncated"].sum()),
-            duplicate_rows=order.duplicates,
+            truncated_rows=int(truncated.sum()),
         )
-        self._write_states(order, terminal)
-        self._write("metrics", self.num_rows, self._metrics(order.rows), "metrics")
-        for name in ("mask", "next_mask"):
-            self._write(name, self.num_rows, self.spools[name].gathered(order.rows), name)
-        self._write_lists(order.rows)
 
-    def _read(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Returns a whole vector and removes its spool."""
-        values = self.spools[name].whole(order)
+    def read_vector(self, name: str, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Returns some rows of a vector, or all, and removes its spool."""
+        values = self.spools[name].whole(rows)
         self.spools[name].remove()
         return values
 
-    def _save(self, name: str, values: NDArray[Any]) -> None:
+    def save(self, name: str, values: NDArray[Any]) -> None:
+        """Writes a vector as the copy has it."""
         with (self.folder / f"{name}.npy").open("wb") as stream:
             write_npy(stream, values.dtype, values.shape, [values])
 
-    def _write(self, name: str, rows: int, chunks: Iterable[NDArray[Any]], *read: str) -> None:
-        """Writes a matrix of its spool's columns; removes the spools that were read for it."""
+    def write_matrix(self, name: str, rows: int, chunks: Iterable[NDArray[Any]]) -> None:
+        """Writes a matrix with the columns of its spool."""
         spool = self.spools[name]
         with (self.folder / f"{name}.npy").open("wb") as stream:
             write_npy(stream, spool.dtype, (rows, spool.width), chunks)
-        for one in read:
-            self.spools[one].remove()
 
-    def _write_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
+    def remove(self) -> None:
+        """Removes the spools that are left."""
+        for spool in self.spools.values():
+            spool.remove()
+
+    def _write_logged_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
         """Writes the rows' states, and behind them the next states that are no row's successor."""
         rows, same = order.rows, np.zeros(self.num_rows, bool)
         start = 0
@@ -247,26 +290,32 @@ class SpooledLog:
         total = self.num_rows + len(side)
         next_index = np.arange(self.num_rows) + same
         next_index[side] = np.arange(self.num_rows, total)
-        self._save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
-        self._save("follows", follows)
-        self._write("state", total, chain(states.gathered(rows), nexts.gathered(rows[side])), "state", "next_state")
-        self.counts["side_rows"] = len(side)
+        self.save_next(next_index, follows, total)
+        self.write_matrix("state", total, chain(states.gathered(rows), nexts.gathered(rows[side])))
+        for spool in (states, nexts):
+            spool.remove()
 
-    def _metrics(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
-        for values in self.spools["metrics"].gathered(rows):
+    def save_next(self, next_index: NDArray[np.int64], follows: Mask, total: int) -> None:
+        """Writes where next states are, of `total` states."""
+        self.save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
+        self.save("follows", follows)
+        self.counts["side_rows"] = total - len(follows)
+
+    def metrics(self, chunks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+        """Yields metrics with 0 for those that are absent, which it counts."""
+        for values in chunks:
             self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
             yield np.nan_to_num(values, nan=0.0)
 
-    def _write_lists(self, rows: NDArray[np.int64]) -> None:
-        lists = rows if self.parametric else rows[:0]
-        shared = share(self.spools["lists"].whole(lists), self.spools["next_lists"].whole(lists))
+    def write_lists(self, shared: SharedLists) -> None:
+        """Writes the lists of rows and of their next states."""
         total = int(shared.length.sum())
-        self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
-        self._save("actions_list", shared.now)
-        self._save("next_list", shared.after)
+        self.save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
+        self.save("actions_list", shared.now)
+        self.save("next_list", shared.after)
         chunks = chain.from_iterable(map(self.spools["candidates"].gathered, shared.candidates()))
-        self._write("candidates", total, chunks, "candidates", "lists", "next_lists")
-        if self.parametric:
+        self.write_matrix("candidates", total, chunks)
+        if self.actions is None:
             self.counts.update(lists=len(shared.length), candidates=total)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.place import KIND, CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.blocks import Block
@@ -15,7 +16,6 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.reading import read_rows
-from reagent_lite.data.rows.table import event_table
 from reagent_lite.data.stage import data_files, untouched
 from reagent_lite.errors import NoRowsError
 
@@ -39,7 +39,11 @@ class FirstRows:
 
 
 def standing_copy(
-    path: str, actions: tuple[str, ...] | None, directory: str | None, columns: Columns | None = None
+    path: str,
+    actions: tuple[str, ...] | None,
+    directory: str | None,
+    columns: Columns | None = None,
+    timeline: TimelineConfig | None = None,
 ) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
 
@@ -48,9 +52,10 @@ def standing_copy(
         actions: names of discrete actions, None for parametric ones.
         directory: data.training_copy_dir.
         columns: data.columns.
+        timeline: how events are paired; None without settings of their own.
     """
     files = data_files(path, columns)
-    for place in places_of(path, actions, directory, columns):
+    for place in places_of(path, actions, directory, columns, timeline):
         for folder in place.copies():
             manifest = CopyManifest.whole(folder, KIND, place.settings)
             if manifest is not None and untouched(manifest.inputs, files):
@@ -86,11 +91,8 @@ def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | No
     block = found[0]
     events = _are_events(block)
     contract = Contract(actions=actions, events=events)
-    if events:
-        event_table(block, contract)[1].require_none()
-    else:
-        contract.require_columns(block.table.column_names, block.where(0))
-        read_rows(block, contract).faults.require_none()
+    contract.require_columns(block.table.column_names, block.where(0))
+    read_rows(block, contract).faults.require_none()
     lists = ("possible_actions", "possible_next_actions")
     return FirstRows(
         events=events,
@@ -115,9 +117,14 @@ def holds_events(path: str, columns: Columns | None = None) -> bool:
     Events have mdp_id and sequence_number, no column next_action, and next_state_features only in truncated rows.
     """
     try:
-        found = first_block(data_files(path, columns))
+        return hold_events(data_files(path, columns))
     except NoRowsError:
         return False
+
+
+def hold_events(files: tuple[InputFile, ...]) -> bool:
+    """Returns whether the first rows of files are events; see holds_events."""
+    found = first_block(files)
     return found is not None and _are_events(found[0])
 
 

@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reagent_lite.config.columns import Columns
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.timeline.settings import pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
 
 KIND = "training copy"
-LAYOUT = 5
+LAYOUT = 6
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 
@@ -51,9 +53,12 @@ class CopyManifest(StageManifest):
     notes: tuple[str, ...]
 
 
-def settings_of(actions: tuple[str, ...] | None, columns: Columns | None) -> dict[str, Any]:
+def settings_of(
+    actions: tuple[str, ...] | None, columns: Columns | None, timeline: TimelineConfig | None
+) -> dict[str, Any]:
     """Returns what a copy's content depends on in addition to its inputs."""
-    return {"layout": LAYOUT, "actions": actions, **({"columns": columns} if columns else {})}
+    paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
+    return {"layout": LAYOUT, "actions": actions, **({"columns": columns} if columns else {}), **paired}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +139,11 @@ class Place:
 
 
 def places_of(
-    path: str, actions: tuple[str, ...] | None, directory: str | None, columns: Columns | None = None
+    path: str,
+    actions: tuple[str, ...] | None,
+    directory: str | None,
+    columns: Columns | None = None,
+    timeline: TimelineConfig | None = None,
 ) -> list[Place]:
     """Returns the places that a copy may be in, best first.
 
@@ -143,8 +152,9 @@ def places_of(
         actions: names of discrete actions, None for parametric ones; other names make another copy.
         directory: parent folder that the user chose, or None.
         columns: the log's own names for columns of the contract.
+        timeline: how events are paired; None without settings of their own.
     """
-    path, settings = local_path(path), settings_of(actions, columns)
+    path, settings = local_path(path), settings_of(actions, columns, timeline)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     options = hashlib.sha256(json.dumps([settings, path]).encode()).hexdigest()[:16]
     parents = parents_of(path, directory)

@@ -63,9 +63,10 @@ class Spool(Generic[K]):
 
     def gathered(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Yields chunks of the given rows, in their order; columns are in ascending order of their keys."""
-        ascending = None if self._keys is None else [self._keys[key] for key in sorted(self._keys)]
-        shape: tuple[int, ...] = () if ascending is None else (len(ascending),)
-        in_order = ascending is None or ascending == list(range(len(ascending)))
+        ascending: list[int] | None = None if self._keys is None else [self._keys[key] for key in sorted(self._keys)]
+        widths = (0, *(part[1] for part in self._parts if len(part) > 1), *(column + 1 for column in ascending or ()))
+        shape: tuple[int, ...] = () if ascending is None else (max(widths),)
+        in_order = ascending is None or ascending == list(range(*shape))
         starts = np.cumsum([0, *(part[0] for part in self._parts)])
         offsets = np.cumsum([0, *(int(np.prod(part)) * self.dtype.itemsize for part in self._parts)])
         size = max(1, CHUNK_BYTES // max(1, self.dtype.itemsize * int(np.prod(shape))))
@@ -94,8 +95,8 @@ class Spool(Generic[K]):
         return np.asarray(np.memmap(self._file, self.dtype, "r", int(offset), shape))
 
     def remove(self) -> None:
-        """Removes the file."""
-        self._file.unlink()
+        """Removes the file, unless it is gone."""
+        self._file.unlink(missing_ok=True)
 
 
 def write_npy(stream: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...], chunks: Iterable[NDArray[Any]]) -> None:

@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.data.copy.place import CopyManifest, places_of
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.copy.place import CopyManifest, places_of, settings_of
 from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Log, path_of, place
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
@@ -178,10 +180,11 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     Args:
         actions: names of discrete actions in output order; None for parametric ones.
     """
-    from reagent_lite.data.copy.build import build
+    from reagent_lite.data.copy.build import SpooledLog, build
 
     with scratch_folder() as folder:
-        return dataclasses.replace(_opened(folder, build((), actions, folder, None)), folder=Path())
+        manifest = build((), SpooledLog(folder, actions), None, settings_of(actions, None, None))
+        return dataclasses.replace(_opened(folder, manifest), folder=Path())
 
 
 def prepare_training_copy(
@@ -190,6 +193,7 @@ def prepare_training_copy(
     actions: tuple[str, ...] | None,
     directory: str | None = None,
     columns: Columns | None = None,
+    timeline: TimelineConfig | None = None,
     progress: Show | None = None,
 ) -> TrainingCopy:
     """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
@@ -202,17 +206,16 @@ def prepare_training_copy(
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
         columns: the log's own names for columns of the contract.
+        timeline: how events are paired; None: as they are by default.
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
         DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are;
             files that change while they are read; no folder that can be written.
     """
-    from reagent_lite.data.copy.build import build
-
     path = path_of(log)
     files = data_files(path, columns)
-    places = places_of(path, actions, directory, columns)
+    places = places_of(path, actions, directory, columns, timeline)
     folder = next((folder for one in places if (folder := one.standing(files)) is not None), None)
     if folder is None:
         chosen = next((one for one in places if is_writable(one.parent)), None)
@@ -220,13 +223,35 @@ def prepare_training_copy(
             parents = ", ".join(str(one.parent) for one in places)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
-            manifest = build(files, actions, temporary, progress, columns)
+            manifest = _built(path, files, actions, temporary, timeline, progress, chosen.settings)
             require_unchanged(files, path, columns)
             folder = chosen.publish(temporary, manifest)
         give_back_memory()
     copy = open_training_copy(folder)
     # files that are not read may have come since the copy was built
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
+
+
+def _built(
+    path: str,
+    files: tuple[InputFile, ...],
+    actions: tuple[str, ...] | None,
+    folder: Path,
+    timeline: TimelineConfig | None,
+    progress: Show | None,
+    settings: dict[str, Any],
+) -> CopyManifest:
+    from reagent_lite.data.copy.build import SpooledLog, build
+    from reagent_lite.data.copy.events import EventLog
+    from reagent_lite.data.copy.first_look import hold_events
+
+    if not hold_events(files):
+        return build(files, SpooledLog(folder, actions), progress, settings)
+    timeline = timeline or TimelineConfig()
+    section = {"inputTableName": path, "actionDiscrete": actions is not None}
+    query = timeline.query.model_copy(update={"actions": actions or ()})
+    of_path = {"timeline": timeline.timeline.model_copy(update=section), "query": query}
+    return build(files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings)
 
 
 def give_back_memory() -> None:

@@ -324,6 +324,27 @@ def texts(
     return distinct.take(pa.array(codes, mask=codes < 0))
 
 
+def dates(column: Column, faults: Faults) -> pa.Array:
+    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
+
+    A time with a zone is taken in its zone.
+    """
+    array, expected = column.array, "a date such as 2026-01-31"
+    if pa.types.is_timestamp(array.type):
+        try:
+            local = array if array.type.tz is None else pc.local_timestamp(array)
+        except pa.ArrowInvalid:
+            column.fault(faults, column.present, f"a time zone that this machine knows in {column.name}")
+            return pa.nulls(len(array), pa.string())
+        days = local.cast(pa.date32(), safe=False)
+        midnight = pc.equal(days.cast(local.type), local)
+        faults.add(filled(midnight, 1) == 0, f"{expected} in {column.name}", column.value)
+        return days.cast(pa.string())
+    if pa.types.is_date(array.type):
+        return array.cast(pa.date32()).cast(pa.string())
+    return texts(column, faults, expected, integers_too=False)
+
+
 def per_distinct(
     column: Column, decode: Callable[[object], int], absent: int, dtype: type[np.integer[Any]] = np.int64
 ) -> NDArray[Any]:

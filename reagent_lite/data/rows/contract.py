@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.csv import WORDS
+from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, per_distinct
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features, match
@@ -52,6 +56,7 @@ class Contract:
         extra: further columns that are carried along.
         rewards: those of them that hold finite numbers, or nothing.
         dated: every event must have a date.
+        choices: possible_actions count; else they are checked and left out.
     """
 
     actions: tuple[str, ...] | None
@@ -59,6 +64,7 @@ class Contract:
     extra: tuple[str, ...] = ()
     rewards: tuple[str, ...] = ()
     dated: bool = False
+    choices: bool = True
 
     def require_columns(self, names: list[str], where: str) -> None:
         """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""
@@ -88,6 +94,30 @@ def require_present(name: str, present: Mask, faults: Faults, todo: str = "") ->
     faults.add(~present, words.get(name, name), lambda _: "null", todo, f"{name}_absent")
 
 
+def require_event(
+    faults: Faults, *, named: Mask, ordered: Mask, known: Mask, empty: Mask, both: Mask, dated: Mask
+) -> None:
+    """Records a fault of events that cannot be paired.
+
+    Args:
+        faults: the faults of the block.
+        named: [n] whether the row has an mdp_id.
+        ordered: [n] whether it has a sequence_number.
+        known: [n] whether it has state_features.
+        empty: [n] whether these have no feature.
+        both: [n] whether the row is terminal and truncated.
+        dated: [n] whether it has a date, or needs none.
+    """
+    require_present("mdp_id", named, faults, "It says which rows are one episode")
+    require_present("sequence_number", ordered, faults, "It says in which order the rows of an episode happened")
+    require_present("state_features", known, faults)
+    todo = "A state of which nothing is known leads nowhere"
+    faults.add(empty, "at least one feature in state_features", lambda _: "none", todo, "state_features_empty")
+    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
+    faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
+    faults.add(~dated, "a date in ds", lambda _: "null", rule="ds_absent")
+
+
 def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
     """Returns [n] float64, NaN where null; what is NaN or, as float32, infinite is a fault, and null if required."""
     values = numbers(column, faults)
@@ -99,6 +129,22 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
     if required:
         faults.add(~column.present, expected, lambda _: "null", rule=rule)
     return np.where(wrong, np.nan, values)
+
+
+def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
+    """Returns `finite` of a further column, which CSV has as text."""
+    column = column_of(block, name)
+    return finite(_of_cells(column, faults) if block.file.extension == ".csv" else column, faults)
+
+
+def _of_cells(column: Column, faults: Faults) -> Column:
+    """Returns the numbers of a further column of CSV, which is read as text; other texts are faults."""
+    digits = column.array
+    for word, true in WORDS.items():
+        digits = pc.if_else(pc.equal(digits, word), str(int(true)), digits)
+    numeral = pc.match_substring_regex(digits, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+    column.fault(faults, column.present & ~filled(numeral, 0).astype(bool), f"a number in {column.name}")
+    return replace(column, array=pc.if_else(numeral, digits, None).cast(pa.float64()))
 
 
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:

@@ -83,6 +83,14 @@ class Faults:
         names = pa.array([rule for rule, _, _ in self.kinds], pa.string())
         return names.take(pa.array(self.kind, mask=~self.rows))
 
+    def by_rule(self, names: pa.Array) -> dict[str, set[str]]:
+        """Returns the names, of [n] names of all rows, of those that break each rule; null is none."""
+        found: dict[str, set[str]] = {}
+        for number, (rule, _, _) in enumerate(self.kinds):
+            broken = names.filter(pa.array(self.kind == number)).drop_null()
+            found.setdefault(rule, set()).update(broken.to_pylist())
+        return found
+
     def require_none(self) -> None:
         """Raises DataError where a row has a fault."""
         if self.kinds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,15 @@ class Named:
     names: tuple[str, ...]
     values: NDArray[np.float32]
     present: Mask
+
+    def some(self) -> Named:
+        """Returns the names that some row has."""
+        some: Mask = ~np.all(np.isnan(self.values), axis=0)
+        return (
+            self
+            if some.all()
+            else Named(tuple(itertools.compress(self.names, some)), self.values[:, some], self.present)
+        )
 
 
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ class FeatureMatrix:
     def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
         """Returns [n, ids], the values in the columns of `ids`; NaN where they lack one."""
         return in_order(self.values, self.ids, ids, absent=np.nan)
+
+    def some(self) -> FeatureMatrix:
+        """Returns the features that some row has."""
+        some: Mask = ~np.all(np.isnan(self.values), axis=0)
+        return self if some.all() else FeatureMatrix(tuple(itertools.compress(self.ids, some)), self.values[:, some])
 
 
 def in_order(

@@ -1,10 +1,11 @@
-"""Logged transitions as checked numpy rows, block by block.
+"""Logged transitions, or events, as checked numpy rows, block by block.
 
     block ─► states, ends ─► actions: codes and masks, or candidate lists and places in them ─► Rows and faults
 
 A row is terminal when its `terminal` says so; where that is absent, when possible_next_actions is there and empty or
 all zero; where that is absent too, when next_action is null, "", {} or not below the number of actions. `truncated`
-outranks the last two: a row cut by a limit has a next state whose value counts.
+outranks the last two: a row cut by a limit has a next state whose value counts. An event is terminal when its
+`terminal` says so, and has next states and choices only where it is truncated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +22,13 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.schema import valid_rows
 from reagent_lite.data.rows.columns import (
     NONE,
     WRONG,
     Column,
     column_of,
+    dates,
     flags,
     float64,
     integers,
@@ -42,7 +46,9 @@ from reagent_lite.data.rows.contract import (
     Contract,
     candidates,
     finite,
+    further_reward,
     propensity,
+    require_event,
     require_present,
 )
 from reagent_lite.data.rows.faults import Faults
@@ -52,6 +58,7 @@ from reagent_lite.errors import counted
 
 MOST_STEPS = 255
 """Rows that a transition may span: what fits into a byte of the training copy."""
+NEXT_ACTION = "a possible next action in a row that is not terminal"
 _ZERO, _ONE = -3, -4
 """Codes of the elements of a list with 0 or 1 per action."""
 
@@ -61,8 +68,11 @@ class Rows:
     """Checked rows of one block; shapes and meaning as in TrainingCopy, in the order of the file.
 
     Attributes:
+        shown: [n] whether the row has next_state_features.
         mask, next_mask: [n, A] of discrete actions, A 0 for parametric.
         lists, next_lists: the candidate lists of rows and next rows; None for discrete actions.
+        reward: float64 of events, which a timeline may sum up.
+        given: [n] whether the row has a propensity.
         metrics: by name, NaN where a row lacks one.
         episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
         mdp_ids: distinct ids of the block.
@@ -70,11 +80,14 @@ class Rows:
         columns: names the block has.
         counts: what was counted, by name.
         orders: as in Faults.
+        broken: [n] whether the row has a fault.
+        refused: {rule: mdp_ids of the rows that break it}.
     """
 
     block: Block
     state: FeatureMatrix
     next_state: FeatureMatrix
+    shown: Mask
     action: NDArray[np.int32]
     next_action: NDArray[np.int32]
     bootstrap: NDArray[np.float32]
@@ -83,10 +96,11 @@ class Rows:
     next_mask: NDArray[np.uint8]
     lists: Lists | None
     next_lists: Lists | None
-    reward: NDArray[np.float32]
+    reward: NDArray[np.floating[Any]]
     time_diff: NDArray[np.float32]
     step: NDArray[np.uint8]
     propensity: NDArray[np.float32]
+    given: Mask
     metrics: Named
     episode: NDArray[np.int32]
     mdp_ids: pa.Array
@@ -96,43 +110,56 @@ class Rows:
     counts: dict[str, int]
     orders: dict[str, str]
     faults: FaultsByKind
+    broken: Mask
+    refused: dict[str, set[str]]
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 def read_rows(block: Block, contract: Contract) -> Rows:
-    """Reads a block of transitions.
+    """Reads a block of transitions, or of events where the contract says so.
 
     Raises:
         DataError: for what makes the block unreadable; faults of single rows are in the result.
     """
     faults, column = Faults(block), partial(column_of, block)
-    state, known = features(column("state_features"), faults)
-    require_present("state_features", known, faults)
-    next_state, _ = features(column("next_state_features"), faults)
+    # what has no value of its column's type comes first, as other faults follow from it
+    state, known = features(column("state_features"), faults, rule="state_features_infinite")
+    next_state, shown = features(column("next_state_features"), faults, rule="next_state_features_infinite")
     ends, truncated = flags(column("terminal"), faults), flags(column("truncated"), faults) == 1
-    if contract.actions is None:
-        choices = _parametric(column, faults, ends == 1)
-    else:
-        choices = _discrete(column, faults, contract.actions)
-
-    terminal = _terminal(ends, truncated, choices)
-    lacking = ~terminal & np.isnan(next_state.values).all(axis=1)
-    todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
-    faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
-    lacking = ~terminal & ~choices.has_next
-    faults.add(lacking, "a possible next action in a row that is not terminal", lambda _: "none")
-    reward = finite(column("reward"), faults, required=True)
-    time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
-    probability, has_probability = propensity(block, faults)
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
-    named = metrics(column("metrics"), faults)
+    measured = metrics(column("metrics"), faults)
+    if contract.actions is None:
+        choices = _parametric(column, faults, ends == 1, contract)
+    else:
+        choices = _discrete(column, faults, contract)
+
+    if contract.events:
+        terminal, goes_on = ends == 1, truncated & shown
+        empty, both = np.all(np.isnan(state.values), axis=1), terminal & truncated
+        dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
+        named = episode >= 0
+        require_event(faults, named=named, ordered=has_sequence, known=known, empty=empty, both=both, dated=dated)
+        for name in contract.rewards:
+            further_reward(block, name, faults)
+    else:
+        terminal = _terminal(ends, truncated, choices)
+        goes_on = ~terminal
+        require_present("state_features", known, faults)
+    lacking = goes_on & np.isnan(next_state.values).all(axis=1)
+    todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
+    faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
+    faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
+    reward = finite(column("reward"), faults, required=True)
+    time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
+    probability, given = propensity(block, faults)
     return Rows(
         block=block,
         state=state,
         next_state=next_state,
+        shown=shown,
         action=choices.action,
         next_action=np.where(terminal, NONE, choices.next_action).astype(np.int32),
         bootstrap=(~terminal).astype(np.float32),
@@ -141,12 +168,13 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         next_mask=choices.next_mask * ~terminal[:, None],
         lists=choices.lists,
         next_lists=choices.next_lists and choices.next_lists.without(terminal),
-        reward=np.where(np.isnan(reward), 0, reward).astype(np.float32),
+        reward=np.where(np.isnan(reward), 0, reward).astype(np.float64 if contract.events else np.float32),
         time_diff=np.where(np.isnan(time_diff), 1, time_diff).astype(np.float32),
         step=step,
         # the only candidate is taken with certainty
         propensity=np.where(faults.unlisted | np.isnan(probability), 1, probability).astype(np.float32),
-        metrics=named,
+        given=given,
+        metrics=measured,
         episode=episode,
         mdp_ids=mdp_ids,
         sequence=sequence,
@@ -155,12 +183,14 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         counts={
             "unknown_action_rows": int((choices.action == NONE).sum()),
             "candidates_unknown_rows": int(faults.unlisted.sum()),
-            "propensity_absent_rows": int((~has_probability).sum()),
+            "propensity_absent_rows": int((~given).sum()),
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
         orders=faults.orders,
         faults=faults.by_kind(),
+        broken=faults.rows,
+        refused=faults.by_rule(mdp_ids.take(pa.array(episode, mask=episode < 0))) if faults.kinds else {},
     )
 
 
@@ -199,7 +229,8 @@ class _Choices:
     next_not_possible: Mask
 
 
-def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[str, ...]) -> _Choices:
+def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _Choices:
+    actions = contract.actions or ()
     rule, taken, after = ActionRule(actions), column("action"), column("next_action")
     action = rule.codes(taken, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
@@ -208,6 +239,8 @@ def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[st
     next_mask = action_mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
     faults.add(impossible, "an action among possible_actions", taken.value, rule="action_not_possible")
+    if not contract.choices:
+        mask, next_mask = np.ones_like(mask), np.ones_like(next_mask)
     return _Choices(
         action=action,
         next_action=next_action,
@@ -254,7 +287,7 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
     return mask
 
 
-def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) -> _Choices:
+def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _Choices:
     """Reads actions that are feature maps; `action` becomes the index of the equal candidate of the row.
 
     A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
@@ -264,9 +297,10 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) ->
     next_action, next_taken = features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    without, after = ~column("possible_actions").present, column("possible_next_actions")
+    without, after = ~(column("possible_actions").present & contract.choices), column("possible_next_actions")
     lists, index = lists.or_alone(action, taken, without), np.where(without & taken, 0, index)
-    next_lists = candidate_lists(after, faults).distinct().or_alone(next_action, next_taken, ~after.present)
+    next_lists = candidate_lists(after, faults).distinct()
+    next_lists = next_lists.or_alone(next_action, next_taken, ~(after.present & contract.choices))
     next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
     faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import date, time
 from functools import partial
 
@@ -27,13 +26,13 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, Kind, kind_of
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.csv import WORDS
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import (
     NONE,
     WRONG,
     Column,
     column_of,
+    dates,
     flags,
     integers,
     is_list,
@@ -45,7 +44,15 @@ from reagent_lite.data.rows.columns import (
     sequence_numbers,
     texts,
 )
-from reagent_lite.data.rows.contract import ActionRule, Contract, candidates, finite, propensity, require_present
+from reagent_lite.data.rows.contract import (
+    ActionRule,
+    Contract,
+    candidates,
+    finite,
+    further_reward,
+    propensity,
+    require_event,
+)
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import Named, candidate_lists, features, metrics
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
@@ -71,9 +78,8 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     """Returns (a block's rows in `event_schema`, their faults, the kind of values of each further column of text).
 
     Raises:
-        DataError: a column that is missing, or what makes the block unreadable.
+        DataError: what makes the block unreadable.
     """
-    contract.require_columns(block.table.column_names, block.where(0))
     faults, wanted = Faults(block), event_schema(contract)
     column = {name: column_of(block, name) for name in wanted.names}
     found: dict[str, pa.Array] = {}
@@ -86,37 +92,24 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         if name not in contract.rewards:
             found[name], kinds[name] = as_text(column[name], faults)
     found |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
-    require_present("mdp_id", valid_rows(found["mdp_id"]), faults, "It says which rows are one episode")
-    todo = "It says in which order the rows of an episode happened"
-    require_present("sequence_number", valid_rows(found["sequence_number"]), faults, todo)
-    require_present("state_features", valid_rows(found["state_features"]), faults)
-    todo = "A state of which nothing is known leads nowhere"
-    empty = np.diff(to_numpy(found["state_features"].offsets)) == 0
-    faults.add(empty, "at least one feature in state_features", lambda _: "none", todo, "state_features_empty")
+    states, both = found["state_features"], filled(found["terminal"], 0) & filled(found["truncated"], 0)
+    require_event(
+        faults,
+        named=valid_rows(found["mdp_id"]),
+        ordered=valid_rows(found["sequence_number"]),
+        known=valid_rows(states),
+        empty=np.diff(to_numpy(states.offsets)) == 0,
+        both=both.astype(bool),
+        dated=valid_rows(found["ds"]) | (not contract.dated),
+    )
     found["reward"] = _numbers(finite(column["reward"], faults, required=True))
-    if contract.dated:
-        faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
-        cells = block.file.extension == ".csv"
-        found[name] = _numbers(finite(_of_cells(column[name], faults) if cells else column[name], faults))
+        found[name] = _numbers(further_reward(block, name, faults))
     probability, given = propensity(block, faults)
     # the only candidate is taken with certainty
     found["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
-    both = (filled(found["terminal"], 0) & filled(found["truncated"], 0)).astype(bool)
-    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
-    faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
     table = pa.table([found[name].cast(wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
-
-
-def _of_cells(column: Column, faults: Faults) -> Column:
-    """Returns the numbers of a further column of CSV, which is read as text; other texts are faults."""
-    digits = column.array
-    for word, true in WORDS.items():
-        digits = pc.if_else(pc.equal(digits, word), str(int(true)), digits)
-    numeral = pc.match_substring_regex(digits, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-    column.fault(faults, column.present & ~filled(numeral, 0).astype(bool), f"a number in {column.name}")
-    return replace(column, array=pc.if_else(numeral, digits, None).cast(pa.float64()))
 
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
@@ -266,30 +259,9 @@ def _one_kind(column: Column, faults: Faults) -> int:
     return first
 
 
-def _days(column: Column, faults: Faults) -> pa.Array:
-    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
-
-    A time with a zone is taken in its zone.
-    """
-    array, expected = column.array, "a date such as 2026-01-31"
-    if pa.types.is_timestamp(array.type):
-        try:
-            local = array if array.type.tz is None else pc.local_timestamp(array)
-        except pa.ArrowInvalid:
-            column.fault(faults, column.present, f"a time zone that this machine knows in {column.name}")
-            return pa.nulls(len(array), pa.string())
-        days = local.cast(pa.date32(), safe=False)
-        midnight = pc.equal(days.cast(local.type), local)
-        faults.add(filled(midnight, 1) == 0, f"{expected} in {column.name}", column.value)
-        return days.cast(pa.string())
-    if pa.types.is_date(array.type):
-        return array.cast(pa.date32()).cast(pa.string())
-    return texts(column, faults, expected, integers_too=False)
-
-
 _KINDS: dict[Kind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
     "text": (pa.string(), texts),
-    "date": (pa.string(), _days),
+    "date": (pa.string(), dates),
     "order": (pa.int64(), partial(_integers, read=sequence_numbers)),
     "number": (pa.float64(), _finite),
     "flag": (pa.bool_(), _flags),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -26,10 +26,11 @@ from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.schema import filled, valid_rows
+from reagent_lite.data.formats.schema import filled, in_one_piece, valid_rows
+from reagent_lite.data.rows.columns import column_of, texts
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.faults import NO_RULE, Faults
-from reagent_lite.data.rows.table import event_schema, event_table
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.table import event_schema, event_table, typed_column
 from reagent_lite.feature_ids import read, written
 
 _SAMPLE, _EVAL, _PLACE = 0, 1, 2
@@ -49,6 +50,7 @@ def contract_of(config: TimelineConfig) -> Contract:
         extra=(*rewards, *config.timeline.extraFeatureColumns),
         rewards=rewards,
         dated=bool(config.timeline.startDs or config.timeline.endDs),
+        choices=config.timeline.includePossibleActions,
     )
 
 
@@ -124,7 +126,8 @@ def check_events(
     contract, positions = contract_of(config), [Position() for _ in files]
 
     def transform(block: Block) -> tuple[pa.Table, Checked]:
-        return _take(config, block, first, *event_table(block, contract))
+        block, found = selected(block, config)
+        return _placed(config, block, first, found, *event_table(block, contract))
 
     found = Checked()
     for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
@@ -134,42 +137,60 @@ def check_events(
     return found
 
 
-def _take(
-    config: TimelineConfig, block: Block, first: int, table: pa.Table, faults: Faults, kinds: dict[str, str]
-) -> tuple[pa.Table, Checked]:
-    """Returns the rows that are taken with their places, and what was found in the block."""
-    ids, rows = table.column("mdp_id").combine_chunks(), table.num_rows
-    hashes, taken = _hashes(ids), np.ones(rows, bool)
-    found = Checked(
-        rows=rows,
-        seen={name for name in table.column_names if table.column(name).null_count < rows},
-        kinds={name: {kind} for name, kind in kinds.items()},
-        features=faults.features,
-        orders=faults.orders,
-    )
-    # a row that cannot be placed is reported, not passed over
+def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
+    """Returns the rows of a block that are of the dates and episodes that are asked for, and how many those are.
+
+    Rows without mdp_id or date are among them: what cannot be placed is reported, not passed over.
+
+    Raises:
+        DataError: a column that is missing.
+    """
+    contract, rows = contract_of(config), block.table.num_rows
+    contract.require_columns(block.table.column_names, block.where(0))
+    found, taken = Checked(rows=rows), np.ones(rows, bool)
     if config.query.tableSample < 100:
-        taken &= np.asarray(ids.is_null()) | (hashes[:, _SAMPLE] < round(config.query.tableSample / 100 * HASHES))
-    if contract_of(config).dated:
-        days = table.column("ds").combine_chunks()
+        ids = texts(column_of(block, "mdp_id"), Faults(block))
+        limit = round(config.query.tableSample / 100 * HASHES)
+        taken &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
+    if contract.dated:
+        days = typed_column(column_of(block, "ds"), Faults(block)).cast(pa.string())
         found.days = [one for one in pc.min_max(days).as_py().values() if one is not None]
         for bound, than in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):
             if bound is not None:
                 taken &= np.asarray(pc.fill_null(than(days, bound), True))
-    faults.kind[~taken] = NO_RULE
-    found.unlisted = int((faults.unlisted & taken).sum())
-    rules = faults.rules()
+    found.taken = int(taken.sum())
+    if found.taken < rows:
+        block = replace(block, table=block.table.filter(pa.array(taken)), lines=block.lines[taken])
+    return block, found
+
+
+def _placed(
+    config: TimelineConfig,
+    block: Block,
+    first: int,
+    found: Checked,
+    table: pa.Table,
+    faults: Faults,
+    kinds: dict[str, str],
+) -> tuple[pa.Table, Checked]:
+    """Returns the rows with their places, and what was found in the block."""
+    ids, rows = in_one_piece(table.column("mdp_id")), table.num_rows
+    hashes = _hashes(ids)
+    found.seen = {name for name in table.column_names if table.column(name).null_count < rows}
+    found.kinds = {name: {kind} for name, kind in kinds.items()}
+    found.features = faults.features
+    found.orders = faults.orders
+    found.unlisted = int(faults.unlisted.sum())
     found.faults = faults.by_kind()
     in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
     folder = in_eval & (config.timeline.evalTableName is not None)
     file = np.full(rows, first + block.file_number, np.int32)
-    places = (hashes[:, _PLACE].astype(np.int64), folder.astype(np.int32), rules, file, block.lines)
+    places = (hashes[:, _PLACE].astype(np.int64), folder.astype(np.int32), faults.rules(), file, block.lines)
     for (name, kind), values in zip(_PLACED.items(), places, strict=True):
         table = table.append_column(name, pa.array(values, kind))
-    found.taken = int(taken.sum())
-    placed = taken & valid_rows(ids)
-    table = table if placed.all() else table.filter(pa.array(placed))
-    found.metrics = set(pc.unique(table.column("metrics").combine_chunks().keys).to_pylist()) if rows else set()
+    named = valid_rows(ids)
+    table = table if named.all() else table.filter(pa.array(named))
+    found.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
     return table, found
 
 

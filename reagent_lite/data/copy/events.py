@@ -1,0 +1,317 @@
+"""The training copy of events: sorted once, paired as a timeline pairs them, and written without a timeline's files.
+
+checked events, spooled ─► sorted by episode ─► kept, complete, spans (timeline/episodes.py) ─► arrays of the copy
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import DTypeLike, NDArray
+
+from reagent_lite.config.columns import TRAINING_COLUMNS
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.copy.build import VECTORS, Order, SpooledLog
+from reagent_lite.data.copy.lists import share
+from reagent_lite.data.formats.blocks import Block, Reader
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.reading import readers_of
+from reagent_lite.data.formats.schema import filled
+from reagent_lite.data.rows.columns import NONE
+from reagent_lite.data.rows.matrices import Mask
+from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
+from reagent_lite.data.timeline.episodes import Episodes, Spans
+from reagent_lite.data.timeline.events import Checked, contract_of, selected
+from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts
+from reagent_lite.data.timeline.report import log_figures, longest_rows, report_of, require_rows, require_taken
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+class EventLog(SpooledLog):
+    """Events in temporary files, of which transitions are made as the arrays are written.
+
+    Of next values only those of rows that a limit cut are spooled.
+
+    Attributes:
+        config: which events become which transitions.
+    """
+
+    vectors: ClassVar[dict[str, DTypeLike]] = {
+        name: kind for name, kind in VECTORS.items() if name not in ("next_action", "time_diff", "step")
+    } | {"reward": np.float64, "shown": np.uint8, "possible": np.uint8}
+
+    def __init__(self, folder: Path, config: TimelineConfig) -> None:
+        self.config = config
+        contract = contract_of(config)
+        super().__init__(folder, contract.actions, contract)
+        self.has_sequence = True
+        self._blocks: list[Checked] = []
+        self._refused: dict[str, set[str]] = {}
+        self._cut: list[NDArray[np.int64]] = []
+        self._found = Checked()
+        self._files: Sequence[InputFile] = ()
+
+    @property
+    def readers(self) -> dict[str, Reader]:
+        """What reads the files: the columns that training reads, dates, and further ones of the config."""
+        return readers_of((*TRAINING_COLUMNS, "ds", *self.contract.extra))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the log that a user should read."""
+        return (*super().notes, *self.report["left_out"])
+
+    def read(self, block: Block) -> Rows:
+        """Returns the checked rows of a block; those that break a rule only as the episodes that they are of."""
+        block, found = selected(block, self.config)
+        rows = read_rows(block, self.contract)
+        found.unlisted = rows.counts["candidates_unknown_rows"]
+        self._blocks.append(found)
+        if rows.broken.any():
+            whole = ~rows.broken
+            block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
+            kept = read_rows(block, self.contract)
+            rows = replace(kept, faults=rows.faults, refused=rows.refused, orders=rows.orders)
+        return rows
+
+    def append(self, rows: Rows) -> None:
+        """Adds a block; its faults are collected."""
+        self.seen_columns |= rows.columns
+        self.orders = {**rows.orders, **self.orders}
+        self.faults.merge(rows.faults)
+        for rule, names in rows.refused.items():
+            self._refused.setdefault(rule, set()).update(names)
+        if self.faults.kinds and self.config.timeline.on_refused == "error":
+            return
+        state, next_state = (matrix.some() for matrix in (rows.state, rows.next_state))
+        rows = replace(rows, state=state, next_state=next_state, metrics=rows.metrics.some())
+        cut = np.flatnonzero((rows.truncated > 0) & rows.shown)
+        self._cut.append(cut + self.num_rows)
+        self.spool_next(rows, cut)
+        possible = np.any(rows.mask, axis=1) if rows.lists is None else rows.lists.lengths > 0
+        self.spool(rows, possible=possible, propensity=np.where(rows.given, rows.propensity, np.nan))
+
+    def check(self, files: Sequence[InputFile]) -> None:
+        """Raises the faults that were collected, unless their episodes are left out."""
+        for found in self._blocks:
+            self._found.add(found)
+        self._found.faults = self.faults
+        self._files = files
+        require_taken(self.config, self._found)
+
+    def write(self) -> None:
+        """Writes every array in the copy's order, and removes the spools.
+
+        Raises:
+            DataError: sequence numbers that do not say in which order rows happened; a row that leads to one without a
+                possible action.
+            NoRowsError: no event leads anywhere that is known.
+        """
+        counts = Counts()
+        pairs = self._pairs(counts)
+        order = pairs.order
+        self.save("episode", order.episode)
+        self.save("sequence", order.sequence)
+        self.save("episode_hash", order.episode_hashes())
+        for name, values in self._vectors(pairs).items():
+            self.save(name, values.astype(VECTORS[name], copy=False))
+        self.count(order, pairs.terminal, pairs.truncated.astype(np.uint8))
+        self._write_paired_states(pairs)
+        self._write_metrics(pairs)
+        self.write_matrix("mask", len(order.rows), self.spools["mask"].gathered(order.rows))
+        self.write_matrix("next_mask", len(order.rows), self._next("mask", pairs))
+        if self.actions is None:
+            now, after = self.spools["lists"].whole(order.rows), np.concatenate([*self._next("lists", pairs)])
+        else:
+            now = after = np.empty((0, 4), np.int64)
+        shared = share(now, after)
+        self._without_absent("action", (("candidates", rows) for rows in shared.candidates()))
+        self.write_lists(shared)
+        self.remove()
+
+    def _pairs(self, counts: Counts) -> _Pairs:
+        """Returns the transitions; counts and reports them."""
+        if not self.num_rows:
+            require_rows(self.config, self._found, counts)
+        order = self.order()
+        ends = [self.read_vector(name, order.rows) for name in ("bootstrap", "truncated", "shown")]
+        section = self.config.timeline
+        episodes = Episodes.of(section, order.episode, order.sequence, (ends[0] == 0, ends[1] > 0, ends[2] > 0))
+        kept = self._of_whole_episodes(order, counts)
+        twice = kept & episodes.repeated
+        counts.figures.update(rows=int(kept.sum()), duplicate_rows=int(twice.sum()))
+        require_rows(self.config, self._found, counts)
+        counts.duplicates = self._first_places(order.rows[twice])
+        kept &= ~twice
+        once = episodes.only(kept)
+        longest = longest_rows(self.config, lambda: once.lengths)
+        if longest is not None:
+            outliers = (once.stop - once.start) > longest
+            counts.outliers.update(episodes=int((outliers & once.first).sum()), rows=int(outliers.sum()))
+            once = once.only(~outliers)
+            kept[np.flatnonzero(kept)[outliers]] = False
+        counts.figures.update(once.figures())
+        log_figures(self.config, self._found, counts, self._files)
+        pairs = _Pairs.of(order, np.flatnonzero(kept), once.spans(), np.concatenate(self._cut))
+        self.report = report_of(self.config, self._found, longest, counts, [len(pairs.order.rows)])
+        if not len(pairs.order.rows):
+            got = "; ".join(["none that leads to a known state", *self.report["left_out"]])
+            raise NoRowsError(Problem(place(self.config.timeline.inputTableName), "rows of data", got))
+        self._require_choices(pairs)
+        return pairs
+
+    def _of_whole_episodes(self, order: Order, counts: Counts) -> Mask:
+        """Returns [R] which rows are of episodes without a refused row."""
+        counts.refused.update({rule: len(names) for rule, names in self._refused.items()})
+        refused = pa.array(sorted(set().union(*self._refused.values())), pa.string())
+        number = filled(pc.index_in(order.mdp_ids, refused), -1)
+        whole: Mask = (number < 0)[order.episode]
+        return whole
+
+    def _first_places(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+        file, line = (self.spools[name].whole(rows).tolist() for name in ("origin_file", "origin_line"))
+        return heapq.nsmallest(MAX_DUPLICATES, zip(file, line, strict=True))
+
+    def _require_choices(self, pairs: _Pairs) -> None:
+        possible = self.read_vector("possible")
+        lacking = pairs.goes_on & (possible[pairs.following] == 0)
+        if lacking.any():
+            file, line = self._first_places(pairs.order.rows[lacking])[0]
+            got = f"none, nor in {counted(int(lacking.sum()) - 1, 'other row')}"
+            raise DataError(Problem(self._files[file].place(line), NEXT_ACTION, got))
+
+    def _vectors(self, pairs: _Pairs) -> dict[str, NDArray[Any]]:
+        own, spans = pairs.order.rows, pairs.spans
+        action, propensity = self.read_vector("action"), self.read_vector("propensity", own)
+        gamma, reward = self.config.timeline.gamma, self.read_vector("reward")
+        absent = np.isnan(propensity)
+        next_action = np.where(pairs.goes_on, action[pairs.following], NONE)
+        self.counts.update(
+            unknown_action_rows=int((action[own] == NONE).sum()),
+            propensity_absent_rows=int(absent.sum()),
+            next_action_not_possible_rows=0,
+            rows_without_mdp_id=0,
+        )
+        return {
+            "action": action[own],
+            "next_action": next_action,
+            "reward": reward[own] if gamma is None else spans.summed(reward[pairs.events], gamma),
+            "time_diff": spans.time_diff.astype(np.float64),
+            "step": spans.steps,
+            "propensity": np.where(absent, 1, propensity),
+            "bootstrap": ~pairs.terminal,
+            "truncated": pairs.truncated,
+            "origin_file": self.read_vector("origin_file", own),
+            "origin_line": self.read_vector("origin_line", own),
+        }
+
+    def _write_paired_states(self, pairs: _Pairs) -> None:
+        """Writes the rows' states, and behind them those that follow a row and are no row's, each once."""
+        rows, total = pairs.order.rows, len(pairs.order.rows)
+        position = np.full(self.num_rows, -1)
+        position[rows] = np.arange(total)
+        beside = np.unique(pairs.following[pairs.goes_on & (position[pairs.following] < 0)])
+        position[beside] = total + np.arange(len(beside))
+        limits, limit = np.unique(pairs.cut[pairs.truncated], return_inverse=True)
+        own = np.arange(total)
+        next_index = np.where(pairs.goes_on, position[pairs.following], own)
+        next_index[pairs.truncated] = total + len(beside) + limit
+        self.save_next(next_index, pairs.goes_on & (next_index == own + 1), total + len(beside) + len(limits))
+        states, nexts = self.spools["state"], self.spools["next_state"]
+        used = np.concatenate((rows, beside))
+        if len(used) < self.num_rows or len(limits) < nexts.num_rows:
+            self._without_absent("state", (("state", used), ("next_state", limits)))
+        total += len(beside) + len(limits)
+        self.write_matrix("state", total, chain(states.gathered(used), nexts.gathered(limits)))
+        for spool in (states, nexts):
+            spool.remove()
+
+    def _write_metrics(self, pairs: _Pairs) -> None:
+        spool, timeline, rows = self.spools["metrics"], self.config.timeline, pairs.order.rows
+        if timeline.steps > 1 and "metrics" in timeline.rewardColumns:
+            values = spool.whole(pairs.events).astype(np.float64)
+            chunks = iter([pairs.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)])
+        else:
+            self._without_absent("metric", (("metrics", rows),))
+            chunks = spool.gathered(rows)
+        self.write_matrix("metrics", len(rows), self.metrics(chunks))
+
+    def _without_absent(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
+        """Forgets the columns of matrices that have no value in the rows that are used, (spool, its rows) each."""
+        columns = self.keys[key]
+        names, present = sorted(columns), np.zeros(len(columns), bool)
+        for spool, rows in used:
+            for values in self.spools[spool].gathered(rows):
+                present |= ~np.isnan(values).all(axis=0)
+        for name in itertools.compress(names, ~present):
+            del columns[name]
+
+    def _next(self, name: str, pairs: _Pairs) -> Iterator[NDArray[Any]]:
+        """Yields what rows have at their next state: what the following row has, or a row that a limit cut; else 0."""
+        for start in range(0, len(pairs.cut), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            values = self.spools[name].whole(pairs.following[part])
+            values[~pairs.goes_on[part]] = 0
+            cut = pairs.truncated[part]
+            values[cut] = self.spools[f"next_{name}"].whole(pairs.cut[part][cut])
+            yield values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """R transitions of events; rows are numbers in the order of the files.
+
+    Attributes:
+        order: the copy's order of their first rows.
+        events: [n] the events that are kept, in order.
+        spans: what each transition spans of these.
+        goes_on: [R] whether a row follows.
+        terminal, truncated: [R], see Spans.
+        following: [R] the row that follows, any where none does.
+        cut: [R] number of the last row among those that a limit cut, any of other rows.
+    """
+
+    order: Order
+    events: NDArray[np.int64]
+    spans: Spans
+    goes_on: Mask
+    terminal: Mask
+    truncated: Mask
+    following: NDArray[np.int64]
+    cut: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, order: Order, kept: NDArray[np.int64], spans: Spans, cut: NDArray[np.int64]) -> _Pairs:
+        """Returns the spans of events that are kept of an order; `cut` are the rows that a limit cut."""
+        events, last = order.rows[kept], len(kept) - 1
+        codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
+        terminal, truncated = spans.terminal, spans.truncated
+        return cls(
+            order=Order(
+                rows=events[spans.at],
+                episode=episode.astype(np.int32),
+                sequence=spans.episodes.sequence[spans.at],
+                mdp_ids=order.mdp_ids.take(pa.array(codes)),
+                alone=np.empty(0, np.int64),
+                duplicates=0,
+            ),
+            events=events,
+            spans=spans,
+            goes_on=~terminal & ~truncated,
+            terminal=terminal,
+            truncated=truncated,
+            following=events[np.minimum(spans.end + 1, last)],
+            cut=np.searchsorted(cut, events[spans.end]),
+        )

@@ -1,0 +1,162 @@
+"""What a timeline reads, refuses, leaves out and makes: as errors, in the log, and as its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.console import machine_logger
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.frames import place
+from reagent_lite.data.timeline.events import Checked
+from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+
+_SHARE_OF_TIMES = 0.9
+"""Sequence numbers are times where more than this share of them is not the number before plus one."""
+
+
+def require_taken(config: TimelineConfig, found: Checked) -> None:
+    """Checks that there are events of the dates that are asked for, and none that breaks a rule, where none may."""
+    timeline = config.timeline
+    if timeline.startDs or timeline.endDs:
+        if not found.days:
+            expected = "a column 'ds', as timeline.startDs or endDs is given"
+            raise DataError(Problem(place(timeline.inputTableName), expected, "none"))
+        if not found.taken:
+            expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
+            got = f"events from {found.days[0]} to {found.days[-1]}"
+            raise NoRowsError(Problem(place(timeline.inputTableName), expected, got, _small_sample(config)))
+    if found.faults.kinds and timeline.on_refused == "error":
+        todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
+        got = f"{found.faults.count:,} that do not: {_by_rule(found)}"
+        total = Problem(place(timeline.inputTableName), "rows that keep the rules", got, todo)
+        raise DataError([*found.faults.problems(), total])
+
+
+def require_rows(config: TimelineConfig, found: Checked, counts: Counts) -> None:
+    """Checks that there is an event of an episode that is kept."""
+    if not counts.figures["rows"]:
+        got = f"none of {counted(found.rows, 'row')}" + (f": {_by_rule(found)}" if found.faults.kinds else "")
+        total = Problem(place(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
+        raise NoRowsError([*found.faults.problems(), total])
+
+
+def _small_sample(config: TimelineConfig) -> str:
+    return "query.tableSample may be too small" if config.query.tableSample < 100 else ""
+
+
+def _by_rule(found: Checked) -> str:
+    return ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(found))
+
+
+def _by_rows(found: Checked) -> list[tuple[str, int]]:
+    return sorted(found.faults.by_rule().items(), key=lambda one: (-one[1], one[0]))
+
+
+def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]]) -> float | None:
+    """Returns how many rows an episode may have; logs what that leaves out.
+
+    Args:
+        config: the config of the timeline.
+        lengths: returns how many episodes without a refused row have each number of rows.
+    """
+    share = config.timeline.outlierEpisodeLengthPercentile
+    if share is None or not (found := sorted(lengths().items())):
+        return None
+    each, numbers = np.array(found, np.int64).T
+    behind, total = np.cumsum(numbers), int(numbers.sum())
+    if config.timeline.percentileFunction == "percentile":
+        position = share * (total - 1)
+        low, high = (each[np.searchsorted(behind, int(at), "right")] for at in (position, np.ceil(position)))
+        longest = float(low + (high - low) * (position % 1))
+    else:
+        longest = float(each[np.searchsorted(behind / total, share)])
+    longer = each > longest
+    episodes, rows = int(numbers[longer].sum()), int((numbers * each)[longer].sum())
+    machine_logger.info(
+        f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
+    )
+    if abs(episodes / total - (1 - share)) > 0.1:
+        text = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
+        machine_logger.warning(f"{text}, not {1 - share:.1%}: many have the same length")
+    return longest
+
+
+def log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
+    """Logs what was refused, paired and left out."""
+    figures, first = counts.figures, _first_places(found)
+    info, warning = machine_logger.info, machine_logger.warning
+    for rule, number in _by_rows(found):
+        text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
+        warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
+    rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
+    ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
+    gaps = counted(figures["gaps"], "gap")
+    if figures["gaps"] > _SHARE_OF_TIMES * (figures["paired_rows"] - figures["episodes"]):
+        gaps = "gaps not counted, as sequence_number is a time"
+    info(f"{rows}, {ended}, {gaps}")
+
+    def log(level: Callable[[str], None], figure: str, one: str, several: str, rest: str) -> None:
+        if figures[figure]:
+            level(f"{counted(figures[figure], one, several)} {rest}")
+
+    places = ", ".join(files[file].place(line) for file, line in counts.duplicates)
+    places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
+    rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
+    log(warning, "duplicate_rows", "row has", "rows have", rest)
+    if found.unlisted:
+        text = counted(found.unlisted, "row has", "rows have")
+        info(f"{text} an empty possible_actions; the action taken is the only candidate there")
+    ends = "last row does not say how it ends:", "last rows do not say how they end:"
+    if config.timeline.addTerminalStateRow:
+        log(info, "last_rows_without_an_end", *ends, "addTerminalStateRow makes that a true end")
+    else:
+        rest = "left out, as it is not known what followed. Log terminal or truncated, or set addTerminalStateRow"
+        log(warning, "last_rows_without_an_end", *ends, rest)
+    rest = "no next_state_features, left out, as the state at the limit is not known. Log what was seen there"
+    log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
+    rest = "an end inside an mdp_id; nothing is paired across it. Give each episode an mdp_id of its own"
+    log(warning, "rows_after_an_end", "row follows", "rows follow", rest)
+
+
+def _first_places(found: Checked) -> dict[str, str]:
+    return {kind.rule: str(kind.first) for kind in reversed(found.faults.kinds.values())}
+
+
+def report_of(
+    config: TimelineConfig, found: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
+) -> dict[str, Any]:
+    """Returns what was read, refused, left out and made, as manifests have it; `rows` are those of each output."""
+    figures, timeline = counts.figures, config.timeline
+    unfinished = 0 if timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
+    missing = {
+        "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
+        "last of an episode that does not say how it ends": unfinished,
+        "truncated without next_state_features": figures["truncated_rows_without_next_state"],
+        "in episodes of unusual length": counts.outliers["rows"],
+        "refused or in a refused row's episode": found.rows - figures["rows"] if found.faults.kinds else 0,
+    }
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
+    total = counted(found.rows, "event")
+    named = {int(one): one for one in found.features}
+    state = {**dict.fromkeys(counts.ids.get("next_state_features", ()), 0), **counts.ids.get("state_features", {})}
+    first = _first_places(found)
+    return {
+        "rows_in_files": found.rows,
+        "refused": [
+            {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
+            for rule, number in _by_rows(found)
+        ],
+        **figures,
+        "candidates_unknown_rows": found.unlisted,
+        "outliers": {} if longest is None else {"longest_rows": longest, **counts.outliers},
+        "left_out": [f"{timeline.inputTableName}: of {total} left out by the timeline: {reasons}"] if reasons else [],
+        "rows_beyond_time_window": figures["complete_rows"] - sum(rows),
+        "train_rows": rows[0],
+        "eval_rows": sum(rows[1:]),
+        "state_features": {str(named.get(one, one)): number for one, number in sorted(state.items())},
+    }

@@ -1,0 +1,18 @@
+"""What transitions depend on in addition to the events; it needs no Arrow."""
+
+from typing import Any
+
+from reagent_lite.config.timeline import TimelineConfig
+
+VERSION = 3
+"""Version of the transformation; what another version made is made again."""
+
+
+def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
+    """Returns what a timeline's rows depend on in addition to the events: neither the engine nor the folders."""
+    timeline = config.timeline.model_dump(mode="json")
+    for key in ("inputTableName", "outputTableName"):
+        del timeline[key]
+    timeline["evalTableName"] = config.timeline.evalTableName is not None
+    columns = {"columns": config.columns} if config.columns else {}
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **columns}

@@ -1,0 +1,131 @@
+"""The training copy of events is that of their timeline: the same rows in the same order, without its files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.events import event
+from oracles.logs import write_lines
+
+from reagent_lite.config.loader import check
+from reagent_lite.config.timeline import TimelineConfig, TimelineSection
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.timeline.stage import run_timeline
+from reagent_lite.errors import DataError, NoRowsError
+
+VECTORS = (
+    "action", "reward", "time_diff", "step", "propensity", "bootstrap", "truncated", "mask", "metrics", "episode",
+    "episode_hash", "sequence",
+)  # fmt: skip
+
+
+def log(*, parametric: bool, broken: bool = False) -> list[dict[str, Any]]:
+    """150 shuffled episodes with gaps, duplicates, absent features and every kind of end."""
+    rng = np.random.default_rng(parametric)
+    rows = []
+    for number in range(150):
+        length, end = int(rng.integers(1, 9)), int(rng.integers(3))
+        for k in range(length):
+            last = k == length - 1
+            choices: list[Any] = [["l", "r"], ["r"]][int(rng.integers(2))]
+            if parametric:
+                choices = [{"0": float(rng.normal()), "7": float(j)} for j in range(int(rng.integers(1, 4)))]
+            taken = choices[int(rng.integers(len(choices)))]
+            cut = last and end == 1 and rng.random() < 0.8
+            row = event(
+                f"e{number}", 3 * k + int(rng.integers(3)), 0.0, float(rng.normal()),
+                state_features={str(i): float(rng.normal()) for i in range(3) if i == 0 or rng.random() < 0.8},
+                action=taken, possible_actions=[] if parametric and rng.random() < 0.1 else choices,
+                terminal=last and end == 0, truncated=last and end == 1, ds=f"2026-01-0{1 + k}",
+                metrics={"x": 1.0 * k} if rng.random() < 0.5 else None, action_probability=float(rng.uniform(0.1, 1)),
+                next_state_features={"0": 9.5, "9": 1.0} if cut else None,
+                possible_next_actions=choices if cut else None,
+            )  # fmt: skip
+            rows += [row, {**row, "reward": 99.0}] if rng.random() < 0.05 else [row]
+            if broken and rng.random() < 0.03:
+                rows[-1]["reward"] = None
+    return [rows[number] for number in rng.permutation(len(rows))]
+
+
+def next_lists(copy: TrainingCopy, name: str) -> list[list[list[float]]]:
+    lists = getattr(copy, name) if copy.parametric else []
+    starts = copy.list_offsets
+    return [np.nan_to_num(copy.candidates[starts[one] : starts[one + 1]], nan=-1).tolist() for one in lists]
+
+
+def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
+    goes_on = copy.bootstrap > 0
+    assert (copy.state_ids, copy.action_ids) == (other.state_ids, other.action_ids)
+    assert copy.metric_names == other.metric_names
+    for name in VECTORS:
+        np.testing.assert_array_equal(getattr(copy, name), getattr(other, name), err_msg=name)
+    np.testing.assert_array_equal(copy.state[: len(copy)], other.state[: len(other)])
+    np.testing.assert_array_equal(copy.state[copy.next_index][goes_on], other.state[other.next_index][goes_on])
+    np.testing.assert_array_equal(copy.next_action[goes_on], other.next_action[goes_on])
+    np.testing.assert_array_equal(copy.next_mask[goes_on], other.next_mask[goes_on])
+    for name in ("actions_list", "next_list"):
+        assert next_lists(copy, name) == next_lists(other, name)
+
+
+SECTIONS: list[dict[str, Any]] = [
+    {},
+    {"steps": 3, "gamma": 0.9},
+    {"steps": 4, "gamma": 0.9, "addTerminalStateRow": True, "rewardColumns": ["reward"]},
+    {"addTerminalStateRow": True},
+    {"timeWindowLimit": 6},
+    {"startDs": "2026-01-02", "endDs": "2026-01-04"},
+    {"outlierEpisodeLengthPercentile": 0.5},
+    {"on_refused": "drop_episode"},
+]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda one: "-".join(one) or "plain")
+@pytest.mark.parametrize("parametric", [False, True])
+def test_the_copy_of_events_is_that_of_their_timeline(
+    tmp_path: Path, section: dict[str, Any], parametric: bool
+) -> None:
+    rows = log(parametric=parametric, broken="on_refused" in section)
+    source, actions = write_lines(tmp_path / "events.jsonl", rows), None if parametric else ("l", "r")
+    paths = {"inputTableName": str(source), "outputTableName": str(tmp_path / "transitions")}
+    tree = {"timeline": {**paths, "actionDiscrete": not parametric, **section}, "query": {"tableSample": 80.0}}
+    config = check(TimelineConfig, tree | ({"query": {"tableSample": 80.0, "actions": actions}} if actions else {}))
+    run_timeline(config)
+    copy = prepare_training_copy(source, actions=actions, timeline=config)
+    check_same(copy, prepare_training_copy(tmp_path / "transitions", actions=actions))
+
+
+def test_next_states_of_several_rows_are_stored_once(tmp_path: Path) -> None:
+    """Of spans of two rows the next state is the row after the next: no state but those of the rows is needed."""
+    rows = [event("a", n, float(n), 1.0, terminal=n == 5) for n in range(6)]
+    source = write_lines(tmp_path / "events.jsonl", rows)
+    config = TimelineConfig(timeline=TimelineSection(steps=2, gamma=0.5))
+    copy = prepare_training_copy(source, actions=("l", "r"), timeline=config)
+    assert copy.state.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
+    assert copy.next_index.tolist() == [2, 3, 4, 5, 4, 5]
+    assert copy.reward.tolist() == [1.5, 1.5, 1.5, 1.5, 1.5, 1.0]
+    assert copy.bootstrap.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_features_of_episodes_that_are_left_out_are_no_columns(tmp_path: Path) -> None:
+    good = [event("a", n, 0.0, terminal=n == 1) for n in range(2)]
+    bad = [event("b", 0, 0.0, state_features={"5": 1.0}), event("b", 1, 0.0, reward="x")]
+    source = write_lines(tmp_path / "events.jsonl", good + bad)
+    config = TimelineConfig(timeline=TimelineSection(on_refused="drop_episode"))
+    copy = prepare_training_copy(source, actions=("l", "r"), timeline=config)
+    assert (len(copy), copy.state_ids) == (2, (0,))
+    assert copy.notes[-1].endswith("2 refused or in a refused row's episode")
+
+
+def test_errors_name_the_line_of_the_log(tmp_path: Path) -> None:
+    rows = [event("a", 0, 0.0), event("a", 1, 0.0, action=None, possible_actions=[]), event("a", 2, 0.0, terminal=True)]
+    source = write_lines(tmp_path / "events.jsonl", rows)
+    with pytest.raises(DataError, match=r"events.jsonl:1: expected a possible next action in a row that is not term"):
+        prepare_training_copy(source, actions=("l", "r"))
+    write_lines(source, [event("a", 0, 0.0, ds="2026-01-01"), event("a", 1, 0.0, terminal=True)])
+    config = TimelineConfig(timeline=TimelineSection(startDs="2026-01-01"))
+    with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
+        prepare_training_copy(source, actions=("l", "r"), timeline=config)
+    write_lines(source, [event("a", 0, 0.0), event("b", 0, 0.0)])
+    with pytest.raises(NoRowsError, match="of 2 events left out by the timeline: 2 last of an episode that does not"):
+        prepare_training_copy(source, actions=("l", "r"))
