@@ -113,13 +113,13 @@ def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
         return work(*given)
 
     batches = decision_log._batches
-    monkeypatch.setattr(decision_log, "_FILE_ROWS", 2000)
+    monkeypatch.setattr(decision_log, "_FILE_ROWS", 1000)
     monkeypatch.setattr(decision_log, "write_decisions", partial(copying, write_decisions))
     monkeypatch.setattr(decision_log, "_batches", lambda rows: (copying(list, batch) for batch in batches(rows)))
     assert sorted(row["decision_id"] for row in rotated(worker)) == sorted(ids[:2200])
     monkeypatch.undo()
-    # of two files: batches that are named for it, the file, batches that are deleted
-    assert len(copies) == 2 + 1 + 2 + 1 + 1 + 1
+    # of three files: batches that are named for it, the file, batches that are deleted
+    assert len(copies) == 2 * (2 + 1 + 2) + 1 + 1 + 1
     expected = dict.fromkeys(ids[:2200], 1.0) | {ids[2200]: 5.0} | dict.fromkeys(ids[2201:], 0.0)
     for copy in copies:
         with open_log(ServeConfig(model="m", log=str(copy), reward_seconds=1e-6), candidates=False) as log:
