@@ -53,7 +53,7 @@ _READY = """
 _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
 _FILE_ROWS = 100_000  # most decisions of a file, which are in memory while it is written
-_BATCH_ROWS = 1_000  # changes in one transaction of the hand-over, so that decisions are not delayed
+_BATCH_ROWS = 500  # changes in one transaction of the hand-over, for which decisions wait
 _WAL_BYTES = 32_000_000  # of the write-ahead log, which then begins again
 _NO_REWARD = to_json({"reward": 0.0})
 
@@ -130,12 +130,12 @@ class DecisionLog:
             return []
         with self._transaction():
             ((last, latest),) = self._all(_LAST)
-            at = max(self._microseconds(), latest + 1)
+            start = max(self._microseconds(), latest + 1)
             self._db.executemany(
                 "INSERT INTO decisions VALUES (?, ?, ?, ?)",
-                [(last + 1 + place, at + place, *row) for place, row in enumerate(rows)],
+                [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
             )
-        return [f"{self._name}-{last + 1 + place}" for place in range(len(rows))]
+        return [f"{self._name}-{last + 1 + offset}" for offset in range(len(rows))]
 
     def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.
