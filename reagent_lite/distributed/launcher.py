@@ -63,7 +63,7 @@ class Processes:
     gpus: int = 1
 
     def device(self, local_rank: int) -> torch.device:
-        """Returns the device of a local rank."""
+        """Returns the device of one local rank."""
         return torch.device("cuda", local_rank) if self.device_type == "cuda" else torch.device("cpu")
 
 

@@ -65,10 +65,9 @@ def devices(processes: Processes) -> Iterator[Row]:
         return
     for gpu in gpus:
         if gpu.uuid in used:
-            text = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
-            todo = "Half of it is in use: end the process that uses it, or choose another with CUDA_VISIBLE_DEVICES"
-            busy = bool(gpu.total) and gpu.free < gpu.total / 2
-            yield warning("GPUs", text, todo) if busy else ok("GPUs", text)
+            found = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
+            busy = warning("GPUs", found, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
+            yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", found)
 
 
 def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
