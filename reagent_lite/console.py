@@ -1,4 +1,4 @@
-"""What a command shows on standard error: its log, with ranks, and progress; streams that outlive their terminal."""
+"""Output of a command on standard error: its log, with ranks, and progress; streams that outlive their terminal."""
 
 import errno
 import io
@@ -23,20 +23,20 @@ _BRIEF_SECONDS = 2.0
 logger = logging.getLogger("reagent_lite")
 """The log of a command: `info` is shown from rank 0 only, a `warning` from every rank."""
 machine_logger = logger.getChild("machine")
-"""The log of work that one process does for its machine: `info` too is shown from every rank."""
+"""The log of work that a process does for its machine: `info` is shown from every rank as well."""
 
 
 class _StandardError(logging.Handler):
-    """Writes to what `sys.stderr` is at the moment, since a progress bar replaces it; names ranks other than 0.
+    """Writes to the current `sys.stderr`, which a progress bar replaces; names ranks other than 0.
 
     Attributes:
-        rank: this process's rank; 0 where there is one process, and in the launcher.
+        rank: this process's rank; 0 in a single process and in the launcher.
     """
 
     rank = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one message; unlike logging's own handlers it raises what writing raises."""
+        """Writes a message; unlike logging's own handlers it raises errors of writing."""
         if self.rank and record.levelno < logging.WARNING and record.name == logger.name:
             return
         rank = f"rank {self.rank}: " if self.rank else ""
@@ -54,7 +54,7 @@ _HANDLER = _StandardError()
 
 @contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """Shows the log of the package on standard error inside the block, which is a command's."""
+    """Shows the log of the package on standard error inside the block; for commands."""
     logger.addHandler(_HANDLER)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -71,8 +71,8 @@ def log_as(rank: int) -> None:
     _HANDLER.rank = rank
 
 
-class Progress(Protocol):
-    """Shows how far work has come."""
+class ShowProgress(Protocol):
+    """Shows the progress of work."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows `done` of `total` units, and a note such as the current loss."""
@@ -80,15 +80,17 @@ class Progress(Protocol):
 
 
 @contextmanager
-def progress(title: str, unit: str, *, enabled: bool = True, begin: int = 0, brief: bool = False) -> Iterator[Progress]:
+def progress(
+    title: str, unit: str, *, enabled: bool = True, begin: int = 0, brief: bool = False
+) -> Iterator[ShowProgress]:
     """Shows the progress of the block's work with units per second and time left.
 
     Args:
-        title: what is going on.
-        unit: plural of what is counted, such as "rows"; "percent" has no speed.
+        title: name of the work.
+        unit: plural of the counted unit, such as "rows"; "percent" has no speed.
         enabled: false on ranks that stay silent.
-        begin: units done before; they say nothing about the speed.
-        brief: whether work that takes less than two seconds leaves nothing on the screen.
+        begin: units done before, which do not count in the speed.
+        brief: shows nothing for work that takes less than two seconds.
     """
     if not enabled:
         yield lambda done, total, note="": None
@@ -101,7 +103,7 @@ def progress(title: str, unit: str, *, enabled: bool = True, begin: int = 0, bri
 def with_progress(
     title: str, batches: Iterable[TransitionBatch], rows: int, *, enabled: bool = True
 ) -> Iterator[TransitionBatch]:
-    """Yields the batches, of so many rows in all, and shows how far the work with them has come."""
+    """Yields the batches, which have `rows` rows in total, and shows the progress of the work with them."""
     with progress(title, "rows", enabled=enabled, brief=True) as show:
         done = 0
         for batch in batches:
@@ -111,13 +113,13 @@ def with_progress(
 
 
 def _under_a_bar() -> bool:
-    """Whether a bar is on the terminal already: it takes what is written to standard error and prints it above."""
+    """Whether a bar is on the terminal already: it takes the output to standard error and prints it above itself."""
     from rich.file_proxy import FileProxy
 
     return isinstance(sys.stderr, FileProxy)
 
 
-def _lines(title: str, unit: str, begin: int, brief: bool) -> Progress:
+def _lines(title: str, unit: str, begin: int, brief: bool) -> ShowProgress:
     start = last = time.monotonic()
     if brief:
         last -= _LINE_SECONDS - _BRIEF_SECONDS
@@ -142,8 +144,8 @@ def _speed(rate: float, unit: str) -> str:
     return "" if unit == "percent" else f"{rate:,.0f} {unit}/s"
 
 
-def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[Progress]:
-    # imported here: a run without a terminal does not pay for it
+def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[ShowProgress]:
+    # imported here, so that a run without a terminal does not load it
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -164,16 +166,16 @@ def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[Progress]:
         TextColumn("{task.fields[note]}"),
     )
     with Bar(*columns, console=Console(stderr=True), refresh_per_second=4, transient=brief) as bar:
-        task = bar.add_task(title, total=None, completed=begin, note="", visible=False)  # until there is work to do
+        task = bar.add_task(title, total=None, completed=begin, note="", visible=False)  # until the first update
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note, visible=True)
 
 
 @contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """Discards standard output and standard error where nobody reads them: a closed terminal or pipe, or none."""
+    """Discards standard output and standard error if nobody reads them: a closed terminal or pipe, or none."""
     before = sys.stdout, sys.stderr
     for number, stream in enumerate(before, start=1):
-        if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
+        if stream is None:  # the caller closed it, as `2>&-` does: the next open file would get its number
             _occupy(number)
     sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
     try:
@@ -191,9 +193,11 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     if stream is None:
         return open(os.devnull, "w")
     try:
-        if stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):  # a disk that fails is no terminal
+        if stream.fileno() != number or stat.S_ISREG(
+            os.fstat(number).st_mode
+        ):  # a failing disk is not a closed terminal
             return stream
-    except OSError:  # no file at all
+    except OSError:  # not a file
         return stream
     stream.flush()
     file = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
@@ -201,7 +205,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 
 def _occupy(number: int) -> None:
-    """Opens nothing under the number of a descriptor, for this process and its children, unless it is in use."""
+    """Opens os.devnull under a descriptor's number, for this process and its children, unless it is in use."""
     with suppress(OSError):
         os.fstat(number)
         return
@@ -213,13 +217,17 @@ def _occupy(number: int) -> None:
 
 
 class _Outliving(io.FileIO):
-    """A file whose descriptor leads nowhere once its reader is gone."""
+    """A file whose descriptor leads to os.devnull once its reader is gone."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.EPIPE, errno.EBADF):  # EBADF: some library's, open for reading
+            if error.errno not in (
+                errno.EIO,
+                errno.EPIPE,
+                errno.EBADF,
+            ):  # EBADF: a library's descriptor, open for reading
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())

@@ -1,4 +1,4 @@
-"""Errors that say where, what was expected, what came instead, and what to do."""
+"""Errors with location, expected value, actual value and advice."""
 
 import difflib
 import re
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 MAX_PROBLEMS = 20
-"""Faults that an error spells out; the rest is counted."""
+"""Largest number of faults in a message; the rest is counted."""
 MAX_NAMES = 10
-"""Names that an error lists."""
+"""Largest number of names in a message."""
 EXTRAS = {
     "compiler": ("ziglang",),
     "cuda": ("pycuda",),
@@ -23,12 +23,12 @@ EXTRAS = {
     "spark": ("pyspark",),
     "tracking": ("mlflow", "wandb"),
 }
-"""What each extra of the distribution lets one import."""
+"""Packages of each extra of the distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault at a boundary: a JSON key, a line of a file, a peer, a file of a bundle."""
+    """A fault at a boundary: a JSON key, a line of a file, a peer, a file of a bundle."""
 
     where: str
     expected: str
@@ -37,35 +37,35 @@ class Problem:
 
     @property
     def fault(self) -> str:
-        """The problem without what to do."""
+        """The problem without its advice."""
         return f"{self.where}: expected {self.expected}, got {self.got}"
 
     def __str__(self) -> str:
         return f"{self.fault}. {self.todo}" if self.todo else self.fault
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Returns a number and what it counts, as in "1 row" and "3,470 rows".
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """Returns a number with its noun, as in "1 row" and "3,470 rows".
 
     Args:
-        number: how many there are.
-        one: the noun after 1.
-        many: the noun after all other numbers; absent: `one` with s or es.
+        number: the number.
+        singular: noun after 1.
+        plural: noun after all other numbers; by default `singular` with s or es.
     """
     if number == 1:
-        return f"1 {one}"
-    return f"{number:,} {many or one + ('es' if one.endswith('s') else 's')}"
+        return f"1 {singular}"
+    return f"{number:,} {plural or singular + ('es' if singular.endswith('s') else 's')}"
 
 
 def listed(names: Iterable[object]) -> str:
-    """Returns names as text, "a, b"; where there are more than MAX_NAMES of them, the first, "and 714 more"."""
-    found = [str(name) for name in names]
-    more = f" and {len(found) - MAX_NAMES:,} more" if len(found) > MAX_NAMES else ""
-    return f"{', '.join(found[:MAX_NAMES])}{more}"
+    """Returns names as text, "a, b"; of more than MAX_NAMES names the first, and for example "and 714 more"."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - MAX_NAMES:,} more" if len(texts) > MAX_NAMES else ""
+    return f"{', '.join(texts[:MAX_NAMES])}{more}"
 
 
 def named_counts(counts: Mapping[str, int]) -> str:
-    """Returns counts other than 0 as text: "3,470 rows, 1 terminal row" of {"rows": 3470, "terminal_rows": 1}."""
+    """Returns nonzero counts as text: "3,470 rows, 1 terminal row" for {"rows": 3470, "terminal_rows": 1}."""
 
     def named(key: str, count: int) -> str:
         name = key.replace("_", " ")
@@ -74,9 +74,9 @@ def named_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(named(key, count) for key, count in counts.items() if count)
 
 
-def nearest(name: str, known: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
-    """Returns `advice` with the known name most like `name`, or `otherwise` where none is like it."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+def nearest(name: str, names: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
+    """Returns `advice` with the most similar one of `names`, or `otherwise` if none is similar to `name`."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return advice.format(near[0]) if near else otherwise
 
 
@@ -86,7 +86,7 @@ def first_line(error: Exception) -> str:
 
 
 class ReagentLiteError(Exception):
-    """Base of all errors a user can cause or meet.
+    """Base of all errors that a user can cause or see.
 
     Attributes:
         title: first line of the message.
@@ -102,28 +102,28 @@ class ReagentLiteError(Exception):
 
 
 class ConfigError(ReagentLiteError):
-    """The JSON, a `--set` or the command line is wrong; holds every fault found, not only the first."""
+    """The JSON, a `--set` or the command line is wrong; contains all faults, not only the first."""
 
     title = "config error"
     exit_code = 2
 
 
 class FolderInUseError(ConfigError):
-    """Another live run writes into the folder; the same command may work once that one has ended."""
+    """Another live run writes into the folder; the same command may work once that run has ended."""
 
     title = "folder in use"
     exit_code = 5
 
 
 class DataError(ReagentLiteError):
-    """A data or normalization file is wrong; `where` names the file and, where there is one, the line."""
+    """A data or normalization file is wrong; `where` has the file and, if there is one, the line."""
 
     title = "data error"
     exit_code = 2
 
 
 def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataError) -> None:
-    """Raises the first MAX_PROBLEMS problems, if there are any, and the number of the others."""
+    """Raises an error with the first MAX_PROBLEMS problems and the number of the others, if there are any."""
     if len(problems) > MAX_PROBLEMS:
         more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
         problems = [*problems[:MAX_PROBLEMS], more]
@@ -132,14 +132,14 @@ def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataE
 
 
 def lacking(extra: str) -> str:
-    """Returns which packages of an extra are not installed, as text; "" where all are."""
+    """Returns the missing packages of an extra as text; "" if all are installed."""
     return ", ".join(name for name in EXTRAS[extra] if not installed(name))
 
 
 def installed(package: str) -> bool:
-    """Returns whether a package can be imported; a mere folder of its name, such as ./wandb of W&B's runs, cannot."""
-    found = find_spec(package)
-    return found is not None and found.origin is not None
+    """Returns whether a package can be imported; false for a folder of that name, such as W&B's ./wandb."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def install(extra: str) -> str:
@@ -149,13 +149,13 @@ def install(extra: str) -> str:
 
 @contextmanager
 def needing(extra: str, where: str, otherwise: str = "", error: type[ReagentLiteError] = ConfigError) -> Iterator[None]:
-    """Raises `error`, with how an extra is installed, where one of its packages is missing or the block cannot import.
+    """Raises `error`, with the command that installs an extra, if the extra or an import in the block is missing.
 
     Args:
-        extra: the extra's name.
-        where: what needs it, such as a key of the config.
-        otherwise: what can be done instead of installing it.
-        error: the error's class.
+        extra: name of the extra.
+        where: user of the extra, such as a key of the config.
+        otherwise: alternative to installing it.
+        error: class of the error.
     """
 
     def problem(got: str) -> Problem:
@@ -170,11 +170,11 @@ def needing(extra: str, where: str, otherwise: str = "", error: type[ReagentLite
 
 
 class NoRowsError(DataError):
-    """The data can be read and has no rows, which is legal on one of several machines."""
+    """The data can be read but has no rows, which is allowed if there are several machines."""
 
 
 class BundleError(ReagentLiteError):
-    """An exported model or checkpoint is altered, incomplete, or fails its check."""
+    """An exported model or checkpoint was altered, is incomplete, or fails its check."""
 
     title = "bundle error"
     exit_code = 2
@@ -192,7 +192,7 @@ class NoCompilerError(KernelBuildError):
 
 
 class SimulationError(ReagentLiteError):
-    """An environment is unknown, does not fit into memory, or was given an action it does not have."""
+    """An environment is unknown, does not fit into memory, or got an action it does not have."""
 
     title = "simulation error"
     exit_code = 2
@@ -220,22 +220,22 @@ class PeerError(ReagentLiteError):
 
 
 class UnavailableError(PeerError):
-    """A folder that the run has used is away, read-only or full; the same command may work once it is back."""
+    """A folder of the run is missing, read-only or full; the same command may work once it is available again."""
 
     title = "folder not available"
 
 
 class CheckpointError(ReagentLiteError):
-    """The state at the end of training cannot be saved; the previous checkpoint is still there."""
+    """The state at the end of training cannot be saved; the previous checkpoint still exists."""
 
     title = "checkpoint error"
     exit_code = 1
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `kept` is what the same command continues from.
+    """A signal ended the run early; `kept` says where the same command continues.
 
-    A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code handles it.
+    A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code catches it.
     """
 
     title = "stopped by a signal"

@@ -19,7 +19,7 @@ from oracles.runs import Runner, run
 
 import reagent_lite
 from reagent_lite.errors import BundleError, ConfigError, DataError
-from reagent_lite.evaluation.decision import Choice, Decision
+from reagent_lite.evaluation.decision import Choice, ShipDecision
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
@@ -216,7 +216,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -> None:
     table = Table(title="Value of <b>", columns=(("Estimator", "name"), ("Estimate", "number"), ("Share", "share")),
                   rows=(("a & b", Interval(value=1.234, low=1.0, high=1.5), 0.25), ("c", None, None)))  # fmt: skip
-    decision = Decision(choice=Choice.SHIP, reason="it is > the log", next_step="ship it", findings=())
+    decision = ShipDecision(choice=Choice.SHIP, reason="it is > the log", next_step="ship it", findings=())
     assert "".join(str(Result(brief=Brief(decision=decision, tables=(table,)))._repr_html_()).split("\n")) == (
         "<p><strong>✓ Ship:</strong> it is &gt; the log.<br><b>Next:</b> ship it</p>"
         '<table><caption>Value of &lt;b&gt;</caption><thead><tr><th scope="col">Estimator</th>'

@@ -1,4 +1,4 @@
-"""What a terminal and a log file show of a command, and what a command survives of theirs."""
+"""Output of a command on a terminal and in a log file, and commands that outlive either."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""How messages count, and which packages are installed."""
+"""Counts in messages, and installed packages."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""What ranks agree on between two steps, without a collective at each of them.
+"""StepAgreement of ranks between steps, without a collective at every step.
 
-A check is one all-reduce of three numbers on the CPU: does any rank want to stop, does rank 0's clock want a
-checkpoint, and in how many steps is the next check. The last comes from rank 0's measurements, so that all ranks check
-at the same step.
+A check is an all-reduce of three numbers on the CPU: does any rank want to stop, does rank 0's clock ask for a
+checkpoint, and in how many steps is the next check. The last number comes from rank 0's measurements, so that all
+ranks check at the same step.
 """
 
 import time
@@ -12,15 +12,15 @@ import torch
 
 from reagent_lite.distributed.group import Group
 
-# Share of the time that checks are planned to take. Measured: gloo needs 0.6 to 1.7 ms on one machine, a step may take
-# 1 ms. They take up to half as much again, as the cost of one is estimated from that of the one before.
+# Share of the time planned for checks. gloo needs 0.6 to 1.7 ms on one machine (measured); a step may take 1 ms. The
+# share can be exceeded by half, as the cost of a check is estimated from the previous one.
 _SHARE = 0.003
-_SECONDS = 1.0  # between two checks, roughly, where the share allows less
+_SECONDS = 1.0  # approximate time between checks, if the share allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What all ranks know after a check; between checks everything is false."""
+    """Agreed decision; between checks everything is false."""
 
     stop: bool = False
     save: bool = False
@@ -29,12 +29,12 @@ class Agreed:
 _NOTHING = Agreed()
 
 
-class Agreement:
-    """Decides with all ranks whether to stop or to save, promptly and at almost no cost.
+class StepAgreement:
+    """Lets all ranks decide whether to stop or to save, within about a second and at little cost.
 
     Args:
         group: the ranks.
-        step: optimizer steps done so far; the first check follows the next one.
+        step: number of optimizer steps so far; the first check follows the next step.
     """
 
     def __init__(self, group: Group, step: int = 0) -> None:
@@ -45,12 +45,12 @@ class Agreement:
         self._since = time.perf_counter()
 
     def after_step(self, done: int, *, stop: bool, save: bool) -> Agreed:
-        """Returns what was agreed on after so many steps; every rank calls it after every step.
+        """Returns the agreed decision; every rank calls it after every step.
 
         Args:
-            done: optimizer steps.
+            done: number of optimizer steps.
             stop: whether this process was asked to end.
-            save: whether rank 0's clock asks for a checkpoint; other ranks' clocks do not count.
+            save: whether the clock asks for a checkpoint; only rank 0's clock counts.
         """
         if self._group.world_size == 1:  # a check costs nothing
             return Agreed(stop=stop, save=save) if stop or save else _NOTHING
@@ -69,7 +69,7 @@ class Agreement:
 
 
 def steps_between(step_seconds: float, check_seconds: float) -> int:
-    """Returns the steps from one check to the next: few enough for a second, many enough for the checks' share."""
+    """Returns the number of steps between checks: about a second, or more if checks would exceed their share."""
     cheap = check_seconds / (_SHARE * max(step_seconds, 1e-9))
     prompt = _SECONDS / max(step_seconds, 1e-9)
     return max(round(min(cheap, prompt)), 1)

@@ -1,7 +1,7 @@
-"""Whether machines reach each other on ports such as workers open.
+"""Check of the connections between machines, on ports like those of workers.
 
-before workers start    listen on a free port ─► addresses of all ─► connect to some others ─► who does not reach whom
-after a peer was lost   connect to all others at once ─► pairs that have been parted while heartbeats to node 0 go on
+before workers start    listen on a free port ─► addresses of all ─► connect to some others ─► pairs without connection
+after a peer was lost   connect to all others at once ─► pairs that lost their connection while node 0 still hears both
 """
 
 import time
@@ -18,8 +18,8 @@ from reagent_lite.distributed.network import Address, connection_error, listenin
 from reagent_lite.distributed.store import LostError
 from reagent_lite.errors import Problem
 
-_MOST_FULL = 32  # machines of which each connects to each other
-_ONE_SECONDS = 5.0
+_MOST_FULL = 32  # largest number of machines that all connect to each other
+_ATTEMPT_SECONDS = 5.0
 _AGAIN_SECONDS = 3.0
 _LOG_SECONDS = 10.0
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -28,8 +28,8 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def peers(node: int, count: int) -> list[int]:
     """Returns the machines that a machine connects to before workers start.
 
-    Up to 32 machines these are all others, else those 1, 2, 4, 8, ... numbers on: each machine connects to log2(count)
-    others and from as many.
+    Up to 32 machines these are all others. With more, a machine connects to those whose numbers are larger by 1, 2, 4,
+    8, ...: each has log2(count) outgoing and as many incoming connections.
     """
     if count <= _MOST_FULL:
         return [other for other in range(count) if other != node]
@@ -40,14 +40,14 @@ class Connections:
     """This machine's connections to others, from the start of an attempt to its end.
 
     Args:
-        membership: the membership of this machine.
+        membership: membership of this machine.
     """
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._own: Address | None = membership.worker_address if len(membership.declarations) > 1 else None
+        self._address: Address | None = membership.worker_address if len(membership.declarations) > 1 else None
         self._server: socket | None = None
-        self._places: list[Any] = []
+        self._endpoints: list[Any] = []  # of each machine: address, interface, port, range of ports
 
     def close(self) -> None:
         """Stops listening."""
@@ -58,41 +58,41 @@ class Connections:
         """Returns the pairs of machines that cannot connect, the same on every machine.
 
         Args:
-            seconds: how long each machine tries.
+            seconds: seconds for which each machine tries.
             patience: seconds by which other machines may be late.
 
         Raises:
             LostError: others did not take part.
             RendezvousError: this machine cannot listen.
         """
-        own = self._own
-        if own is None:
+        address = self._address
+        if address is None:
             return []
-        # the kernel completes connections by itself: nobody has to accept them
-        self._server = listening(own.address, 0)
-        place = [own.address, own.interface, self._server.getsockname()[1], _port_range()]
-        self._places = self._membership.exchange("place", place, patience)
+        # the kernel completes connections without an accept
+        self._server = listening(address.address, 0)
+        endpoint = [address.address, address.interface, self._server.getsockname()[1], _port_range()]
+        self._endpoints = self._membership.exchange("place", endpoint, patience)
         deadline = time.monotonic() + seconds
         table = self._unreached_of(
-            peers(self._membership.node, len(self._places)),
-            lambda other: _connect(own.address, other, self._places[other], deadline),
+            peers(self._membership.node, len(self._endpoints)),
+            lambda other: _connect(address.address, other, self._endpoints[other], deadline),
         )
-        tables = self._membership.exchange("unreached", table, patience + seconds + _ONE_SECONDS)
+        tables = self._membership.exchange("unreached", table, patience + seconds + _ATTEMPT_SECONDS)
         return self._problems(tables)
 
     def try_again(self) -> None:
-        """Connects to all others once, and tells them which it did not reach."""
+        """Connects to all others once and sends them the list of machines it did not reach."""
 
         def error_of(other: int) -> str:
-            address, _, port, _ = self._places[other]
+            address, _, port, _ = self._endpoints[other]
             return connection_error(address, port, _AGAIN_SECONDS)
 
-        others = [other for other in range(len(self._places)) if other != self._membership.node]
+        others = [other for other in range(len(self._endpoints)) if other != self._membership.node]
         with suppress(LostError):
             self._membership.give("parted", self._unreached_of(others, error_of))
 
     def parted(self) -> list[Problem]:
-        """Returns the pairs of machines that do not connect any more, as machines have found by `try_again`."""
+        """Returns the pairs of machines without a connection, according to every machine's `try_again`."""
         with suppress(LostError):
             return self._problems([table or {} for table in self._membership.given("parted")])
         return []
@@ -104,19 +104,19 @@ class Connections:
 
     def _problems(self, tables: list[dict[str, str]]) -> list[Problem]:
         return [
-            _problem(node, int(other), self._places, why)
+            _problem(node, int(other), self._endpoints, why)
             for node, table in enumerate(tables)
             for other, why in table.items()
         ]
 
 
-def _connect(own: str, other: int, place: list[Any], deadline: float) -> str:
+def _connect(from_address: str, other: int, endpoint: list[Any], deadline: float) -> str:
     """Returns "" once the other machine is reached, or the reason why it was not by the deadline."""
-    address, interface, port, _ = place
-    if (":" in address) != (":" in own):
+    address, interface, port, _ = endpoint
+    if (":" in address) != (":" in from_address):
         return "one has an IPv4 address there, the other an IPv6 address only"
     logged = time.monotonic()
-    while why := connection_error(address, port, _ONE_SECONDS):
+    while why := connection_error(address, port, _ATTEMPT_SECONDS):
         now = time.monotonic()
         if now > deadline:
             return why
@@ -128,11 +128,12 @@ def _connect(own: str, other: int, place: list[Any], deadline: float) -> str:
     return ""
 
 
-def _problem(node: int, other: int, places: list[Any], why: str) -> Problem:
-    (own, interface, _, _), (address, there, port, ports) = places[node], places[other]
+def _problem(node: int, other: int, endpoints: list[Any], why: str) -> Problem:
+    from_address, from_interface, _, _ = endpoints[node]
+    address, interface, port, ports = endpoints[other]
     return Problem(
-        f"node {node} ({own}, {interface})",
-        f"a connection to node {other} ({address}:{port}, {there})",
+        f"node {node} ({from_address}, {from_interface})",
+        f"a connection to node {other} ({address}:{port}, {interface})",
         why,
         f"Open TCP ports {ports} between all machines (net.ipv4.ip_local_port_range there), or choose a common network "
         "with rendezvous.interface",

@@ -1,6 +1,6 @@
-"""One process on several GPUs: torch's DataParallel over rows whose weights already make their losses a sum.
+"""A single process on several GPUs: torch's DataParallel for losses that are sums over weighted rows.
 
-batch ─► rows divided ─► a replica on each GPU ─► losses summed on the first; its gradients are those of the whole batch
+batch ─► rows divided ─► a replica on each GPU ─► losses summed on the first GPU, with the whole batch's gradients
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from reagent_lite.types import TransitionBatch
 
 Loss = tuple[Tensor, dict[str, Tensor]]
 Rows = TransitionBatch | Tensor | Mapping[str, TransitionBatch]
-"""Rows of a batch, or of a batch for each type of agents."""
+"""Rows of a batch, or of a batch for each agent type."""
 
 
 def divided(inputs: Sequence[Rows], devices: Sequence[torch.device]) -> list[tuple[Any, ...]]:
-    """Returns the inputs' rows as consecutive parts, one for each device that gets any; sizes differ by one at most."""
+    """Splits the inputs' rows into consecutive parts, at most one per device; sizes differ by at most one row."""
     return list(zip(*(_parts(each, devices) for each in inputs), strict=True))
 
 
 def _parts(rows: Rows, devices: Sequence[torch.device]) -> list[Any]:
     if isinstance(rows, Mapping):
-        by_type = {name: _parts(own, devices) for name, own in rows.items()}
+        by_type = {name: _parts(typed_rows, devices) for name, typed_rows in rows.items()}
         return [dict(zip(by_type, parts, strict=True)) for parts in zip(*by_type.values(), strict=True)]
     total = len(rows)
     used = devices[: len(rows)]
@@ -32,16 +32,17 @@ def _parts(rows: Rows, devices: Sequence[torch.device]) -> list[Any]:
 
 
 def summed(losses: Sequence[Loss], device: torch.device) -> Loss:
-    """Returns the sum of losses and of each metric on a device; weights are shares of the whole batch."""
+    """Returns the sums of losses and of each metric on a device; weights are shares of the whole batch."""
     total = torch.stack([loss.to(device) for loss, _ in losses]).sum()
-    return total, {name: torch.stack([one[name].to(device) for _, one in losses]).sum() for name in losses[0][1]}
+    names = losses[0][1]
+    return total, {name: torch.stack([metrics[name].to(device) for _, metrics in losses]).sum() for name in names}
 
 
 class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
-    """A learner whose batch is divided over GPUs; forward gives what the learner's own gives for the whole batch.
+    """A learner whose batch is divided over GPUs; forward returns the learner's result for the whole batch.
 
     Args:
-        learner: on the first device; `row_errors` of its modules are those of the whole batch afterwards.
+        learner: the learner, on the first device; after forward, `row_errors` of its modules cover the whole batch.
         devices: the GPUs.
     """
 
@@ -55,7 +56,7 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
         return parts, [{}] * len(parts)
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
-        """Computes all parts at once and takes the errors of their rows from the replicas."""
+        """Computes all parts in parallel and collects the errors of their rows from the replicas."""
         losses = super().parallel_apply(replicas, inputs, kwargs)
         for module, *copies in zip(self.module.modules(), *(replica.modules() for replica in replicas), strict=True):
             if "row_errors" in vars(module):

@@ -1,11 +1,11 @@
-"""Faults on purpose, to test what a cluster survives: REAGENT_LITE_FAULT=fail:rank=1,step=20,kind=kill.
+"""Deliberate faults, to test a cluster: REAGENT_LITE_FAULT=fail:rank=1,step=20,kind=kill.
 
-kind   what the rank does before optimizer step `step`
-kill   ends by SIGKILL, as the system ends a process that takes too much memory
-stop   stops by SIGSTOP, as a machine that hangs
-exception   raises
-slow   sleeps `seconds`, 5 by default, before this step and each after it
-Only the first start of a run is hit (attempt 0), or the one of `attempt=n`, or with `attempt=any` each.
+kind        effect on the rank before optimizer step `step`
+kill        SIGKILL, like a process that the system ends because it takes too much memory
+stop        SIGSTOP, like a machine that hangs
+exception   an exception
+slow        sleeps `seconds`, 5 by default, before this step and every later step
+The fault happens in the first start of a run (attempt 0), in start n with `attempt=n`, or in all with `attempt=any`.
 """
 
 import os
@@ -23,14 +23,14 @@ _EXAMPLE = "fail:rank=1,step=20,kind=kill"
 
 
 class Fault(BaseModel):
-    """What happens to one rank.
+    """A fault of a rank.
 
     Attributes:
-        rank: the rank it happens to.
-        step: before which optimizer step, numbered from 0.
+        rank: the rank.
+        step: number of the optimizer step after the fault, from 0.
         kind: see above.
-        seconds: how long a slow step sleeps.
-        attempt: which start of the run, or "any".
+        seconds: length of a slow step's sleep.
+        attempt: number of the run's start, or "any".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,10 +43,10 @@ class Fault(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Returns the fault that a text such as `fail:rank=1,step=20,kind=kill` describes.
+        """Parses a text such as `fail:rank=1,step=20,kind=kill`.
 
         Raises:
-            ConfigError: the text is no such description.
+            ConfigError: the text does not describe a fault.
         """
         head, _, rest = text.partition(":")
         try:
@@ -58,7 +58,7 @@ class Fault(BaseModel):
             raise ConfigError(Problem(VARIABLE, f"text such as {_EXAMPLE}", repr(text), advice)) from error
 
     def before_step(self, step: int) -> None:
-        """Fails if this is the step."""
+        """Causes the fault if this is the step."""
         if self.kind == "slow" and step >= self.step:
             time.sleep(self.seconds)
         if step != self.step:
@@ -71,8 +71,8 @@ class Fault(BaseModel):
             raise RuntimeError(f"{VARIABLE} asked for an exception of rank {self.rank} before step {step}")
 
 
-def fault_here(place: Place) -> Fault | None:
-    """Returns the fault that the environment asks of this process, or None.
+def fault_here(position: Place) -> Fault | None:
+    """Returns the fault that the environment sets for this process, or None.
 
     Raises:
         ConfigError: see Fault.parse.
@@ -81,4 +81,4 @@ def fault_here(place: Place) -> Fault | None:
     if not text:
         return None
     fault = Fault.parse(text)
-    return fault if fault.rank == place.rank and fault.attempt in ("any", attempt_here()) else None
+    return fault if fault.rank == position.rank and fault.attempt in ("any", attempt_here()) else None

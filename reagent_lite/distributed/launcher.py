@@ -1,7 +1,7 @@
-"""One machine's launcher: it outlives its workers, so that every end has a reason and another attempt can follow.
+"""A machine's launcher: it outlives its workers, so that every end has a reason and another attempt can follow.
 
 join ─► connections ─► workers ─► watch ─┬─► all done ─► finish
-  ▲                                      └─► failure, here or elsewhere ─► all workers ended ─► leave ─┐
+  ▲                                      └─► failure on any machine ─► all workers ended ─► leave ─────┐
   └────────────────────────── restarts left, and a restart can help ◄──────────────────────────────────┘
 """
 
@@ -40,7 +40,7 @@ from reagent_lite.memory import oom_kills
 _WATCH_SECONDS = 0.1
 _END_SECONDS = 15.0
 _PEER_SECONDS = 1.0  # for other workers of this machine to report why they failed
-_MACHINE_SECONDS = 2.0  # for another machine's failure to come out, beyond lost_after_seconds
+_MACHINE_SECONDS = 2.0  # for another machine's failure to become known, in addition to lost_after_seconds
 _CONNECT_SECONDS = 60.0
 _CONTINUE = "run the same command again: it continues from the last checkpoint, or starts over if there is none"
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -48,13 +48,13 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """How many processes this machine runs, and on what.
+    """Number and device of this machine's processes.
 
     Attributes:
-        count: one per GPU, or as many CPU processes as asked for.
+        count: one per GPU, or the configured number of CPU processes.
         device_type: "cuda" or "cpu".
-        note: what the user should know about the choice, or "".
-        gpus: the GPUs of each process.
+        note: message to the user about the choice, or "".
+        gpus: number of GPUs of each process.
     """
 
     count: int
@@ -73,7 +73,7 @@ def choose_processes(config: WorkflowConfig) -> Processes:
     """Returns the processes that a run starts on this machine.
 
     Raises:
-        ConfigError: more GPU processes than there are GPUs, or batches that are to be divided over GPUs without one.
+        ConfigError: more GPU processes than GPUs, or batches to be divided over GPUs without a GPU.
     """
     explicit = config.num_processes_per_node
     gpus = torch.cuda.device_count() if config.use_gpu else 0
@@ -96,19 +96,19 @@ def choose_processes(config: WorkflowConfig) -> Processes:
 def launch(
     command: list[str], count: int, rendezvous: Rendezvous, *, restarts: int, folder: FolderIdentity | None = None
 ) -> None:
-    """Runs this machine's workers until the run is done, and begins again where that can help.
+    """Runs this machine's workers until the run is done, and restarts them if that can help.
 
     Args:
-        command: the command of every worker.
-        count: how many this machine starts.
-        rendezvous: where it meets the others.
-        restarts: how often the run may begin again.
-        folder: the folder that workers write into, which must stay in its place; None if they write nothing.
+        command: command of every worker.
+        count: number of workers of this machine.
+        rendezvous: rendezvous with the other machines.
+        restarts: largest number of restarts of the run.
+        folder: folder that workers write into, which must stay the same; None if they write nothing.
 
     Raises:
-        LaunchError: the run failed, on whichever machine; every launcher raises the same reason.
+        LaunchError: the run failed on any machine; every launcher raises the same reason.
         RendezvousError: see Rendezvous.join.
-        Preempted: a signal came before training began, or while it was to begin again.
+        Preempted: a signal came before training began, or before it began again.
     """
     with StopRequest() as stop, closing(rendezvous):
         rendezvous.interrupted = stop.require_none
@@ -134,11 +134,11 @@ def launch(
 
 
 class StopRequest:
-    """Notes signals that ask this launcher to end, inside its `with` block.
+    """Records signals that ask this launcher to end, inside its `with` block.
 
     Attributes:
-        number: the number of the signal; 0 before one came.
-        kept: what the same command would do, for the message of a signal that comes while no worker runs.
+        number: number of the signal; 0 without a signal.
+        kept: effect of the same command, for the message about a signal that comes while no worker runs.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: workers are killed
+            raise KeyboardInterrupt  # second request: workers are killed
         self.number = number
 
     def require_none(self) -> None:
@@ -165,14 +165,14 @@ class StopRequest:
 
 
 class Attempt:
-    """One start of the workers of this machine.
+    """A start of this machine's workers.
 
     Args:
-        command: the command of every worker.
-        count: how many workers this machine starts.
-        membership: gives their ranks and where they meet.
+        command: command of every worker.
+        count: number of workers of this machine.
+        membership: membership of this machine, with ranks and the address of the store.
         lost_after: seconds after which a stopped worker counts as lost.
-        stop: whether this launcher was asked to end.
+        stop: signals that ask this launcher to end.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Attempt:
         self._connections = Connections(membership)
 
     def run(self, folder: FolderIdentity | None) -> Failure | None:
-        """Returns why the attempt ended early, or None."""
+        """Runs the workers; returns why the attempt ended early, or None."""
         try:
             failure = self._prepare(folder)
             if failure is not None:
@@ -212,9 +212,9 @@ class Attempt:
         return Failure(reason=reason, restart=False)
 
     def _prepare(self, folder: FolderIdentity | None) -> Failure | None:
-        """Checks what workers need, in the background, so that this machine's heartbeats go on.
+        """Checks connections and the folder in the background, so that this machine's heartbeats go on.
 
-        The folder is waited for last, when the other machines wait for this one's workers.
+        The folder is checked last, while the other machines already wait for this machine's workers.
         """
 
         def check() -> list[Problem]:
@@ -246,9 +246,9 @@ class Attempt:
         shared = {**os.environ, **self._reports.variables, **_variables(self._membership, self._count)}
         for local in range(self._count):
             rank = self._membership.first_rank + local
-            own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+            variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(local)}
             output = None if rank == 0 else sys.stderr.fileno()  # only rank 0 keeps standard output
-            self._running.append(subprocess.Popen(self._command, env=shared | own, stdout=output))
+            self._running.append(subprocess.Popen(self._command, env=variables, stdout=output))
 
     def _watch(self) -> Failure | None:
         passed_on = False
@@ -261,7 +261,7 @@ class Attempt:
                 passed_on = True
                 for worker in self._running:
                     worker.send_signal(signal.SIGTERM)
-            done = self._done  # asked first: a worker that fails between the two questions is not done well
+            done = self._done  # checked before failures: a worker that fails in between does not count as done
             failure = self._failed()
             if failure is not None:
                 return self._agreed(failure)
@@ -274,8 +274,15 @@ class Attempt:
         return self._membership.abort(Failure(reason=reason, exit_code=Preempted.exit_code, restart=False))
 
     def _agreed(self, failure: Failure) -> Failure:
-        """Returns the run's failure: another machine's, if this one's may only follow from it."""
-        if failure.restart and self._stop.number:  # others would wait for this machine
+        """Returns the run's failure, the same on every machine.
+
+        stopped by a signal    ─► no restart: the others would wait for this machine
+        first-hand failure     ─► it is the run's, unless another machine reported one before
+        second-hand failure    ─► the one that another machine reports within lost_after; without any, this failure
+        (a lost connection)       together with the machines that lost connections, or else the ranks that are awaited
+        Whether the run restarts is agreed on later, by `Membership.leave`.
+        """
+        if failure.restart and self._stop.number:
             reason = f"{failure.reason}\nstopped by a signal; {_CONTINUE}"
             failure = failure.model_copy(update={"reason": reason, "exit_code": Preempted.exit_code, "restart": False})
         if failure.first_hand:
@@ -298,17 +305,17 @@ class Attempt:
         return all(worker.poll() is not None for worker in self._running)
 
     def _end(self) -> None:
-        """Ends all workers at once; what is worth keeping is on disk."""
+        """Kills all workers; checkpoints are already on disk."""
         for worker in self._running:
             worker.kill()
         for worker in self._running:
-            with suppress(subprocess.TimeoutExpired):  # held by a disk or driver that does not answer
+            with suppress(subprocess.TimeoutExpired):  # blocked by a disk or driver that does not answer
                 worker.wait(_END_SECONDS)
 
     def _failed(self) -> Failure | None:
-        """Returns the first cause once a worker has failed; being preempted is no failure."""
+        """Returns the first cause once a worker has failed; preemption is not a failure."""
         codes = [worker.poll() for worker in self._running]
-        # a worker that has reported may hang on its way out, in a library of the GPU's
+        # a worker that has reported a failure may hang in a GPU library while it exits
         if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
             if Preempted.exit_code in codes:  # its peers lost their connection to it
                 return self._preempted(f"a process was stopped by a signal; {_CONTINUE}")
@@ -319,35 +326,41 @@ class Attempt:
         return self._membership.name_of(self._membership.first_rank + local)
 
     def _cause(self) -> Failure:
-        """Returns the earliest reason: a worker that reported none was killed, and its peers failed after it."""
-        deadline = time.monotonic() + _PEER_SECONDS  # peers notice by themselves and report
+        """Returns the first cause of this machine's failure.
+
+        a worker failed without a report   ─► it was killed, and its peers failed because of it
+        all failed workers have reported   ─► the earliest report, once all are done or had time to report
+        """
+        deadline = time.monotonic() + _PEER_SECONDS  # peers notice the failure by themselves and report it
         while True:
-            failed = [i for i, one in enumerate(self._running) if one.poll() not in (None, 0, Preempted.exit_code)]
-            reported = self._reports.failures
-            killed = [local for local in failed if local not in reported]
-            if killed or self._done or time.monotonic() > deadline:
+            codes = [worker.poll() for worker in self._running]
+            reports = self._reports.failures
+            for local, code in enumerate(codes):
+                if code not in (None, 0, Preempted.exit_code) and local not in reports:
+                    return self._killed(local)
+            if self._done or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        if not killed:
-            local, first = min(reported.items(), key=lambda item: float(item[1]["at"]))
-            return Failure(
-                reason=f"{self._name(local)}: {first['message']}",
-                exit_code=first["exit_code"],
-                restart=first["exit_code"] == PeerError.exit_code,
-                first_hand=not first["peer"],
-            )
-        local = killed[0]
+        local, first = min(reports.items(), key=lambda item: float(item[1]["at"]))
+        return Failure(
+            reason=f"{self._name(local)}: {first['message']}",
+            exit_code=first["exit_code"],
+            restart=first["exit_code"] == PeerError.exit_code,
+            first_hand=not first["peer"],
+        )
+
+    def _killed(self, local: int) -> Failure:
         code = self._running[local].returncode
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         todo = ""
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            how += " by the system, for the memory limit of its control group was reached"
+            how += " by the system, because the memory limit of its control group was reached"
             todo = "Give the job more memory, or start fewer processes (num_processes_per_node)"
         problem = Problem(self._name(local), "a worker that trains to the end", f"ended by {how}", todo)
         return Failure(reason=str(problem))
 
     def _halted(self) -> Failure | None:
-        """Looks for a worker that is stopped: its peers would wait for it until their timeout."""
+        """Returns the failure of a worker that has been stopped for too long, for which its peers would wait."""
         now = time.monotonic()
         for local, worker in enumerate(self._running):
             if worker.poll() is not None or psutil.Process(worker.pid).status() not in _STOPPED:
@@ -370,7 +383,7 @@ def _variables(membership: Membership, count: int) -> dict[str, str]:
         "GROUP_WORLD_SIZE": str(len(membership.declarations)),
         "MASTER_ADDR": record.address,
         "MASTER_PORT": str(record.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is node 0's launcher's: no worker opens one
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # node 0's launcher has the store: no worker opens one
         ATTEMPT_VARIABLE: str(record.attempt),
     }
     address = membership.worker_address

@@ -1,9 +1,9 @@
-"""The file on the share: an address book with one entry, never a store.
+"""The file on the share with the address of node 0's store.
 
-node 0   temporary file beside it ─► fsync ─► rename onto the path          its own entry is removed at the end
-others   list the folder ─► open ─► an entry is a hint: what counts is who answers at the address
+node 0   temporary file in the same folder ─► fsync ─► rename to the path          its record is removed at the end
+others   list the folder ─► open ─► the record is a hint: only the answer at its address counts
 
-Measured on NFS: one failed look-up hides a new file for 30 s; after a listing of the folder it shows in 0.07 s.
+Measured on NFS: a failed look-up hides a new file for 30 s; after a listing of the folder it appears within 0.07 s.
 """
 
 import os
@@ -22,24 +22,24 @@ from reagent_lite.files import FolderIdentity, sync, write_synced
 
 NO_FILE = "no file"
 EMPTY_FILE = "an empty file"
-NO_RECORD = "a file that is no record of ours"
-"""Why `read` returns no record where the path is free to use; any other text is the error of a share."""
+NO_RECORD = "a file without a record of reagent-lite"
+"""Reasons of `read` for no record if the path is free to use; any other text is an error of the share."""
 
 _MOST_BYTES = 1 << 16
 
 
 class Record(BaseModel):
-    """Where node 0's store listens, and whose it is.
+    """Address and owner of node 0's store.
 
     Attributes:
-        nonce: identifies the store, which holds it too.
-        token: secret of the store, written here and nowhere else; "" without a file.
-        run: identifies one launcher of node 0.
-        job: name of the job, which machines of another job do not join; "" where it has none.
-        attempt: 0, then one more for each restart; the store has the present one, the file keeps the first.
+        nonce: identifies the store, which contains it as well.
+        token: secret of the store, written only to this file; "" without a file.
+        run: identifies a launcher of node 0.
+        job: name of the job, which machines of another job do not join; "" if it has none.
+        attempt: number of restarts so far; the store has the current number, the file keeps the first.
         address, interface: numeric address and its interface.
-        others: further addresses of that interface, where the store listens as well.
-        started: UTC, for people; nothing compares it.
+        others: further addresses of that interface, on which the store listens as well.
+        started: UTC, for people only.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -65,7 +65,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class MeetingFile:
-    """The path that init_method names; every method asks the share anew."""
+    """The path in init_method; every method accesses the share again."""
 
     path: Path
 
@@ -74,7 +74,7 @@ class MeetingFile:
         """Returns the file of `file:///share/run.rdzv`.
 
         Raises:
-            ConfigError: the URL names a host, or no absolute path.
+            ConfigError: the URL has a host, or its path is not absolute.
         """
         parts = urlsplit(init_method)
         path = Path(unquote(parts.path))
@@ -90,7 +90,7 @@ class MeetingFile:
                 return NO_FILE
             with self.path.open("rb") as stream:
                 data = stream.read(_MOST_BYTES)
-        except OSError as error:  # such as ESTALE, where the file was replaced meanwhile
+        except OSError as error:  # such as ESTALE, if the file was replaced meanwhile
             return error.strerror or str(error)
         if not data.strip():
             return EMPTY_FILE
@@ -100,11 +100,11 @@ class MeetingFile:
             return f"{NO_RECORD} ({len(data)} bytes)"
 
     def publish(self, record: Record, folder: FolderIdentity | None = None) -> None:
-        """Replaces whatever the file is by the record.
+        """Replaces the file, with any content, by the record.
 
         Args:
-            record: the record of this run.
-            folder: what the file's folder was when the run began, if that is known.
+            record: record of this run.
+            folder: identity of the file's folder at the start of the run, if known.
 
         Raises:
             RendezvousError: the share cannot be written, or is not mounted any more.
@@ -124,10 +124,10 @@ class MeetingFile:
             _remove(temporary)
 
     def require_usable(self, *, writable: bool) -> None:
-        """Checks that the folder is there and, on node 0, that files can be written and renamed in it.
+        """Checks that the folder exists and, on node 0, that files can be written and renamed in it.
 
         Raises:
-            RendezvousError: with the system's reason.
+            RendezvousError: the folder cannot be used; the error has the system's reason.
         """
         temporary = self._temporary()
         renamed = self._temporary()
@@ -144,7 +144,7 @@ class MeetingFile:
             _remove(renamed)
 
     def remove(self, nonce: str) -> None:
-        """Removes the file if it still holds the record with this nonce; another run's is left alone."""
+        """Removes the file if it still has the record with this nonce; another run's file is kept."""
         record = self.read()
         if isinstance(record, Record) and record.nonce == nonce:
             _remove(self.path)
@@ -163,5 +163,5 @@ class MeetingFile:
 
 
 def _remove(file: Path) -> None:
-    with suppress(OSError):  # a share that is gone: the next run replaces what is left
+    with suppress(OSError):  # the share is gone: the next run replaces the file
         file.unlink(missing_ok=True)

@@ -1,12 +1,12 @@
-"""One machine in one attempt of a run: heartbeats, and the one reason why a run ends early.
+"""A machine in an attempt of a run: heartbeats, and the single reason why a run ends early.
 
 keys of an attempt in node 0's store
-nonce, record      which store this is               node/i           what machine i declares; it has that number
+nonce, record      identity of the store             node/i           declaration of machine i, which has that number
 go                 all declarations, and problems    beat/i           a number that grows while machine i lives
-missing            who has not come
-abort              the first failure, no other       progress/i       how far the workers of machine i are
-next               after an abort: restart or end    left/i           machine i needs the store no longer
-exchange/key/i     what machine i gives the others   exchange/key     the same of all machines, from node 0
+missing            machines that have not come
+abort              the first failure, no other       progress/i       progress of the workers of machine i
+next               after an abort: restart or end    left/i           machine i no longer needs the store
+exchange/key/i     value of machine i for the others exchange/key     values of all machines, from node 0
 """
 
 import json
@@ -22,12 +22,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.network import Address, addresses, own_address, route_to
-from reagent_lite.distributed.store import Link, LostError, Store
+from reagent_lite.distributed.store import Link, LostError, SignedStore
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.distributed.worker import Progress, awaited_ranks
+from reagent_lite.distributed.worker import WorkerProgress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
 
-_PROGRESS = TypeAdapter(list[Progress | None])
+_PROGRESS = TypeAdapter(list[WorkerProgress | None])
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 ROUND_SECONDS = 0.2
@@ -41,13 +41,13 @@ _FINISH_SECONDS = 60.0
 
 
 class Failure(BaseModel):
-    """Why a run ends early.
+    """The reason why a run ends early.
 
     Attributes:
-        reason: for people, with machine or rank and the first traceback.
-        exit_code: the exit code of every launcher.
-        restart: whether beginning again can help; a wrong config stays wrong.
-        first_hand: false where it may only follow from a peer's end, such as a closed connection.
+        reason: message with machine or rank and the first traceback.
+        exit_code: exit code of every launcher.
+        restart: whether a restart can help; a wrong config stays wrong.
+        first_hand: false if it may be the result of a peer's end, such as a closed connection.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -58,13 +58,13 @@ class Failure(BaseModel):
     first_hand: bool = True
 
     @classmethod
-    def of(cls, store: Store) -> "Failure | None":
-        """Returns why the attempt of a store is over, or None."""
+    def of(cls, store: SignedStore) -> "Failure | None":
+        """Returns why the store's attempt is over, or None."""
         text = store.get("abort")
         return None if text is None else cls.model_validate_json(text)
 
-    def set(self, store: Store) -> "Failure":
-        """Ends the attempt of a store unless it has ended; returns the first failure."""
+    def set(self, store: SignedStore) -> "Failure":
+        """Ends the store's attempt unless it has ended; returns the first failure."""
         return Failure.model_validate_json(store.set_once("abort", self.model_dump_json()))
 
 
@@ -78,11 +78,11 @@ class LaunchError(PeerError):
 
 
 class Heartbeats:
-    """When each machine's beat last changed, by this machine's clock.
+    """Times of the last change of each machine's beat, by this machine's clock.
 
     Args:
-        nodes: the machines to watch.
-        lost_after: seconds of silence that count as a loss.
+        nodes: machines to watch.
+        lost_after: seconds of silence after which a machine is lost.
         polled_every: usual seconds between two calls of `note`.
     """
 
@@ -94,9 +94,9 @@ class Heartbeats:
         self._last = now
 
     def note(self, beats: dict[int, str | None]) -> None:
-        """Records the present beats; machines that are not among them are no longer watched."""
+        """Records the current beats; machines without an entry are no longer watched."""
         now = time.monotonic()
-        paused = now - self._last > self._pause  # this launcher slept: the others' silence is its own fault
+        paused = now - self._last > self._pause  # this launcher slept: the others may not have been silent
         self._last = now
         self._seen = {
             node: (beat, now) if paused or beat != self._seen[node][0] else self._seen[node]
@@ -104,24 +104,24 @@ class Heartbeats:
         }
 
     def lost(self) -> list[int]:
-        """Returns the machines that have been silent for too long."""
+        """Returns the machines that have been silent for more than lost_after."""
         now = time.monotonic()
         return [node for node, (_, since) in self._seen.items() if now - since > self._lost_after]
 
 
 class Membership:
-    """This machine's part in a run that all machines have joined.
+    """This machine's membership in a run that all machines have joined.
 
     Args:
-        link: to node 0's store.
-        record: the record of this attempt.
-        node: this machine's number.
-        declarations: the declarations of all machines, in order.
-        settings: the settings of heartbeats.
-        close: called at the end of the run; releases what node 0 holds open.
+        link: link to node 0's store.
+        record: record of this attempt.
+        node: number of this machine.
+        declarations: declarations of all machines, in order.
+        settings: settings of heartbeats.
+        close: called at the end of the run; on node 0 it closes the store.
 
     Attributes:
-        progress: the progress of this machine's workers, kept up to date by the launcher.
+        progress: progress of this machine's workers, updated by the launcher.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Membership:
         self._link = link
         self._settings = settings
         self._close = close
-        self._others = [one.node for one in declarations if one.node != node]
+        self._others = [declaration.node for declaration in declarations if declaration.node != node]
         self._beats = Heartbeats(
             self._others if node == 0 else [], settings.lost_after_seconds, polled_every=settings.heartbeat_seconds
         )
@@ -148,41 +148,41 @@ class Membership:
         self._beat = 0
         self._beaten = 0.0
         self._failure: Failure | None = None
-        self.progress: list[Progress | None] = []
+        self.progress: list[WorkerProgress | None] = []
 
     @property
     def first_rank(self) -> int:
         """Rank of this machine's first worker."""
-        return sum(one.processes for one in self.declarations[: self.node])
+        return sum(declaration.processes for declaration in self.declarations[: self.node])
 
     @property
     def world_size(self) -> int:
-        """Workers of all machines."""
-        return sum(one.processes for one in self.declarations)
+        """Number of workers of all machines."""
+        return sum(declaration.processes for declaration in self.declarations)
 
     @property
     def worker_address(self) -> Address | None:
-        """Address of this machine that its workers give the others; None where there is no route.
+        """Address that this machine's workers give to the others; None without a route.
 
         gloo takes the first address of an interface, IPv4 before IPv6.
         """
         wanted = self._settings.interface if self._others else None
-        own = own_address(wanted) if wanted else route_to(self.record.address, self.record.port)
-        name = os.environ.get(GLOO_VARIABLE, "" if own is None else own.interface)
-        return next((one for one in addresses() if one.interface == name), own)
+        default = own_address(wanted) if wanted else route_to(self.record.address, self.record.port)
+        name = os.environ.get(GLOO_VARIABLE, "" if default is None else default.interface)
+        return next((address for address in addresses() if address.interface == name), default)
 
     def name_of(self, rank: int) -> str:
-        """Returns how messages call a rank."""
+        """Returns the name of a rank in messages."""
         name = f"rank {rank} of {self.world_size}"
         first = 0
-        for one in self.declarations:
-            if len(self.declarations) > 1 and first <= rank < first + one.processes:
-                name += f" (node {one.node}, local rank {rank - first})"
-            first += one.processes
+        for declaration in self.declarations:
+            if len(self.declarations) > 1 and first <= rank < first + declaration.processes:
+                name += f" (node {declaration.node}, local rank {rank - first})"
+            first += declaration.processes
         return name
 
     def poll(self) -> Failure | None:
-        """Exchanges heartbeats; returns why the run is over, or None. Never waits."""
+        """Exchanges heartbeats without waiting; returns why the run is over, or None."""
         now = time.monotonic()
         if self._failure is not None:
             return self._failure
@@ -203,7 +203,7 @@ class Membership:
         return self._failure
 
     def abort(self, failure: Failure) -> Failure:
-        """Ends the run for all machines; returns the first failure that any of them gave."""
+        """Ends the run for all machines; returns the first failure of any machine."""
         if self._failure is None:
             try:
                 self._failure = self._link.call(failure.set, self._settings.lost_after_seconds)
@@ -212,15 +212,15 @@ class Membership:
         return self._failure
 
     def exchange(self, key: str, value: object, seconds: float) -> list[Any]:
-        """Sends a JSON value to all machines and returns those of all.
+        """Sends a JSON value to all machines and returns the values of all machines.
 
         Args:
-            key: the key of the exchange; each is used once.
+            key: key of the exchange, which is used only once.
             value: this machine's value.
-            seconds: how long the others may take.
+            seconds: seconds to wait for the others.
 
         Raises:
-            LostError: some did not send theirs in time; they are named.
+            LostError: some machines sent nothing in time; the error names them.
         """
         self.give(key, value)
         gathered = f"exchange/{key}"
@@ -230,9 +230,9 @@ class Membership:
             text = None if self.node == 0 else self._link.call(lambda store: store.get(gathered))
             if text is not None:
                 return list(json.loads(text))
-            if self.node == 0 or late:  # node 0 alone, as requests of each for each grow with the square of machines
+            if self.node == 0 or late:  # only node 0 collects: otherwise requests grow with the square of machines
                 values = self.given(key)
-                absent = [str(i) for i, one in enumerate(values) if one is None]
+                absent = [str(node) for node, sent in enumerate(values) if sent is None]
                 if not absent:
                     self._put(gathered, values)
                     return values
@@ -245,9 +245,9 @@ class Membership:
         self._put(f"exchange/{key}/{self.node}", value)
 
     def given(self, key: str) -> list[Any]:
-        """Returns each machine's value, None for one that is not there yet."""
-        keys = [f"exchange/{key}/{one.node}" for one in self.declarations]
-        texts = self._link.call(lambda store: [store.get(one) for one in keys])
+        """Returns the value of each machine, None if it has not sent it yet."""
+        keys = [f"exchange/{key}/{declaration.node}" for declaration in self.declarations]
+        texts = self._link.call(lambda store: [store.get(machine_key) for machine_key in keys])
         return [None if text is None else json.loads(text) for text in texts]
 
     def _put(self, key: str, value: object) -> None:
@@ -255,32 +255,36 @@ class Membership:
         self._link.call(lambda store: store.set(key, text))
 
     def awaited(self) -> str:
-        """Returns which ranks the others have waited for too long, a line each; "" where that is not known."""
-        keys = [f"progress/{one.node}" for one in self.declarations]
+        """Returns a line for each rank that the others have waited for too long; "" if that is unknown."""
+        keys = [f"progress/{declaration.node}" for declaration in self.declarations]
         try:
             texts = self._link.call(lambda store: [store.get(key) for key in keys], self._settings.lost_after_seconds)
         except LostError:
             return ""
         by_node = [[] if text is None else _PROGRESS.validate_json(text) for text in texts]
         by_node[self.node] = self.progress
-        ranks = [one for several in by_node for one in several]
+        ranks = [progress for node_progress in by_node for progress in node_progress]
         if len(ranks) < self.world_size:
             return ""
         lines = ""
-        for rank, one in awaited_ranks(ranks):
-            expected = f"a process that goes on within {one.limit:g} s"
-            got = f"no sign for {one.silent:.0f} s, after step {one.step}; the others wait for it"
+        for rank, progress in awaited_ranks(ranks):
+            expected = f"a process that goes on within {progress.limit:g} s"
+            got = f"no sign for {progress.silent:.0f} s, after step {progress.step}; the others wait for it"
             lines += f"{Problem(self.name_of(rank), expected, got)}\n"
         return lines
 
     def leave(self, *, restart: bool, done: bool = False) -> bool:
         """Ends this attempt and returns whether there will be another one.
 
+        node 0   sets "next" to its decision ─► waits until all others have left, as the store ends with it
+        others   wait for "next", unless they are done ─► set "left/i"
+        A machine that does not reach node 0 follows its own proposal.
+
         Args:
-            restart: what this machine would do after a failure; node 0 decides for all that reach it.
-            done: whether the workers of this machine are done; node 0 then waits longer, until the others have left.
+            restart: this machine's proposal after a failure; node 0's proposal is the decision.
+            done: whether the workers of this machine are done; node 0 then waits longer for the others.
         """
-        with suppress(LostError):  # node 0 is gone as well: its next start, or its absence, decides
+        with suppress(LostError):
             if self.node == 0:
                 self._link.call(lambda store: store.set("next", "restart" if restart else "end"))
             elif not done:
@@ -297,19 +301,19 @@ class Membership:
         return restart
 
     def finish(self) -> None:
-        """Ends the run: the model is saved, so no failure from here on begins it again."""
+        """Ends the run: the model is saved, so no later failure restarts it."""
         self.leave(restart=False, done=True)
 
     def _decision_of_node_0(self, otherwise: bool) -> bool:
         deadline = time.monotonic() + _LEAVE_SECONDS
         while time.monotonic() < deadline:
-            decided = self._link.call(lambda store: store.get("next"))
-            if decided is not None:
-                return decided == "restart"
+            decision = self._link.call(lambda store: store.get("next"))
+            if decision is not None:
+                return decision == "restart"
             time.sleep(ROUND_SECONDS / 4)
         return otherwise
 
-    def _heartbeat(self, store: Store) -> Failure | None:
+    def _heartbeat(self, store: SignedStore) -> Failure | None:
         now = time.monotonic()
         if now - self._beaten >= self._settings.heartbeat_seconds:
             self._beat = self._beat + 1
@@ -320,7 +324,7 @@ class Membership:
                 self._watch(store)
         return Failure.of(store)
 
-    def _watch(self, store: Store) -> None:
+    def _watch(self, store: SignedStore) -> None:
         left = {node for node in self._others if store.get(f"left/{node}") is not None}
         self._beats.note({node: store.get(f"beat/{node}") for node in self._others if node not in left})
         if silent := self._beats.lost():

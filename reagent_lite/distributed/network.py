@@ -1,4 +1,4 @@
-"""Addresses of this machine: the one that others are given, and the interface that reaches a peer."""
+"""Addresses of this machine: the address it gives to others, and the interface that reaches a peer."""
 
 import ipaddress
 import socket
@@ -10,7 +10,7 @@ import psutil
 from reagent_lite.errors import Problem, RendezvousError
 
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali")
-_ELSEWHERE = "192.0.2.1"  # RFC 5737: on no network, so that the default route leads there
+_ELSEWHERE = "192.0.2.1"  # RFC 5737: in no network, so packets to it take the default route
 _ANY_PORT = 9
 
 
@@ -23,7 +23,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return ipaddress.ip_address(self.address).is_loopback
 
     @property
@@ -33,22 +33,22 @@ class Address:
 
 
 def addresses() -> list[Address]:
-    """Returns the addresses of interfaces that are up: those of the default route first, IPv4 before IPv6.
+    """Returns the addresses of interfaces that are up: the default route's first, IPv4 before IPv6.
 
-    Link-local IPv6 addresses are left out: they mean nothing without the peer's interface.
+    Link-local IPv6 addresses are left out, as they are useless without the peer's interface.
     """
     states = psutil.net_if_stats()
     default = _source_address(_ELSEWHERE, _ANY_PORT)
-    found = [
+    listed = [
         Address(interface, entry.address.partition("%")[0])
         for interface, entries in psutil.net_if_addrs().items()
         if interface not in states or states[interface].isup
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80")
     ]
-    routed = next((one.interface for one in found if one.address == default), None)
+    routed = next((address.interface for address in listed if address.address == default), None)
     return sorted(
-        found,
+        listed,
         key=lambda a: (
             a.is_loopback,
             not a.is_routable,
@@ -60,20 +60,20 @@ def addresses() -> list[Address]:
 
 
 def own_address(wanted: str | None) -> Address:
-    """Returns the address that other machines are given.
+    """Returns the address that this machine gives to other machines.
 
     Args:
-        wanted: an interface, a numeric address of this machine, or None for the one of the default route.
+        wanted: an interface, a numeric address of this machine, or None for the address of the default route.
 
     Raises:
         RendezvousError: no such interface or address, or with None no address that other machines could reach; the
-            message lists those of this machine.
+            message lists the addresses of this machine.
     """
-    known = addresses()
-    for address in known:
+    candidates = addresses()
+    for address in candidates:
         if wanted in (address.interface, address.address) or (wanted is None and address.is_routable):
             return address
-    listed = ", ".join(f"{a.interface} ({a.address})" for a in known) or "none"
+    listed = ", ".join(f"{a.interface} ({a.address})" for a in candidates) or "none"
     if wanted is None:
         todo = "Connect it to their network; or name the interface in rendezvous.interface"
         raise RendezvousError(Problem("addresses of this machine", "one that other machines reach", listed, todo))
@@ -88,44 +88,44 @@ def resolved(host: str, port: int) -> str:
         RendezvousError: the name does not resolve.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         todo = "Use a numeric address, or add the name to DNS or /etc/hosts of every machine"
         problem = Problem(f"host name {host!r}", "a name that this machine resolves", str(error), todo)
         raise RendezvousError(problem) from error
-    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+    return str(min(entries, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def route_to(address: str, port: int) -> Address | None:
-    """Returns the address of this machine from which packets to a peer leave; None where there is no route."""
-    own = _source_address(address, port)
-    if own is None:
+    """Returns the source address of this machine's packets to a peer; None without a route."""
+    source = _source_address(address, port)
+    if source is None:
         return None
-    return next((a for a in addresses() if a.address == own), Address("", own))
+    return next((a for a in addresses() if a.address == source), Address("", source))
 
 
 def address_for(host: str, port: int, wanted: str | None) -> Address | None:
-    """Returns the address of this machine that it gives the peers of a host; None where there is no route.
+    """Returns the address that this machine gives to the peers of a host; None without a route.
 
-    Where the host's name leads to a loopback address, as a machine's own name does on Debian, it is the one of the
-    default route.
+    If the host's name resolves to a loopback address, as a machine's own name does on Debian, the address is that of
+    the default route.
 
     Args:
         host: name or numeric address of node 0.
-        port: on which node 0 listens.
-        wanted: an interface or address of this machine that takes its place, or None.
+        port: port on which node 0 listens.
+        wanted: an interface or address of this machine to use instead, or None.
 
     Raises:
-        RendezvousError: the name does not resolve, or this machine has not what is wanted.
+        RendezvousError: the name does not resolve, or this machine does not have the wanted interface or address.
     """
     if wanted is not None:
         return own_address(wanted)
     address = resolved(host, port)
-    own = route_to(address, port)
-    if own is not None and own.is_loopback and host != address:
-        with suppress(RendezvousError):  # a machine without a network: all processes are on this one
+    source = route_to(address, port)
+    if source is not None and source.is_loopback and host != address:
+        with suppress(RendezvousError):  # a machine without a network: all processes are on this machine
             return own_address(None)
-    return own
+    return source
 
 
 def _source_address(address: str, port: int) -> str | None:
@@ -138,12 +138,12 @@ def _source_address(address: str, port: int) -> str | None:
 
 
 def listening(address: str, port: int, interface: str | None = None) -> socket.socket:
-    """Returns a socket that listens on one address only, or on all addresses of one interface only.
+    """Returns a socket that listens on a single address, or on all addresses of a single interface.
 
     Args:
-        address: numeric, of this machine.
-        port: 0 takes a free one.
-        interface: takes the place of the address where the system binds sockets to interfaces.
+        address: numeric address of this machine.
+        port: port to listen on; 0 takes a free port.
+        interface: used instead of the address if the system can bind sockets to interfaces.
 
     Raises:
         RendezvousError: the port is taken, or the address is not this machine's.
@@ -161,7 +161,7 @@ def listening(address: str, port: int, interface: str | None = None) -> socket.s
 
 
 def connection_error(address: str, port: int, seconds: float) -> str:
-    """Returns why nothing accepts connections there, or "" where something does."""
+    """Returns why no connection can be made to an address, or "" if it can."""
     try:
         socket.create_connection((address, port), timeout=seconds).close()
     except OSError as error:

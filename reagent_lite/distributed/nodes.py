@@ -1,11 +1,11 @@
-"""Which machine this is, and among how many: by the command line, the JSON, or a scheduler.
+"""Number of this machine and count of machines, from the command line, the JSON or a scheduler.
 
 scheduler                        number                   count                     job
 srun, one task a machine         SLURM_NODEID             SLURM_STEP_NUM_NODES      SLURM_JOB_ID
 Kubernetes indexed job           JOB_COMPLETION_INDEX     (num_nodes in the JSON)
 Kubeflow's PyTorchJob            PET_NODE_RANK            PET_NNODES                PET_RDZV_ID
 SkyPilot                         SKYPILOT_NODE_RANK       SKYPILOT_NUM_NODES        SKYPILOT_TASK_ID
-torchrun, accelerate launch      GROUP_RANK               GROUP_WORLD_SIZE, which start the workers themselves
+torchrun, accelerate launch      GROUP_RANK               GROUP_WORLD_SIZE          (they start the workers themselves)
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _JOB = ("SLURM_JOB_ID", "PET_RDZV_ID", "SKYPILOT_TASK_ID")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This machine among the machines of a run."""
+    """Number of this machine, and count of machines of the run."""
 
     index: int = 0
     count: int = 1
@@ -32,20 +32,20 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
 
     Args:
         index: `--node_index`, else the JSON's node_index, else None.
-        count: the JSON's num_nodes; 1 leaves it to a scheduler.
-        environment: variables of this process.
+        count: the JSON's num_nodes; with 1 a scheduler may set it.
+        environment: environment variables of this process.
 
     Raises:
-        ConfigError: two sources contradict each other, a variable is no number, the number is not below the count, or a
-            scheduler started several processes on this machine.
+        ConfigError: two sources contradict each other, a variable is not a number, the number is not below the count,
+            or a scheduler started several processes on this machine.
     """
     given = {} if index is None else {"node_index": index}
     total_given = {} if count == 1 else {"num_nodes": count}
-    place = Place.read(environment)
-    if place is not None:
-        _common(given | {"GROUP_RANK": place.node})
-        _common(total_given | {"GROUP_WORLD_SIZE": place.num_nodes})
-        return Node(place.node, place.num_nodes)
+    position = Place.read(environment)
+    if position is not None:
+        _common(given | {"GROUP_RANK": position.node})
+        _common(total_given | {"GROUP_WORLD_SIZE": position.num_nodes})
+        return Node(position.node, position.num_nodes)
     _require_one_task_a_machine(environment)
     name, total = _common(total_given | _numbers(environment, _COUNT) or {"num_nodes": 1})
     if total == 1:
@@ -55,30 +55,30 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
             raise ConfigError(Problem("node_index", "0 while num_nodes is 1", str(index), todo))
         return Node()
     expected = f"0 to {total - 1}, as {name} is {total}"
-    known = given | _numbers(environment, _INDEX)
-    if not known:
+    indices = given | _numbers(environment, _INDEX)
+    if not indices:
         todo = f"Give --node_index on each machine; under a scheduler it is read from {', '.join(_INDEX)}"
         raise ConfigError(Problem("node_index", expected, "nothing", todo))
-    key, number = _common(known)
+    key, number = _common(indices)
     if not 0 <= number < total:
         raise ConfigError(Problem(key, expected, str(number)))
     return Node(number, total)
 
 
 def job_name(given: str | None, output: str, environment: Mapping[str, str]) -> str:
-    """Returns the name that all machines of a job share, and machines of another job do not.
+    """Returns a name that all machines of a job have in common, and that differs between jobs.
 
     Args:
         given: the config's rendezvous.job.
-        output: its model_output_path, of which two jobs have one each.
-        environment: variables of this process; a scheduler's number of the job comes before the path.
+        output: the config's model_output_path, which differs between jobs.
+        environment: environment variables of this process; a scheduler's job number precedes the path.
     """
     numbered = (f"{name}={environment[name]}, {output}" for name in _JOB if _is_set(environment, name))
     return given or next(numbered, output)
 
 
 def _common(values: dict[str, int]) -> tuple[str, int]:
-    """Returns the one value that all sources give, with the name of the first."""
+    """Returns the value that all sources agree on, with the name of the first source."""
     (key, value), *others = values.items()
     for other_key, other in others:
         if value != other:
@@ -88,43 +88,43 @@ def _common(values: dict[str, int]) -> tuple[str, int]:
 
 
 def _numbers(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, int]:
-    """Returns the values of those variables that are set."""
-    found = {}
+    """Returns the values of the variables that are set."""
+    numbers = {}
     for name in names:
         if _is_set(environment, name):
             least, _, most = environment[name].partition(":")  # PET_NNODES may be a range
             if not least.isdigit() or (most and most != least):
                 raise ConfigError(Problem(f"environment variable {name}", "a fixed number", repr(environment[name])))
-            found[name] = int(least)
-    return found
+            numbers[name] = int(least)
+    return numbers
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:
-    # a shell inside a Slurm allocation has SLURM_NODEID too; only srun makes a step with a task on every machine
+    # a shell in a Slurm allocation has SLURM_NODEID as well; only srun makes a step with a task on every machine
     return bool(environment.get(name)) and (not name.startswith("SLURM_") or "SLURM_STEP_ID" in environment)
 
 
 def _require_one_task_a_machine(environment: Mapping[str, str]) -> None:
-    # asked of the step, not of the task: where only second tasks refuse, first ones train on in a step that has failed
+    # checked for the step, not for the task: if only second tasks refused, first tasks would go on in a failed step
     tasks_name = "SLURM_STEP_NUM_TASKS"
     machines_name = "SLURM_STEP_NUM_NODES"
-    found = _numbers(environment, (tasks_name, machines_name))
-    tasks = found.get(tasks_name, 1)
-    machines = found.get(machines_name, 1)
+    numbers = _numbers(environment, (tasks_name, machines_name))
+    tasks = numbers.get(tasks_name, 1)
+    machines = numbers.get(machines_name, 1)
     if tasks > machines:
         todo = "Start with srun --ntasks-per-node=1; the workflow starts a process for each GPU itself"
         raise ConfigError(Problem(tasks_name, f"{machines}: one task a machine", str(tasks), todo))
 
 
 def _refuse_lone_process(environment: Mapping[str, str]) -> None:
-    """Refuses what would be a training of its own on each machine.
+    """Refuses to start if every machine would train separately.
 
-    accelerate 1.15 with --cpu starts one process a machine that knows of no others; it sets MASTER_ADDR only where it
-    was asked for several.
+    accelerate 1.15 with --cpu starts one process per machine that does not know of the others; it sets MASTER_ADDR only
+    if it was asked for several machines.
     """
     if _is_set(environment, "ACCELERATE_USE_CPU") and _is_set(environment, "MASTER_ADDR"):
         todo = (
-            "Replace --cpu by --multi_gpu, which numbers the processes, without GPUs too where use_gpu is false; or "
+            "Replace --cpu by --multi_gpu, which numbers the processes (without GPUs as well if use_gpu is false), or "
             "start the workflow itself"
         )
         raise ConfigError(

@@ -1,12 +1,13 @@
-"""How machines that share a folder, or know node 0's address, meet: each gets its Membership.
+"""Rendezvous of machines that share a folder or know node 0's address; each machine gets its Membership.
 
- node 0   a store on one interface ─► record in the file ─┐                    ┌─► all are there: verdict, go
+ node 0   a store on one interface ─► record in the file ─┐                    ┌─► all are there: check, go
                                                           ├─► declare, beat ───┤
- others   poll the file ─► who answers there? ────────────┘                    └─► deadline: who is missing, abort
+ others   poll the file ─► store at that address ─────────┘                    └─► deadline: list of missing, abort
 
 init_method   file:///share/run.rdzv   tcp://host:port (node 0 listens there)   nothing, for one machine
-Clocks of two machines are never compared. The existence of a file decides nothing; what counts is who answers. The
-store lives as long as node 0's launcher, so another attempt needs no share: the machines return to the same store.
+Clocks of two machines are never compared. The existence of a file decides nothing; only a store that answers counts.
+The store lives as long as node 0's launcher, so another attempt does not need the share: the machines use the same
+store again.
 """
 
 import os
@@ -28,37 +29,37 @@ from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD
 from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership
 from reagent_lite.distributed.network import Address, addresses, connection_error, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.store import ANSWER_SECONDS, Background, Link, LostError, Store, reach, serve
-from reagent_lite.distributed.verdict import Declaration, Verdict, verdict_on
+from reagent_lite.distributed.store import ANSWER_SECONDS, Background, Link, LostError, SignedStore, reach, serve
+from reagent_lite.distributed.verdict import Compatibility, Declaration, check_compatibility
 from reagent_lite.errors import ConfigError, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
 
-_LOG_SECONDS = 10.0  # between two lines on what is waited for
+_LOG_SECONDS = 10.0  # between two log lines while waiting
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
 _CHECK_SECONDS = 1.0
 _READ_ATTEMPTS = 5
 _FORCE_SECONDS = 30.0
-_OTHER_JOB_SECONDS = 5.0  # for a job that just ends, or is ended by --force
+_OTHER_JOB_SECONDS = 5.0  # for another job that is just ending, or is ended by --force
 _LOOPBACK = Address("lo", "127.0.0.1")
 T = TypeVar("T")
 
 
 class _AttemptEndedError(Exception):
-    """This attempt ended before all had come; the next one may do better."""
+    """This attempt ended before all machines had come; another attempt may succeed."""
 
 
 @dataclass(slots=True)
 class Rendezvous:
-    """Meets the other machines, once for each attempt.
+    """Rendezvous with the other machines, once per attempt.
 
     Attributes:
         node: this machine.
         init_method: see above.
-        settings: the section `rendezvous` of the config.
-        declaration: the declaration of this machine.
-        force: whether to end a live run that holds the file.
-        interrupted: called while waiting; raises to leave.
+        settings: section `rendezvous` of the config.
+        declaration: declaration of this machine.
+        force: whether to end a live run that uses the file.
+        interrupted: called while waiting; may raise an error to stop waiting.
     """
 
     node: Node
@@ -67,13 +68,13 @@ class Rendezvous:
     declaration: Declaration
     force: bool = False
     interrupted: Callable[[], None] = lambda: None
-    _served: tuple[Store, Record] | None = None  # node 0's store, and the record of the present attempt
-    _ended: Record | None = None  # of the latest attempt that is over
+    _served: tuple[SignedStore, Record] | None = None  # node 0's store, and the record of the current attempt
+    _ended: Record | None = None  # record of the latest attempt that is over
     _folder: FolderIdentity | None = None
     _share: Background = field(default_factory=Background)
 
     def preflight(self) -> None:
-        """Checks the meeting place before any machine waits there.
+        """Checks the file or address of the rendezvous before any machine waits for it.
 
         Raises:
             ConfigError: see `meeting_place`.
@@ -92,11 +93,11 @@ class Rendezvous:
             self._folder = self._on_share(lambda: FolderIdentity.of(file.path.parent))
 
     def join(self) -> Membership:
-        """Waits until all machines have come, and returns this machine's membership; a further call is another attempt.
+        """Waits for all machines and returns this machine's membership; every call is another attempt.
 
         Raises:
-            RendezvousError: not all came within settings.join_timeout_seconds, another run holds the place, this number
-                is taken, or the machines do not fit together.
+            RendezvousError: not all machines came within settings.join_timeout_seconds, another run uses the file, this
+                number is taken, or the machines do not fit together.
             LaunchError: another machine reported such an error.
         """
         begun = time.monotonic()
@@ -109,14 +110,14 @@ class Rendezvous:
             except (LostError, _AttemptEndedError) as error:
                 logger.info(f"rendezvous: {record}: {error}; polling again")
                 link.close()
-                if isinstance(error, _AttemptEndedError):  # one that was only out of reach may be joined after all
+                if isinstance(error, _AttemptEndedError):  # a store that was only unreachable may still be joined
                     self._ended = record
                 time.sleep(ROUND_SECONDS)
             except BaseException:
                 link.close()
                 self.close()
                 raise
-        self._ended = record  # when this is called again
+        self._ended = record  # for the next call
         membership = Membership(link, record, self.node.index, declarations, self.settings, self.close)
         if self.node.count > 1:
             met = f"{self.node.count} machines met after {time.monotonic() - begun:.1f} s"
@@ -125,17 +126,17 @@ class Rendezvous:
         return membership
 
     def close(self) -> None:
-        """Ends node 0's store and removes its record; nothing on other machines."""
+        """Ends node 0's store and removes its record; does nothing on other machines."""
         served = self._served
         self._served = None
         if served is not None and (file := self._file) is not None:
-            with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
+            with suppress(RendezvousError):  # the share hangs: the next run replaces the file
                 self._on_share(lambda: file.remove(served[1].nonce))
 
     # ---- node 0
 
     def _begin(self) -> tuple[Link, Record]:
-        """Begins an attempt in node 0's store, which the first one opens and makes known."""
+        """Begins an attempt in node 0's store; the first attempt opens and publishes the store."""
         first = self._served is None
         store, record = self._served or self._serve()
         if self._ended is not None:
@@ -152,23 +153,23 @@ class Rendezvous:
         self._served = begun, record
         return Link(lambda: begun), record
 
-    def _serve(self) -> tuple[Store, Record]:
-        own = _LOOPBACK
+    def _serve(self) -> tuple[SignedStore, Record]:
+        address = _LOOPBACK
         port = 0
         token = ""
         others = list[Address]()
         if self.node.count > 1 and (file := self._file) is not None:
             self._require_free(file)
-            own = own_address(self.settings.interface)
+            address = own_address(self.settings.interface)
             port = self.settings.port
             token = secrets.token_hex(32)
-            if not own.is_loopback and self.settings.interface != own.address:
-                others = [a for a in addresses() if a.interface == own.interface and a != own and a.is_routable]
+            if not address.is_loopback and self.settings.interface != address.address:
+                others = [a for a in addresses() if a.interface == address.interface and a != address and a.is_routable]
         elif self.node.count > 1:
-            address, port = self._meeting_point()
-            own = own_address(address)
-        server = listening(own.address, port, own.interface if others else None)
-        if server.getsockname()[0] == own.address:  # not bound to the interface
+            numeric, port = self._meeting_point()
+            address = own_address(numeric)
+        server = listening(address.address, port, address.interface if others else None)
+        if server.getsockname()[0] == address.address:  # not bound to the interface
             others = []
         record = Record(
             nonce=uuid.uuid4().hex,
@@ -176,61 +177,61 @@ class Rendezvous:
             run=self.declaration.run,
             job=self.declaration.job,
             attempt=0,
-            address=own.address,
-            interface=own.interface,
-            others=tuple(one.address for one in others),
+            address=address.address,
+            interface=address.interface,
+            others=tuple(other.address for other in others),
             port=server.getsockname()[1],
             num_nodes=self.node.count,
             host=socket.gethostname(),
             pid=os.getpid(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        return serve(server, own.address, token), record
+        return serve(server, address.address, token), record
 
     def _require_free(self, file: MeetingFile) -> None:
-        """Makes sure that no live run holds the file; a stale record is simply replaced."""
+        """Checks that no live run uses the file; a stale record will be replaced."""
         for _ in range(_READ_ATTEMPTS):
-            found = self._on_share(file.read)
-            if isinstance(found, Record) or found.startswith((NO_FILE, EMPTY_FILE, NO_RECORD)):
+            content = self._on_share(file.read)
+            if isinstance(content, Record) or content.startswith((NO_FILE, EMPTY_FILE, NO_RECORD)):
                 break
-            time.sleep(1.0)  # such as a stale handle, while somebody replaces the file
+            time.sleep(1.0)  # an error such as a stale handle while another process replaces the file
         else:
             expected = "a file that can be read, or none"
-            todo = "A live run may hold it; look at the share, or choose"
-            raise RendezvousError(Problem(str(file.path), expected, str(found), f"{todo} another file"))
-        if not isinstance(found, Record) or found.run == self.declaration.run:
+            todo = "A live run may use it; look at the share, or choose"
+            raise RendezvousError(Problem(str(file.path), expected, str(content), f"{todo} another file"))
+        if not isinstance(content, Record) or content.run == self.declaration.run:
             return
-        reached = reach(found)
+        reached = reach(content)
         if reached is None:
-            logger.info(f"rendezvous: {file.path} is left from {found}, which does not answer: replaced")
+            logger.info(f"rendezvous: {file.path} is left from {content}, which does not answer: replaced")
             return
         link, _ = reached
         if not self.force:
             link.close()
             todo = "Give each job a file of its own; or end that run with --force"
-            raise RendezvousError(Problem(str(file.path), "a file that no live run uses", str(found), todo))
+            raise RendezvousError(Problem(str(file.path), "a file that no live run uses", str(content), todo))
         ended = Failure(reason=f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}", restart=False)
         with suppress(LostError):
             link.call(ended.set)
         link.close()
-        self.force = False  # a run that comes between two attempts is not meant
-        logger.info(f"rendezvous: --force: ended {found}")
+        self.force = False  # --force does not apply to a run that starts between two attempts
+        logger.info(f"rendezvous: --force: ended {content}")
         deadline = time.monotonic() + _FORCE_SECONDS
-        while time.monotonic() < deadline and not connection_error(found.address, found.port, 1.0):
+        while time.monotonic() < deadline and not connection_error(content.address, content.port, 1.0):
             time.sleep(ROUND_SECONDS)
 
     def _keep(self, file: MeetingFile, record: Record) -> None:
-        """Checks that the file still leads here: it may have been removed, or another job began in the same instant."""
+        """Writes the file again if it was removed; refuses if another job has replaced it at the same moment."""
         try:
-            found = self._on_share(file.read)
-            if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
+            content = self._on_share(file.read)
+            if isinstance(content, str) and content.startswith((NO_FILE, EMPTY_FILE)):
                 logger.info(f"rendezvous: {file.path} is gone while machines meet: written again")
                 self._on_share(lambda: file.publish(record, self._folder))
         except RendezvousError:
-            return  # a share that is gone for the moment: the others see no file either
-        if isinstance(found, Record) and found.nonce != record.nonce and (reached := reach(found)) is not None:
+            return  # the share is gone for the moment: the others do not see the file either
+        if isinstance(content, Record) and content.nonce != record.nonce and (reached := reach(content)) is not None:
             reached[0].close()
-            got = f"{found}, which took it meanwhile"
+            got = f"{content}, which took it meanwhile"
             todo = "Give each job a file of its own"
             raise RendezvousError(Problem(str(file.path), "a file that no other job uses", got, todo))
 
@@ -245,9 +246,9 @@ class Rendezvous:
             self.interrupted()
             reached = reach(self._ended) if self._ended is not None else None  # needs no share
             if reached is None:
-                found = self._hint()
-                state = f"{found}, which does not answer" if isinstance(found, Record) else found
-                reached = reach(found) if isinstance(found, Record) else None
+                hint = self._hint()
+                state = f"{hint}, which does not answer" if isinstance(hint, Record) else hint
+                reached = reach(hint) if isinstance(hint, Record) else None
             now = time.monotonic()
             if reached is not None:
                 link, record = reached
@@ -287,7 +288,7 @@ class Rendezvous:
         return ended is not None and record.nonce == ended.nonce and record.attempt <= ended.attempt
 
     def _hint(self) -> Record | str:
-        """Returns the record at the meeting place, or why there is none."""
+        """Returns the record in the file or at the address of init_method, or why there is none."""
         if (file := self._file) is not None:
             try:
                 return self._on_share(file.read)
@@ -300,14 +301,20 @@ class Rendezvous:
         try:
             return Record.model_validate_json(link.call(lambda store: store.get("record") or "", ANSWER_SECONDS))
         except (LostError, ValueError) as error:
-            return f"{address}:{port} is no run of ours: {error}"
+            return f"{address}:{port} is not a run of reagent-lite: {error}"
         finally:
             link.close()
 
     # ---- all machines
 
     def _meet(self, link: Link, record: Record, deadline: float) -> tuple[Declaration, ...]:
-        """Waits for all machines, and returns their declarations if they fit together, which node 0 decides."""
+        """Waits for all machines and returns their declarations if node 0 finds that they fit together.
+
+        poll ─┬─► another machine has this number ─► it beats: refused; silent: wait until node 0 frees the number
+              ├─► result of node 0                ─► declarations, or refused
+              ├─► failure                         ─► another attempt if it may help, else refused
+              └─► deadline                        ─► refused on all machines
+        """
         number = self.node.index
         lost_after = self.settings.lost_after_seconds
         declaration = self.declaration
@@ -319,43 +326,43 @@ class Rendezvous:
                 update={"problem": str(other_count), "exit_code": other_count.exit_code}
             )
         mine = declaration.model_dump_json()
-        places = _Places(self.node.count, self.settings)
+        arrivals = _Arrivals(self.node.count, self.settings)
         file = self._file if number == 0 else None
         begun = checked = logged = time.monotonic()
-        held: str | None = None  # the first beat of another machine that has this number
+        first_beat: str | None = None  # of another machine that has this number
 
-        def poll(store: Store) -> tuple[str, str | None, Failure | None, str | None, str]:
-            holder = store.set_once(f"node/{number}", mine)  # again where node 0 took this machine for gone
+        def poll(store: SignedStore) -> _MeetingState:
+            holder = store.set_once(f"node/{number}", mine)  # repeated, as node 0 may have freed the number
             if holder == mine:
                 store.set(f"beat/{number}", f"join.{self.declaration.run}.{time.monotonic()}")
             if number == 0:
-                places.update(store)
-            missing = store.get("missing") or "0"
-            return holder, store.get(f"beat/{number}"), Failure.of(store), store.get("go"), missing
+                arrivals.update(store)
+            return _MeetingState.of(store, number, holder)
 
         while True:
             self.interrupted()
-            holder, beat, failure, go, missing = link.call(poll, lost_after)
+            state = link.call(poll, lost_after)
             now = time.monotonic()
-            if holder != mine:
+            if state.holder != mine:
                 if other_count is not None:
                     raise other_count
-                if held is not None and beat != held:
-                    raise RendezvousError(self._taken(holder))
-                held = held or beat
-                if failure is not None:
+                if first_beat is not None and state.beat != first_beat:
+                    raise RendezvousError(self._taken(state.holder))
+                first_beat = first_beat or state.beat
+                if state.failure is not None:
                     raise _AttemptEndedError("its attempt has ended")
                 if now - begun > 3 * lost_after:
                     raise _AttemptEndedError(f"node_index {number} is held by a machine without a heartbeat")
-            elif go is not None:
-                return self._fitting(Verdict.model_validate_json(go))
-            elif failure is not None:
-                raise _AttemptEndedError(failure.reason) if failure.restart else LaunchError(failure)
+            elif state.go is not None:
+                return self._fitting(Compatibility.model_validate_json(state.go))
+            elif state.failure is not None:
+                raise _AttemptEndedError(state.failure.reason) if state.failure.restart else LaunchError(state.failure)
             elif now > deadline:
-                raise self._ended_for_all(link, self._absent(missing))
+                raise self._ended_for_all(link, self._absent(state.missing))
             elif now - logged > _LOG_SECONDS:
                 logged = now
-                logger.info(f"rendezvous: waiting for node {missing} of {self.node.count}; {deadline - now:.0f} s left")
+                waits = f"waiting for node {state.missing} of {self.node.count}"
+                logger.info(f"rendezvous: {waits}; {deadline - now:.0f} s left")
             if file is not None and now - checked > _CHECK_SECONDS:
                 checked = now
                 try:
@@ -372,9 +379,9 @@ class Rendezvous:
         return RendezvousError(Problem("num_nodes", expected, got))
 
     def _taken(self, holder: str) -> Problem:
-        own = self.declaration
+        this = self.declaration
         other = Declaration.model_validate_json(holder)
-        got = f"taken by host {other.host}, pid {other.pid}; this is host {own.host}, pid {own.pid}"
+        got = f"taken by host {other.host}, pid {other.pid}; this is host {this.host}, pid {this.pid}"
         expected = "a number that no other machine of the run has"
         todo = "Give each machine its own --node_index"
         return Problem(f"node_index {self.node.index}", expected, got, todo)
@@ -382,7 +389,7 @@ class Rendezvous:
     def _absent(self, missing: str) -> RendezvousError:
         where = f"rendezvous of {self.node.count} machines"
         expected = f"all of them within {self.settings.join_timeout_seconds:g} s"
-        todo = "Start the same command there with its --node_index; workflows.doctor shows what is in the way"
+        todo = "Start the same command there with its --node_index; workflows.doctor shows what prevents it"
         return RendezvousError(Problem(where, expected, f"no sign of node {missing}", todo))
 
     def _ended_for_all(self, link: Link, error: RendezvousError) -> RendezvousError:
@@ -391,16 +398,16 @@ class Rendezvous:
         self._linger()
         return error
 
-    def _fitting(self, verdict: Verdict) -> tuple[Declaration, ...]:
-        for warning in verdict.warnings:
+    def _fitting(self, compatibility: Compatibility) -> tuple[Declaration, ...]:
+        for warning in compatibility.warnings:
             logger.warning(f"rendezvous: {warning}")
-        if verdict.problems:
+        if compatibility.problems:
             self._linger()
-        verdict.require_fit()
-        return verdict.declarations
+        compatibility.require_fit()
+        return compatibility.declarations
 
     def _linger(self) -> None:
-        if self.node.index == 0:  # the others read the reason in its store
+        if self.node.index == 0:  # the others have to read the reason in its store first
             time.sleep(5 * ROUND_SECONDS)
 
     # ---- the meeting place
@@ -409,11 +416,11 @@ class Rendezvous:
     def _file(self) -> MeetingFile | None:
         if self.node.count == 1:
             return None
-        place = meeting_place(self.init_method, self.settings, self.node.count)
-        return place if isinstance(place, MeetingFile) else None
+        meeting = meeting_place(self.init_method, self.settings, self.node.count)
+        return meeting if isinstance(meeting, MeetingFile) else None
 
     def _on_share(self, work: Callable[[], T]) -> T:
-        """Calls `work` in the background, as a file server that is gone would block this thread forever."""
+        """Calls `work` in the background, as a missing file server would block this thread forever."""
         try:
             return self._share.call(work, _SHARE_SECONDS)
         except LostError as error:
@@ -427,19 +434,19 @@ class Rendezvous:
         assert self.init_method is not None
         host, port = host_and_port(self.init_method)
         address = resolved(host, port)
-        own = [one.address for one in addresses()]
-        if self.node.index == 0 and address not in own:
-            expected = f"an address of node 0, which has {', '.join(own)}"
+        local = [candidate.address for candidate in addresses()]
+        if self.node.index == 0 and address not in local:
+            expected = f"an address of node 0, which has {', '.join(local)}"
             todo = "Name the machine of --node_index=0"
             raise RendezvousError(Problem(f"init_method {self.init_method}", expected, address, todo))
         return address, port
 
 
 def meeting_place(init_method: str | None, settings: RendezvousConfig, count: int) -> MeetingFile | tuple[str, int]:
-    """Returns where `count` machines meet: a file, or host and port of node 0.
+    """Returns the file at which `count` machines meet, or host and port of node 0.
 
     Raises:
-        ConfigError: init_method is absent or neither of these, or two keys name a port.
+        ConfigError: init_method is missing or is neither of these, or two keys give a port.
     """
     if init_method is None:
         expected = f"file:///share/name.rdzv where {count} machines meet"
@@ -458,10 +465,10 @@ def host_and_port(init_method: str) -> tuple[str, int]:
     """Returns host and port of tcp://host:port.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: init_method has another form.
     """
     parts = urlsplit(init_method)
-    with suppress(ValueError):  # of a port that is no number
+    with suppress(ValueError):  # a port that is not a number
         if parts.scheme == "tcp" and parts.hostname and parts.port:
             return parts.hostname, parts.port
     expected = "file:///share/name.rdzv or tcp://host:port"
@@ -469,22 +476,48 @@ def host_and_port(init_method: str) -> tuple[str, int]:
     raise ConfigError(Problem("init_method", expected, repr(init_method), todo))
 
 
-class _Places:
-    """Node 0's list of who has come: frees the numbers of machines that went away, and gives the verdict."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeetingState:
+    """State of a rendezvous in node 0's store, as seen by the machine with a number.
+
+    Attributes:
+        holder: declaration, as JSON, of the machine that has the number.
+        beat: latest beat of that machine.
+        failure: why the attempt is over, or None.
+        go: node 0's Compatibility, as JSON; None while it waits for machines.
+        missing: numbers of the machines that have not come.
+    """
+
+    holder: str
+    beat: str | None
+    failure: Failure | None
+    go: str | None
+    missing: str
+
+    @classmethod
+    def of(cls, store: SignedStore, number: int, holder: str) -> "_MeetingState":
+        missing = store.get("missing") or "0"
+        beat = store.get(f"beat/{number}")
+        failure = Failure.of(store)
+        return cls(holder=holder, beat=beat, failure=failure, go=store.get("go"), missing=missing)
+
+
+class _Arrivals:
+    """Node 0's list of machines that have come: frees the numbers of those that went away, and checks the others."""
 
     def __init__(self, count: int, settings: RendezvousConfig) -> None:
         self._beats = Heartbeats(list(range(count)), settings.lost_after_seconds, polled_every=ROUND_SECONDS)
         self._count = count
 
-    def update(self, store: Store) -> None:
+    def update(self, store: SignedStore) -> None:
         texts = {i: text for i in range(self._count) if (text := store.get(f"node/{i}")) is not None}
-        # a claim is a sign of life: a machine that came late has not had the time for another one
+        # a declaration is a sign of life: a machine that came late has had no time for a beat
         self._beats.note({i: f"{texts.get(i)} {store.get(f'beat/{i}')}" for i in range(self._count)})
         declared = {i: Declaration.model_validate_json(text) for i, text in texts.items()}
         for i in declared.keys() & set(self._beats.lost()) - {0}:
-            one = declared.pop(i)
-            logger.info(f"rendezvous: {one.name} went away before all had come; its place is free again")
+            gone = declared.pop(i)
+            logger.info(f"rendezvous: {gone.name} went away before all had come; its number is free again")
             store.delete(f"node/{i}")
         store.set("missing", ", ".join(str(i) for i in range(self._count) if i not in declared))
-        if len(declared) == self._count or any(one.problem for one in declared.values()):
-            store.set("go", verdict_on(list(declared.values())).model_dump_json())
+        if len(declared) == self._count or any(declaration.problem for declaration in declared.values()):
+            store.set("go", check_compatibility(list(declared.values())).model_dump_json())

@@ -1,4 +1,4 @@
-"""What machines declare of themselves before a run, and whether that fits together."""
+"""Declarations of machines before a run, and the check that they fit together."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ _MOST_KEYS = 20
 
 
 class Declaration(BaseModel):
-    """One machine as it takes part in a run.
+    """Declaration of a machine that takes part in a run.
 
     Attributes:
-        node, host, pid: the machine's number and its launcher.
-        processes: workers it will start.
+        node, host, pid: number of the machine, and its launcher.
+        processes: number of workers it will start.
         device: "cuda" or "cpu".
-        versions: the versions of what must fit together, such as torch and NCCL.
-        gpus: UUIDs of the GPUs it will use, where known.
+        versions: versions of libraries that must fit together, such as torch and NCCL.
+        gpus: UUIDs of the GPUs it will use, if known.
         config: the resolved config by dotted key, without LOCAL_KEYS.
         problem: why this machine cannot take part, or "".
-        exit_code: the exit code that goes with the problem.
-        job: name of the machine's job, see `nodes.job_name`; "" meets any.
-        run: distinguishes two starts on one machine.
+        exit_code: exit code for the problem.
+        job: name of the machine's job, see `nodes.job_name`; "" fits every job.
+        run: distinguishes two starts on the same machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -50,12 +50,12 @@ class Declaration(BaseModel):
 
     @property
     def name(self) -> str:
-        """How messages call this machine."""
+        """Name of this machine in messages."""
         return f"node {self.node} (host {self.host}, pid {self.pid})"
 
 
-class Verdict(BaseModel):
-    """What node 0 finds about all declarations, which are without their configs; with problems there is no run."""
+class Compatibility(BaseModel):
+    """Node 0's result for all declarations, which have no configs here; with problems there is no run."""
 
     problems: list[Problem]
     warnings: list[str]
@@ -63,10 +63,10 @@ class Verdict(BaseModel):
     declarations: tuple[Declaration, ...]
 
     def require_fit(self) -> None:
-        """Refuses a run whose machines do not fit together.
+        """Raises an error if the machines do not fit together.
 
         Raises:
-            RendezvousError: with all problems.
+            RendezvousError: all problems.
         """
         if self.problems:
             error = RendezvousError(self.problems)
@@ -74,17 +74,17 @@ class Verdict(BaseModel):
             raise error
 
 
-def verdict_on(declared: Sequence[Declaration]) -> Verdict:
-    """Returns the verdict on all machines, or on some of them if one cannot take part."""
-    unfit = [one for one in declared if one.problem]
+def check_compatibility(declared: Sequence[Declaration]) -> Compatibility:
+    """Checks all machines, or only some of them if a machine cannot take part."""
+    unfit = [declaration for declaration in declared if declaration.problem]
     problems, warnings = compare(declared)
     if unfit:
-        problems = [Problem(one.name, "a machine that can take part", one.problem) for one in unfit]
+        problems = [Problem(machine.name, "a machine that can take part", machine.problem) for machine in unfit]
         warnings = []
     code = max(unfit[0].exit_code, 1) if unfit else RendezvousError.exit_code
-    # every machine reads the verdict
-    declarations = tuple(one.model_copy(update={"config": {}}) for one in declared)
-    return Verdict(problems=problems, warnings=warnings, exit_code=code, declarations=declarations)
+    # every machine reads the result
+    declarations = tuple(declaration.model_copy(update={"config": {}}) for declaration in declared)
+    return Compatibility(problems=problems, warnings=warnings, exit_code=code, declarations=declarations)
 
 
 def shared_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,15 +93,15 @@ def shared_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of_code(package: Path) -> str:
-    """Returns a digest of a package's Python files and their names, which tells two commits of one release apart."""
+    """Returns a digest of a package's Python files and their names, which differs between commits of a release."""
     digest = sha256()
-    for file in sorted(package.rglob("[!.]*.py")):  # editors keep hidden files beside those that they edit
+    for file in sorted(package.rglob("[!.]*.py")):  # editors keep hidden files next to edited files
         digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
 def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:
-    """Returns what keeps these machines from training together, and what is worth a warning."""
+    """Returns problems that prevent these machines from training together, and warnings."""
     problems = []
     warnings = []
     first, *others = declarations
@@ -121,19 +121,20 @@ def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[st
             todo = "Set use_gpu to false, or find out why GPUs are missing there"
             problems.append(Problem("devices", expected, got, todo))
     owners: dict[str, Declaration] = {}
-    for one in declarations:
-        for gpu in one.gpus:
+    for machine in declarations:
+        for gpu in machine.gpus:
             if gpu in owners:
                 todo = "Set CUDA_VISIBLE_DEVICES so that each process group has its own"
-                problems.append(Problem(f"GPU {gpu}", f"used by {owners[gpu].name} alone", f"also by {one.name}", todo))
-            owners[gpu] = one
+                expected = f"used by {owners[gpu].name} alone"
+                problems.append(Problem(f"GPU {gpu}", expected, f"also by {machine.name}", todo))
+            owners[gpu] = machine
     return problems, warnings
 
 
 def _config_problems(first: Declaration, other: Declaration) -> list[Problem]:
     keys = first.config.keys() | other.config.keys()
     differs = [key for key in sorted(keys) if first.config.get(key) != other.config.get(key)]
-    found = [
+    problems = [
         Problem(
             f"config key {key}",
             f"{first.config.get(key)!r} as on {first.name}",
@@ -142,8 +143,8 @@ def _config_problems(first: Declaration, other: Declaration) -> list[Problem]:
         for key in differs[:_MOST_KEYS]
     ]
     if len(differs) > _MOST_KEYS:
-        found.append(Problem("config", "the same keys", f"{len(differs) - _MOST_KEYS} more that differ"))
-    return found
+        problems.append(Problem("config", "the same keys", f"{len(differs) - _MOST_KEYS} more that differ"))
+    return problems
 
 
 def _series(version: str) -> tuple[str, ...]:

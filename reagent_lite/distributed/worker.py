@@ -1,4 +1,4 @@
-"""A worker process and its launcher: signals, and files in which the worker reports its progress and why it failed.
+"""A worker process and its launcher: signals, and files in which the worker reports its progress and its failure.
 
 All ranks enter the same collectives in the same order, so the others wait for the rank that has entered the fewest.
 """
@@ -30,18 +30,18 @@ _OF_A_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pip
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Returns STOP_SIGNALS, without SIGHUP where it is ignored: a run under nohup is to outlive its terminal."""
+    """Returns STOP_SIGNALS, without SIGHUP if it is ignored: a run under nohup must outlive its terminal."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return tuple(number for number in STOP_SIGNALS if not (ignored and number == signal.SIGHUP))
 
 
-class Progress(BaseModel):
-    """How far a worker is.
+class WorkerProgress(BaseModel):
+    """A worker's progress.
 
     Attributes:
-        collectives: how many it has entered.
-        step: optimizer steps it has done.
-        silent: seconds since it reported this.
+        collectives: number of collectives it has entered.
+        step: number of optimizer steps it has done.
+        silent: seconds since this report.
         limit: seconds for which ranks wait for each other now.
     """
 
@@ -53,25 +53,29 @@ class Progress(BaseModel):
     limit: float
 
 
-def awaited_ranks(ranks: Sequence[Progress | None]) -> list[tuple[int, Progress]]:
+def awaited_ranks(ranks: Sequence[WorkerProgress | None]) -> list[tuple[int, WorkerProgress]]:
     """Returns the ranks that the others have waited for too long.
 
     Args:
-        ranks: in order; None for one that has not reported yet.
+        ranks: progress of each rank, in order; None if it has not reported yet.
     """
-    known = [(rank, one) for rank, one in enumerate(ranks) if one is not None]
-    entered = {one.collectives for _, one in known}
+    reported = [(rank, progress) for rank, progress in enumerate(ranks) if progress is not None]
+    entered = {progress.collectives for _, progress in reported}
     if len(entered) < 2:
         return []
-    # a rank that was just killed is behind as well, and not silent for long
-    return [(rank, one) for rank, one in known if one.collectives == min(entered) and one.silent > one.limit / 2]
+    # a rank that was just killed is behind as well, but has not been silent for long
+    return [
+        (rank, progress)
+        for rank, progress in reported
+        if progress.collectives == min(entered) and progress.silent > progress.limit / 2
+    ]
 
 
 class ProgressReport:
-    """Writes a worker's progress to a file for our launcher; does nothing under another launcher.
+    """Writes a worker's progress to a file for this package's launcher; does nothing under another launcher.
 
     Args:
-        limit: as in Progress.
+        limit: see WorkerProgress.
     """
 
     def __init__(self, limit: float) -> None:
@@ -80,16 +84,16 @@ class ProgressReport:
         self._limit = limit
         self._file: int | None = None
         if is_worker():
-            self._file = os.open(_own_file("progress"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(_report_file("progress"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def enter_collective(self, step: int | None = None) -> None:
-        """Reports that this worker enters a collective, after so many optimizer steps; None: as many as before."""
+        """Reports that this worker enters a collective after `step` optimizer steps; None keeps the last number."""
         self._collectives += 1
         self._step = self._step if step is None else step
         self._write()
 
     def set_limit(self, seconds: float) -> None:
-        """Reports how long ranks wait for each other from here on."""
+        """Reports for how many seconds ranks wait for each other from now on."""
         self._limit = seconds
         self._write()
 
@@ -99,12 +103,12 @@ class ProgressReport:
 
 
 def is_worker() -> bool:
-    """Whether our launcher started this process."""
+    """Whether this package's launcher started this process."""
     return _FOLDER_VARIABLE in os.environ
 
 
 def end_with_parent() -> None:
-    """Makes the kernel end this process when its launcher dies, so that none is left behind (Linux)."""
+    """Makes the kernel end this process when its launcher dies (Linux)."""
     if is_worker() and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
         if os.getppid() != int(os.environ[_LAUNCHER_VARIABLE]):  # it died while this process was still importing
@@ -112,17 +116,17 @@ def end_with_parent() -> None:
 
 
 def report_model_saved() -> None:
-    """Reports that the model is saved: whatever fails from here on, nothing begins again."""
+    """Reports that the model is saved, so that no later failure restarts the run."""
     if is_worker():
         (Path(os.environ[_FOLDER_VARIABLE]) / _MODEL_SAVED).touch()
 
 
 def report_failure(error: BaseException, message: str) -> None:
-    """Reports why this worker fails to its launcher, which prints it once; the first report counts.
+    """Reports to the launcher why this worker fails; the launcher prints the first report once.
 
-    Being preempted is no failure.
+    Preemption is not a failure.
     """
-    path = _own_file("json")
+    path = _report_file("json")
     if isinstance(error, Preempted) or path.exists():
         return
     code = error.exit_code if isinstance(error, ReagentLiteError) else PeerError.exit_code
@@ -132,16 +136,16 @@ def report_failure(error: BaseException, message: str) -> None:
     temporary.replace(path)
 
 
-def _own_file(kind: str) -> Path:
-    return Path(os.environ[_FOLDER_VARIABLE], f"{os.environ['LOCAL_RANK']}.{kind}")
+def _report_file(suffix: str) -> Path:
+    return Path(os.environ[_FOLDER_VARIABLE], f"{os.environ['LOCAL_RANK']}.{suffix}")
 
 
 class Reports:
-    """What the workers of a machine report, as their launcher reads it.
+    """Reports of a machine's workers, read by their launcher.
 
     Args:
-        folder: for their files.
-        count: workers.
+        folder: folder of the report files.
+        count: number of workers.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -151,23 +155,23 @@ class Reports:
 
     @property
     def model_saved(self) -> bool:
-        """Whether rank 0 is among them and has saved what the run leads to."""
+        """Whether rank 0 is one of these workers and has saved the model."""
         return (self._folder / _MODEL_SAVED).exists()
 
     @property
     def failures(self) -> dict[int, dict[str, Any]]:
-        """Returns the failures by local rank."""
+        """Failures by local rank."""
         files = {local: self._folder / f"{local}.json" for local in range(self._count)}
         return {local: json.loads(file.read_text()) for local, file in files.items() if file.exists()}
 
     @property
-    def progress(self) -> list[Progress | None]:
-        """Returns each worker's progress by the clock of this machine; None before its first report."""
+    def progress(self) -> list[WorkerProgress | None]:
+        """Each worker's progress, by this machine's clock; None before its first report."""
         return [self._progress(self._folder / f"{local}.progress") for local in range(self._count)]
 
-    def _progress(self, file: Path) -> Progress | None:
+    def _progress(self, file: Path) -> WorkerProgress | None:
         try:
             collectives, step, at, limit = _PROGRESS.unpack(file.read_bytes())
         except (OSError, struct.error):
             return None
-        return Progress(collectives=collectives, step=step, silent=time.monotonic() - at, limit=limit)
+        return WorkerProgress(collectives=collectives, step=step, silent=time.monotonic() - at, limit=limit)

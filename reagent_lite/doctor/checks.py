@@ -1,4 +1,4 @@
-"""What the doctor found: a row for each check, a table for people, one JSON line for programs."""
+"""The doctor's results: a row for each check, a table for people, a JSON line for programs."""
 
 import json
 import sys
@@ -14,13 +14,13 @@ _COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "FAILED": "bol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One check.
+    """Result of a check.
 
     Attributes:
-        name: what was looked at.
-        state: FAILED keeps a run from training; a warning does not.
-        found: what is there.
-        todo: what to do about it; "" where nothing need be done.
+        name: name of the check.
+        state: FAILED prevents training; a warning does not.
+        found: result, in words.
+        todo: what to do about it; "" if nothing has to be done.
     """
 
     name: str
@@ -30,36 +30,36 @@ class Row:
 
 
 def ok(name: str, found: str) -> Row:
-    """Returns a row that nothing need be done about."""
+    """Returns the row of a check without problems."""
     return Row(name=name, state="ok", found=found)
 
 
 def warning(name: str, found: str, todo: str) -> Row:
-    """Returns a row that does not keep a run from training."""
+    """Returns the row of a problem that does not prevent training."""
     return Row(name=name, state="warning", found=found, todo=todo)
 
 
 def failed(name: str, found: str, todo: str) -> Row:
-    """Returns a row that keeps a run from training."""
+    """Returns the row of a problem that prevents training."""
     return Row(name=name, state="FAILED", found=found, todo=todo)
 
 
 def skipped(name: str, why: str) -> Row:
-    """Returns a row of what was not looked at."""
+    """Returns the row of a check that was not made."""
     return Row(name=name, state="skipped", found=why)
 
 
 def of_error(name: str, error: ReagentLiteError) -> Row:
-    """Returns the row of a check that ended with an error of ours."""
+    """Returns the row of a check that ended with an error."""
     if not error.problems:
         return failed(name, str(error), "")
-    found = "\n".join(one.fault for one in error.problems)
-    advice = "\n".join(dict.fromkeys(one.todo for one in error.problems if one.todo))
-    return failed(name, found, advice or "Set it to what is expected")
+    faults = "\n".join(problem.fault for problem in error.problems)
+    advice = "\n".join(dict.fromkeys(problem.todo for problem in error.problems if problem.todo))
+    return failed(name, faults, advice or "Set it to what is expected")
 
 
 def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row]:
-    """Yields the rows of a check; what it raises becomes the last of them, so that the others still run."""
+    """Yields the rows of a check; an error becomes its last row, so that other checks still run."""
     try:
         rows = check()
         yield from (rows,) if isinstance(rows, Row) else rows
@@ -67,12 +67,12 @@ def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row
         yield of_error(name, error)
     except OSError as error:
         yield failed(name, f"{type(error).__name__}: {error}", "Give this user access to it, or name another path")
-    except Exception as error:  # a check that cannot be made must not hide what the others find
+    except Exception as error:  # a check that fails must not hide the results of the others
         yield failed(name, f"the check itself ended with {type(error).__name__}: {error}", "Report it")
 
 
 def show(title: str, rows: list[Row]) -> None:
-    """Writes the table on standard error, with colours where it is a terminal."""
+    """Writes the table to standard error, with colours if it is a terminal."""
     if not sys.stderr.isatty():
         print(title, *map(_lines, rows), sep="\n", file=sys.stderr, flush=True)
         return
@@ -91,13 +91,13 @@ def show(title: str, rows: list[Row]) -> None:
 
 
 def summary(rows: list[Row], **other: object) -> str:
-    """Returns the JSON line: rows, counts by state, and whether nothing failed."""
+    """Returns the JSON line: rows, counts by state, and whether no check failed."""
     counts = {state: sum(row.state == state for row in rows) for state in _COLOURS}
     return json.dumps({"ok": not counts["FAILED"], "counts": counts, **other, "rows": [asdict(row) for row in rows]})
 
 
 def _lines(row: Row) -> str:
     indent = "\n" + " " * 36
-    found = row.found.replace("\n", indent)
+    text = row.found.replace("\n", indent)
     advice = f"{indent}-> {row.todo.replace(chr(10), indent + '   ')}" if row.todo else ""
-    return f"{row.state:<8} {row.name:<26} {found}{advice}"
+    return f"{row.state:<8} {row.name:<26} {text}{advice}"

@@ -1,4 +1,4 @@
-"""What the doctor finds out on one machine alone: processes, network, disks, data, environments, versions."""
+"""The doctor's checks of a single machine: processes, network, disks, data, environments, versions."""
 
 import socket
 import sys
@@ -33,13 +33,13 @@ from reagent_lite.types import SourceSpec
 if TYPE_CHECKING:
     from reagent_lite.data.copy.first_look import FirstRows
 
-_COPY_TIMES = 2.0  # a training copy and what is spooled on the way, against stored bytes of plain input
-_PACKED_TIMES = 10.0  # the same against compressed bytes
-_MODEL_TIMES = 4  # ONNX, TorchScript, weights, and the folder before while the new one appears
+_COPY_TIMES = 2.0  # size of a training copy and its temporary files, relative to uncompressed input
+_PACKED_TIMES = 10.0  # the same, relative to compressed input
+_MODEL_TIMES = 4  # ONNX, TorchScript, weights, and the previous folder until the new one replaces it
 
 
 def versions() -> Row:
-    """Reports what is installed."""
+    """Reports the installed versions."""
     parts = [f"python {sys.version.split()[0]}", f"torch {torch.__version__}", f"CUDA {torch.version.cuda or 'none'}"]
     if torch.cuda.is_available():
         parts.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def versions() -> Row:
 
 
 def devices(processes: Processes) -> Iterator[Row]:
-    """Reports processes, and the GPUs they will use."""
+    """Reports the processes and the GPUs they will use."""
     count = counted(processes.count, f"{processes.device_type} process")
     if processes.note:
         todo = (
@@ -69,23 +69,23 @@ def devices(processes: Processes) -> Iterator[Row]:
 
 
 def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
-    """Looks at addresses, the host's name, and the port that is asked for."""
+    """Checks addresses, the host's name, and the configured port."""
     settings = config.rendezvous
     method = config.init_method or ""
-    listed = ", ".join(f"{one.interface} {one.address}" for one in addresses()) or "none"
+    listed = ", ".join(f"{candidate.interface} {candidate.address}" for candidate in addresses()) or "none"
     if node.count == 1:
         yield skipped("network", f"one machine needs none; there are {listed}")
         return
-    own = own_address(settings.interface)
-    found = f"{own.interface} {own.address} of {listed}"
-    if not own.is_loopback:
-        yield ok("network", found)
+    address = own_address(settings.interface)
+    text = f"{address.interface} {address.address} of {listed}"
+    if not address.is_loopback:
+        yield ok("network", text)
     else:
-        yield warning("network", found, "Other machines do not reach it: name another one in rendezvous.interface")
+        yield warning("network", text, "Other machines do not reach it: name another one in rendezvous.interface")
     yield _host_name()
     if method.startswith("file:") and settings.port and node.index == 0:
-        listening(own.address, settings.port).close()
-        yield ok("port", f"{own.address}:{settings.port} is free")
+        listening(address.address, settings.port).close()
+        yield ok("port", f"{address.address}:{settings.port} is free")
     elif method.startswith("tcp:"):
         yield _meeting_point(method, node)
 
@@ -101,45 +101,45 @@ def _meeting_point(method: str, node: Node) -> Row:
 def _host_name() -> Row:
     name = socket.gethostname()
     try:
-        found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+        resolved_to = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except OSError as error:
-        todo = "Nothing here needs it, as machines use numeric addresses; other programs may: add it to /etc/hosts"
+        todo = "Training uses numeric addresses and does not need it. If other programs do, add it to /etc/hosts"
         return warning("host name", f"{name} does not resolve: {error.strerror or error}", todo)
-    return ok("host name", f"{name} is {', '.join(found)}")
+    return ok("host name", f"{name} is {', '.join(resolved_to)}")
 
 
 def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) -> Row:
-    """Looks at where the model and checkpoints go."""
+    """Checks the folder of the model and of checkpoints."""
     name = "model_output_path"
     if node.index:
-        return skipped(name, "node 0 alone writes there")
+        return skipped(name, "only node 0 writes there")
     folder = config.folder
-    place = nearest_existing(folder)
+    existing = nearest_existing(folder)
     todo = "Choose a folder that this user can write, or make room"
-    if not place.is_dir():
-        return failed(name, f"{place} is a file", todo)
-    with tempfile.TemporaryFile(dir=place) as probe:
+    if not existing.is_dir():
+        return failed(name, f"{existing} is a file", todo)
+    with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(b"probe")
-    free = free_disk_bytes(place)
-    found = f"{folder}: writable, {size_text(free)} free"
-    if spec is None:  # known when the data has been read
-        return ok(name, found)
-    need = sum(one.bytes for one in network_needs(config, spec)) * (config.checkpoint.keep + 1 + _MODEL_TIMES)
-    found += f"; {size_text(need)} for checkpoints and model, without replay"
-    return ok(name, found) if free > need else failed(name, found, todo)
+    free = free_disk_bytes(existing)
+    text = f"{folder}: writable, {size_text(free)} free"
+    if spec is None:  # the size of the model is known only after the data has been read
+        return ok(name, text)
+    need = sum(network.bytes for network in network_needs(config, spec)) * (config.checkpoint.keep + 1 + _MODEL_TIMES)
+    text += f"; {size_text(need)} for checkpoints and model, without replay"
+    return ok(name, text) if free > need else failed(name, text, todo)
 
 
 def dataset_folder(config: WorkflowConfig) -> Row:
-    """Looks at the folder between collectors and learners."""
+    """Checks the folder shared by collectors and learners."""
     folder = Path(config.environments.shared.path).expanduser()
-    found = f"{folder}: {size_text(free_disk_bytes(nearest_existing(folder)))} free"
+    text = f"{folder}: {size_text(free_disk_bytes(nearest_existing(folder)))} free"
     if is_writable(folder):
-        return ok("simulation.dataset", f"{found}, writable")
-    return failed("simulation.dataset", found, "Choose a folder that this user can write, and that all machines see")
+        return ok("simulation.dataset", f"{text}, writable")
+    return failed("simulation.dataset", text, "Choose a folder that this user can write, and that all machines see")
 
 
 def copy_folder(config: WorkflowConfig, path: str) -> Row:
-    """Looks at where the training copy of a path goes."""
+    """Checks the folder for the training copy of a path."""
     name = "training copy"
     actions = config.actions or None
     directory = config.data.training_copy_dir
@@ -163,12 +163,12 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_TIMES * (sum(file.size for file in files) - packed) + _PACKED_TIMES * packed
     free = free_disk_bytes(places[0])
-    found = f"{places[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
-    return ok(name, found) if free > need else warning(name, found, todo)
+    text = f"{places[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
+    return ok(name, text) if free > need else warning(name, text, todo)
 
 
 def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Row]:
-    """Reads and checks the first rows of a path, and whether normalization files cover their features."""
+    """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
     try:
@@ -204,7 +204,7 @@ def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
 
 
 def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
-    """Compiles the environment, and looks for what CUDA needs where processes have GPUs."""
+    """Compiles the environment, and checks the CUDA toolkit if processes have GPUs."""
     settings = config.simulation
     if settings is None:
         yield skipped("environment", "the config has no simulation section")
@@ -224,11 +224,11 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
     )
     spec = backend.spec
     does = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
-    found = f"{spec.name} {does}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
+    text = f"{spec.name} {does}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
-        yield warning("environment", f"{found}, which differ from step to step", "Train with workflows.parametric_dqn")
+        yield warning("environment", f"{text}, which differ from step to step", "Train with workflows.parametric_dqn")
         return
-    yield ok("environment", found)
+    yield ok("environment", text)
     types = agent_types(config, spec)
     if len(types) > 1:
         yield ok("policies", ", ".join(map(str, types)))
@@ -237,14 +237,14 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
 def tracking(config: WorkflowConfig) -> Row:
     """Reports whether the packages of the run's trackers are installed."""
     require_trackers(config)
-    return ok("tracking", "the packages are installed; their servers are asked when the run starts")
+    return ok("tracking", "the packages are installed; the run contacts their servers when it starts")
 
 
 def memory(run: DryRun) -> Row:
-    """Reports the memory that a process needs, beside what is free."""
-    found = "\n".join(memory_lines(run))
+    """Compares the memory that a process needs with the free memory."""
+    text = "\n".join(memory_lines(run))
     if not run.suffices:
-        return warning("memory", found, f"{next(warnings_of(run))}; lower it, or use more machines")
+        return warning("memory", text, f"{next(warnings_of(run))}; lower it, or use more machines")
     if run.inputs.spec is None:
         return skipped("memory", "known when the data has been read")
-    return ok("memory", found)
+    return ok("memory", text)

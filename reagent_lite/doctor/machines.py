@@ -1,9 +1,10 @@
-"""What machines find out about each other: they meet as for a run, through a file beside the run's.
+"""The doctor's checks of all machines together: they meet as in a run, through a file next to the run's.
 
- meet ─► facts of all ─► connect to each ─► files: new, replaced ─► clocks ─► goodbye
-          verdict         who cannot reach    when others' show
+ meet ─► facts of all ─► connect to each ─► files: new, replaced ─► clocks ─► end
+         fit together?   pairs without       seconds until others
+                         connection          see them
 
-In every step each machine gives a value to all others and waits for theirs.
+In every step each machine sends a value to all others and waits for theirs.
 """
 
 import os
@@ -30,19 +31,19 @@ from reagent_lite.run.launch import prepare_rendezvous
 
 _ROUND_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0
-_SLOW_SECONDS = 5.0  # for a file to show elsewhere: joining polls, so it only takes longer
+_SLOW_SECONDS = 5.0  # until others see a file; beyond it joining, which polls, only takes longer
 _CLOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """This machine, after the checks of it alone.
+    """This machine, after its own checks.
 
     Attributes:
-        config: the config of the run.
-        node: number and count.
-        processes: how many it would start.
-        failed: names of the checks that failed here.
+        config: config of the run.
+        node: number of this machine and count of machines.
+        processes: processes it would start.
+        failed: names of its checks that failed.
     """
 
     config: WorkflowConfig
@@ -51,27 +52,27 @@ class Machine:
     failed: tuple[str, ...]
 
 
-def meet(own: Machine, seconds: float) -> list[Row]:
-    """Returns what all machines find together; every machine calls it.
+def meet(machine: Machine, seconds: float) -> list[Row]:
+    """Returns the rows of the checks of all machines together; every machine calls it.
 
     Args:
-        own: this machine.
-        seconds: how long it waits for the others, and for a file of theirs to show.
+        machine: this machine.
+        seconds: seconds to wait for the others, and for their files to appear.
     """
     rows: list[Row] = []
     folder: Path | None = None
-    init_method = own.config.init_method
+    init_method = machine.config.init_method
     try:
         if init_method is not None and init_method.startswith("file:"):
             folder = MeetingFile.of(init_method).path.parent
             init_method = f"{init_method}.doctor"
-        membership, declaration = _joined(own, init_method, seconds)
+        membership, declaration = _joined(machine, init_method, seconds)
     except ReagentLiteError as error:
         advice = "" if folder is None else f" {folder} must be the same share everywhere, and node 0's port reachable."
         row = of_error("machines meet", error)
         return [failed(row.name, row.found, f"{row.todo}.{advice} Run the doctor on all machines at once")]
     try:
-        for rows_of_step in _examine(own, membership, declaration, folder, seconds):
+        for rows_of_step in _examine(machine, membership, declaration, folder, seconds):
             rows += rows_of_step
     except LostError as error:
         rows.append(failed("machines stay together", str(error), "Look at the doctor's report there"))
@@ -80,28 +81,28 @@ def meet(own: Machine, seconds: float) -> list[Row]:
     return rows
 
 
-def _joined(own: Machine, init_method: str | None, seconds: float) -> tuple[Membership, Declaration]:
-    """Meets the others; returns the meeting, and what this machine would declare to a run.
+def _joined(machine: Machine, init_method: str | None, seconds: float) -> tuple[Membership, Declaration]:
+    """Joins the others; returns the membership, and this machine's declaration to a run.
 
-    What may not fit is compared afterwards: here it would end the meeting.
+    The declarations are compared afterwards, as a difference would end the rendezvous.
     """
-    config = own.config.model_copy(update={"init_method": init_method})
-    rendezvous = prepare_rendezvous(config, own.node, own.processes, force=False)
+    config = machine.config.model_copy(update={"init_method": init_method})
+    rendezvous = prepare_rendezvous(config, machine.node, machine.processes, force=False)
     declaration = rendezvous.declaration
     rendezvous.settings = config.rendezvous.model_copy(update={"join_timeout_seconds": seconds})
     rendezvous.declaration = Declaration(
-        node=own.node.index, host=declaration.host, pid=declaration.pid, processes=1, device="any"
+        node=machine.node.index, host=declaration.host, pid=declaration.pid, processes=1, device="any"
     )
     return rendezvous.join(), declaration
 
 
 def _examine(
-    own: Machine, membership: Membership, declaration: Declaration, folder: Path | None, seconds: float
+    machine: Machine, membership: Membership, declaration: Declaration, folder: Path | None, seconds: float
 ) -> Iterator[list[Row]]:
     record = membership.record
-    names = ", ".join(f"node {one.node} is {one.host}" for one in membership.declarations)
-    yield [ok("machines meet", f"all {own.node.count}, at {record.address}:{record.port}: {names}")]
-    mine = {"failed": own.failed, "declaration": declaration.model_dump(mode="json")}
+    names = ", ".join(f"node {declared.node} is {declared.host}" for declared in membership.declarations)
+    yield [ok("machines meet", f"all {machine.node.count}, at {record.address}:{record.port}: {names}")]
+    mine = {"failed": machine.failed, "declaration": declaration.model_dump(mode="json")}
     facts = membership.exchange("facts", mine, seconds)
     yield _fit(facts)
     yield reach_others(membership, seconds)
@@ -113,30 +114,30 @@ def _examine(
 
 
 def _fit(facts: list[Any]) -> list[Row]:
-    problems, notes = compare([Declaration.model_validate(one["declaration"]) for one in facts])
+    problems, notes = compare([Declaration.model_validate(fact["declaration"]) for fact in facts])
     name = "machines fit together"
-    rows = [failed(name, one.fault, one.todo or "Use the same config file") for one in problems]
+    rows = [failed(name, problem.fault, problem.todo or "Use the same config file") for problem in problems]
     rows += [warning(name, note, "Install the same release on every machine") for note in notes]
     return rows or [ok(name, "the same config, versions and kind of device; no GPU twice")]
 
 
 def reach_others(membership: Membership, seconds: float) -> list[Row]:
-    """Connects to every other machine; all learn of all pairs."""
+    """Connects to other machines; every machine gets the result of all pairs."""
     name = "machines reach each other"
     with closing(Connections(membership)) as connections:
         problems = connections.unreached(_CONNECT_SECONDS, seconds)
-    rows = [failed(name, one.fault, one.todo) for one in problems]
+    rows = [failed(name, problem.fault, problem.todo) for problem in problems]
     count = len(membership.declarations)
     each = len(peers(0, count))
     return rows or [ok(name, f"{count * each} connections, each machine to {each} others")]
 
 
 def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Row]:
-    """Measures how soon others' files show here: new ones, and ones put in the place of older ones."""
+    """Measures how soon this machine sees files of the others: new files, and files that replace older ones."""
     file = folder / f".doctor.{uuid.uuid4().hex}"
     temporary = file.with_name(f"{file.name}.tmp")
     with suppress(OSError):
-        os.listdir(folder)  # fills the caches that could hide what comes
+        os.listdir(folder)  # fills the caches that could hide later files
     rows: list[Row] = []
     try:
         for what in ("new files", "replaced files"):
@@ -148,8 +149,8 @@ def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Ro
             except OSError as caught:
                 error = f"{type(caught).__name__}: {caught.strerror or caught}"
             put = membership.exchange(what, {"name": file.name, "word": word, "error": error}, 2 * seconds)
-            delays = _watch(folder, {i: one for i, one in enumerate(put) if not one["error"]}, seconds)
-            refused = {i: one["error"] for i, one in enumerate(put) if one["error"]}
+            delays = _watch(folder, {node: sent for node, sent in enumerate(put) if not sent["error"]}, seconds)
+            refused = {node: sent["error"] for node, sent in enumerate(put) if sent["error"]}
             rows += _shown(folder, what, refused, membership.exchange(f"{what} seen", delays, 2 * seconds), seconds)
     finally:
         for left in (file, temporary):
@@ -159,12 +160,12 @@ def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Ro
 
 
 def _watch(folder: Path, put: dict[int, dict[str, str]], seconds: float) -> list[tuple[int, float | None]]:
-    """Returns each writer with the seconds from hearing of its file to seeing it; None: it did not show."""
+    """Returns each writer with the seconds until its file is seen here; None if it did not appear."""
     delays: dict[int, float | None] = dict.fromkeys(put)
     begun = time.monotonic()
     while None in delays.values() and (passed := time.monotonic() - begun) < seconds:
-        for writer, one in put.items():
-            if delays[writer] is None and _shows(folder, one["name"], one["word"]):
+        for writer, sent in put.items():
+            if delays[writer] is None and _shows(folder, sent["name"], sent["word"]):
                 delays[writer] = passed
         time.sleep(_ROUND_SECONDS)
     return list(delays.items())
@@ -173,7 +174,7 @@ def _watch(folder: Path, put: dict[int, dict[str, str]], seconds: float) -> list
 def _shows(folder: Path, name: str, word: str) -> bool:
     try:
         return name in os.listdir(folder) and (folder / name).read_text() == word
-    except OSError:  # ESTALE among them: the file was replaced under our hands
+    except OSError:  # such as ESTALE: the file was replaced while it was read
         return False
 
 
@@ -203,15 +204,15 @@ def _shown(
     if not delays:
         return rows
     longest, reader, writer = max(delays)
-    found = f"shown elsewhere within {longest:.2f} s (longest: of node {writer} on node {reader})"
-    slow = warning(name, found, "Joining takes this much longer; lower the attribute cache times of the mount")
-    return [*rows, slow if longest > _SLOW_SECONDS else ok(name, found)]
+    text = f"seen by others within {longest:.2f} s (longest: of node {writer} on node {reader})"
+    slow = warning(name, text, "Joining takes this much longer; lower the attribute cache times of the mount")
+    return [*rows, slow if longest > _SLOW_SECONDS else ok(name, text)]
 
 
 def _clocks(membership: Membership, seconds: float) -> Row:
-    """Compares the clocks at one moment: when the last machine has announced itself.
+    """Compares the clocks at the moment at which the last machine announces itself.
 
-    For each machine it lies between its last look that found somebody absent and the one that found all.
+    On each machine this moment lies between its last look with a machine missing and its first look with all machines.
     """
     membership.exchange("ready", True, seconds)
     deadline = time.monotonic() + seconds
@@ -228,16 +229,17 @@ def _clocks(membership: Membership, seconds: float) -> Row:
     node = max(range(len(moments)), key=lambda i: abs(moments[i][0] - moments[0][0]))
     difference = abs(moments[node][0] - moments[0][0])
     within = moments[node][1] + moments[0][1]
-    found = f"at most {difference:.2f} s from node 0's (node {node}, to within {within:.2f} s)"
+    text = f"at most {difference:.2f} s from node 0's (node {node}, to within {within:.2f} s)"
     if difference <= _CLOCK_SECONDS:
-        return ok("clocks", found)
-    return warning("clocks", found, "Nothing here depends on it, but times in logs and of files will mislead; run NTP")
+        return ok("clocks", text)
+    todo = "Training does not depend on clocks, but times in logs and of files will be misleading; run NTP"
+    return warning("clocks", text, todo)
 
 
 def _elsewhere(node: int, facts: list[Any]) -> Row:
-    """Reports what the other machines found wrong with themselves."""
-    bad = {i: one["failed"] for i, one in enumerate(facts) if i != node and one["failed"]}
-    if not bad:
-        return ok("the other machines", "found nothing that keeps them from training")
-    found = "\n".join(f"node {i} ({facts[i]['declaration']['host']}): {', '.join(names)}" for i, names in bad.items())
-    return failed("the other machines", found, "Look at the doctor's report there")
+    """Reports failed checks of the other machines."""
+    failures = {i: fact["failed"] for i, fact in enumerate(facts) if i != node and fact["failed"]}
+    if not failures:
+        return ok("the other machines", "no check that prevents training has failed")
+    lines = (f"node {i} ({facts[i]['declaration']['host']}): {', '.join(names)}" for i, names in failures.items())
+    return failed("the other machines", "\n".join(lines), "Look at the doctor's report there")

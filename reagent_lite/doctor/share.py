@@ -1,4 +1,4 @@
-"""What the doctor finds out about the folder where machines meet, from one machine."""
+"""The doctor's checks, on a single machine, of the folder of init_method."""
 
 import os
 import pwd
@@ -24,7 +24,7 @@ _PROBE = b"probe of the doctor\n" * 200
 
 
 def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
-    """Looks at the folder of init_method; a machine that is not node 0 need only read it."""
+    """Checks the folder of init_method; only node 0 has to write it."""
     method = config.init_method
     if node.count == 1 or (method is not None and not method.startswith("file:")):
         yield skipped("share", "one machine meets nobody" if node.count == 1 else f"{method} needs no file")
@@ -36,8 +36,8 @@ def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     file = MeetingFile.of(method)
     folder = file.path.parent
     if not folder.is_dir():
-        found = f"{folder} is {'a file' if folder.exists() else 'not there'}"
-        yield failed("share", found, "Mount the share there, or point init_method at a folder of it")
+        state = "a file" if folder.exists() else "not there"
+        yield failed("share", f"{folder} is {state}", "Mount the share there, or point init_method at a folder of it")
         return
     yield from _mount(folder)
     yield from _speed(folder, node)
@@ -58,7 +58,7 @@ def _mount(folder: Path) -> Iterator[Row]:
             f"this folder is on a local disk: {mount}",
             "Do the machines really share it? Run the doctor on all of them at once to find out",
         )
-    yield from (warning("share: mount", found, todo) for found, todo in mount.warnings())
+    yield from (warning("share: mount", option, todo) for option, todo in mount.warnings())
 
 
 def _speed(folder: Path, node: Node) -> Iterator[Row]:
@@ -66,22 +66,23 @@ def _speed(folder: Path, node: Node) -> Iterator[Row]:
     try:
         seconds = _probe(folder)
     except OSError as error:
-        found = f"{folder}: {type(error).__name__}: {error.strerror or error}"
+        reason = f"{folder}: {type(error).__name__}: {error.strerror or error}"
         if node.index:
-            yield warning(name, found, "Only node 0 must write here; the doctor cannot measure how soon its files show")
+            todo = "Only node 0 must write here; the doctor cannot measure how soon its files show"
+            yield warning(name, reason, todo)
         else:
-            yield failed(name, found, "Mount it writable for this user, or make room")
+            yield failed(name, reason, "Mount it writable for this user, or make room")
         return
-    found = ", ".join(f"{step} {1000 * taken:.1f} ms" for step, taken in seconds.items())
-    slow = warning(name, found, "Joining takes longer; look at the load of the share's server")
-    yield slow if sum(seconds.values()) > _SLOW_SECONDS else ok(name, found)
+    times = ", ".join(f"{step} {1000 * duration:.1f} ms" for step, duration in seconds.items())
+    slow = warning(name, times, "Joining takes longer; look at the load of the share's server")
+    yield slow if sum(seconds.values()) > _SLOW_SECONDS else ok(name, times)
 
 
 def _probe(folder: Path) -> dict[str, float]:
-    """Writes, renames, lists and reads back a file, which is gone afterwards; returns the seconds of each.
+    """Writes, renames, lists and reads back a temporary file; returns the seconds of each step.
 
     Raises:
-        OSError: the folder cannot be used so, or did not give back what was written.
+        OSError: a step failed, or the file does not contain what was written.
     """
     name = f".doctor.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     temporary = folder / f"{name}.tmp"
@@ -109,27 +110,27 @@ def _probe(folder: Path) -> dict[str, float]:
 def _room(folder: Path) -> Row:
     free = disk_usage(folder).free
     status = folder.stat()
-    found = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
+    text = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
     if free < _LITTLE_BYTES:
-        return failed("share: room", found, "Make room on the share")
-    return ok("share: room", f"{found}; this is {_user(os.getuid())}")
+        return failed("share: room", text, "Make room on the share")
+    return ok("share: room", f"{text}; this is {_user(os.getuid())}")
 
 
 def _record(file: MeetingFile) -> Row:
-    """Reports whose record is in the file."""
+    """Reports the run whose record is in the file."""
     name = "share: file"
-    found = file.read()
-    if not isinstance(found, Record):
-        return ok(name, f"{file.path}: {found}")
-    reached = reach(found)
+    record = file.read()
+    if not isinstance(record, Record):
+        return ok(name, f"{file.path}: {record}")
+    reached = reach(record)
     if reached is not None:
         reached[0].close()
         return warning(
             name,
-            f"{file.path} is used by a live {found}",
+            f"{file.path} is used by a live {record}",
             "Give each job a file of its own, or end that run with --force",
         )
-    return ok(name, f"{file.path} is left from {found}, which does not answer; node 0 replaces it")
+    return ok(name, f"{file.path} is left from {record}, which does not answer; node 0 replaces it")
 
 
 def _user(number: int) -> str:

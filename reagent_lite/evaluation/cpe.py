@@ -524,5 +524,5 @@ def figures_of(questions: Sequence[tuple[Basis, Basis | None]], level: float) ->
 
 
 def _differences_of(samples: Tensor, others: Tensor) -> Tensor:
-    """Returns samples - others, [1 + R]; 0 where sums in another order explain the difference."""
+    """Returns samples - others, [1 + R]; 0 if the difference is rounding, as sums are taken in different orders."""
     return (samples - others).masked_fill(torch.isclose(samples, others, rtol=1e-9, atol=0.0), 0.0)

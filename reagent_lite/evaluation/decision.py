@@ -1,7 +1,7 @@
 """The recommendation about a policy: ship it, do not ship it, or not enough to say.
 
 estimates from the log ───┐
-returns in simulation ────┼─► findings: better, worse or undecided ─► Decision: choice, reason, next step
+returns in simulation ────┼─► findings: better, worse or undecided ─► ShipDecision: choice, reason, next
 verdict of publish_if ────┘
 """
 
@@ -200,7 +200,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ShipDecision:
     """A recommendation with its reason.
 
     Attributes:
@@ -235,7 +235,7 @@ _TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standin
 """The first row that fits is the decision. Every standing but better and worse counts as undecided."""
 
 
-def decide(evidence: Evidence) -> Decision:
+def decide(evidence: Evidence) -> ShipDecision:
     """Returns the decision for all findings, by the table above.
 
     Being better than random actions does not count while a comparison with another policy is undecided. Estimates on
@@ -255,7 +255,7 @@ def decide(evidence: Evidence) -> Decision:
         if all(condition in (_ANY, fact) for condition, fact in zip(conditions, facts, strict=True))
     )
     used = [by_standing[standing][0] for standing in standings]
-    return Decision(
+    return ShipDecision(
         choice=choice,
         reason="; but ".join(finding.reason for finding in used),
         next_step=used[0].next_step if len(used) == 1 else _TRY_BOTH,
@@ -356,8 +356,8 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     trusted = comparison.trusted
     name = comparison.reference_name
     if not trusted:
-        beside = f"{name}'s {comparison.reference}" if comparison.reference else name
-        reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {beside}"
+        reference = f"{name}'s {comparison.reference}" if comparison.reference else name
+        reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {reference}"
         # the first rests on a model alone
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
         return _finding(FindingSource.LOG, Standing.UNTRUSTED, reason, mended_by(comparison, result))
@@ -367,14 +367,14 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         return _finding(FindingSource.LOG, Standing.CONTRADICTED, reason)
     row = min(trusted, key=_width)
     side = row.difference.side
-    what = f"{row.name.replace('_', ' ')} estimates a"
+    estimates = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
-        reason = f"{what} difference of {row.difference} from the {name} in the {comparison.unit}"
+        reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}"
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
-        name, reference = [*comparison.references.items()][continues]
+        name, value = [*comparison.references.items()][continues]
         reason = (
-            f"{what} {comparison.unit} of {row.figure} against {reference} of the {name}, "
+            f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
             f"a difference of {row.difference}{'' if side else ', which may be 0'}"
         )
     if comparison.events is not None:
@@ -400,8 +400,8 @@ def more_data(row: Estimate, reference: Interval | None, result: CPEResult | Non
             ((difference.high - difference.low) / 2, tenth, f"one of {number(tenth)}, 10% of the logged value")
         )
     needed = [
-        f"about {number(float(f'{count * (half / size) ** 2:.2g}'))} to show {what}"
-        for half, size, what in sizes
+        f"about {number(float(f'{count * (half / size) ** 2:.2g}'))} to show {difference_text}"
+        for half, size, difference_text in sizes
         if half > size > 0 and count * (half / size) ** 2 < _MOST_EPISODES
     ]
     if not needed:

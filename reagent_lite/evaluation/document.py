@@ -12,7 +12,7 @@ from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.decision import Comparison, Decision, Evidence, compared, compared_models, decide
+from reagent_lite.evaluation.decision import Comparison, Evidence, ShipDecision, compared, compared_models, decide
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import effective, finite, number, percent
@@ -125,8 +125,8 @@ def cut_note(overlap: Overlap | None) -> str:
     if overlap is None or not overlap.cut_share:
         return ""
     return (
-        f"{percent(overlap.cut_share)} of the episodes are cut before their end: estimates that add a model's value of "
-        "what follows are compared with the logged return continued by the same model."
+        f"{percent(overlap.cut_share)} of the episodes are cut before their end: estimates that add a model's value "
+        "after the cut are compared with the logged return continued by the same model."
     )
 
 
@@ -231,7 +231,7 @@ class Findings:
         )
 
     @cached_property
-    def decision(self) -> Decision:
+    def decision(self) -> ShipDecision:
         """Recommendation about the model."""
         return decide(self.evidence)
 

@@ -196,7 +196,7 @@ class _Flags:
 
 
 def _exchange(candidates: _Candidates, training: Hashes, shards: Shards) -> _Flags:
-    """Compares this shard's candidates with those of every shard and with its training episodes.
+    """Compares this shard's candidates with the candidates and training episodes of every shard.
 
     every shard in turn broadcasts          every shard flags those of its candidates that are among them
     ───────────────────────────────         ─────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Figures of a learner on logged rows: TD loss, what the log does, what the learned policy would do."""
+"""Figures of a learner on logged rows: TD loss, the log's choices, the learned policy's choices."""
 
 from collections.abc import Iterable, Sequence
 

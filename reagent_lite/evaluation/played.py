@@ -16,7 +16,9 @@ from reagent_lite.sim.spec import EnvSpec
 MODEL = "model"
 AGAINST = "against"
 RANDOM = "random"
-AIM = "what the estimates of the discounted return per episode aim at, if the log is from this environment"
+AIM = (
+    "the quantity that the estimates of the discounted return per episode estimate, if the log is from this environment"
+)
 _DIFFERENCES = {AGAINST: "difference", RANDOM: "difference_to_random"}
 _NEGLIGIBLE = 0.01  # discount of a step relative to the first; and a share of episodes
 

@@ -31,7 +31,7 @@ _SPREAD = 0.5
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
 _CONSTANT = (
-    "all scored outcomes are equal, so that nothing shows what others are worth: log more rows, or say in "
+    "all scored outcomes are equal, so the log does not show the effect of others: log more rows, or say in "
     "evaluation.reward_range which rewards are possible"
 )
 
@@ -109,11 +109,11 @@ def reliance_on_model(name: str, overlap: Overlap) -> str:
     """Returns how far a weighted estimator replaces logged outcomes by a fitted model; empty if it does not."""
     if name == "Switch_Doubly_Robust_Reward":
         return (
-            f"a model stands in where weights exceed {SWITCH_TAU:g}: "
+            f"a model replaces outcomes with weights above {SWITCH_TAU:g}: "
             f"{overlap.rows_above_tau:,} of {overlap.matched_rows:,} matched rows"
         )
     if name == "Shrunk_Doubly_Robust_Reward":
-        return f"a model stands in for {percent(overlap.shrunk_share)} of the weights"
+        return f"a model replaces {percent(overlap.shrunk_share)} of the weights"
     return "blends in a model, whose error its interval leaves out" if name == "MAGIC" else ""
 
 
@@ -165,7 +165,7 @@ def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
     mean = overlap.mean_weight
     if not _differs_from_one(mean):
         return
-    cause = "the policy chooses what the log has too seldom" if mean.value < 1 else "logged propensities are too small"
+    cause = "the log rarely has the policy's choices" if mean.value < 1 else "logged propensities are too small"
     evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
     yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from reagent_lite.evaluation.decision import Decision
+from reagent_lite.evaluation.decision import ShipDecision
 from reagent_lite.evaluation.interval import Interval, number, percent
 
 Cell = str | int | float | Interval | None
@@ -95,7 +95,7 @@ class Report:
     """
 
     title: str
-    decision: Decision
+    decision: ShipDecision
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, Cell], ...] = ()
     sections: tuple[Section, ...] = ()

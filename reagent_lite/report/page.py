@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, Decision
+from reagent_lite.evaluation.decision import Choice, ShipDecision
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Cell, Report, written
 
@@ -22,7 +22,7 @@ def render(report: Report) -> str:
     return rendered("page.html.j2", report.decision, report=report, sections=sections)
 
 
-def rendered(template: str, decision: Decision | None, **figures: Any) -> str:
+def rendered(template: str, decision: ShipDecision | None, **figures: Any) -> str:
     """Returns a template of this folder with its figures, and state and sign of the decision."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from reagent_lite.evaluation.decision import Decision
+from reagent_lite.evaluation.decision import ShipDecision
 from reagent_lite.report.content import Report, Table
 from reagent_lite.report.page import rendered
 
@@ -16,7 +16,7 @@ class Brief:
         tables: figures.
     """
 
-    decision: Decision | None = None
+    decision: ShipDecision | None = None
     tables: tuple[Table, ...]
 
     @classmethod

@@ -18,7 +18,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, Decision, Evidence, compared, decide
+from reagent_lite.evaluation.decision import Choice, Evidence, ShipDecision, compared, decide
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
@@ -205,7 +205,7 @@ def _together(found: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
     decisions = {kind: one.decision for kind, one in found.items()}
     careful = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
     worst = min(decisions.values(), key=lambda one: careful.index(one.choice))
-    decision = Decision(
+    decision = ShipDecision(
         choice=worst.choice,
         reason="; ".join(f"{kind}: {one.reason}" for kind, one in decisions.items()),
         next_step=worst.next_step,

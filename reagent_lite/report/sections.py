@@ -7,7 +7,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
 from reagent_lite.estimators import ESTIMATORS_IN_WORDS
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
-from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence
+from reagent_lite.evaluation.decision import Choice, Comparison, Evidence, ShipDecision
 from reagent_lite.evaluation.document import cut_note, not_scored
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
@@ -39,7 +39,7 @@ def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
 
 def evaluation_sections(
     evidence: Evidence,
-    decision: Decision,
+    decision: ShipDecision,
     settings: EvaluationConfig,
     *,
     names: Mapping[str, str],

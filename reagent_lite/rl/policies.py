@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 LOWEST: Final = torch.finfo(torch.float32).min
-"""Stands for the value of a choice that is not allowed; unlike -inf it may be subtracted from itself."""
+"""Value of a choice that is not allowed; unlike -inf it can be subtracted from itself."""
 
 
 @dataclass(frozen=True, slots=True)

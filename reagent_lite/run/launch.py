@@ -31,7 +31,7 @@ from reagent_lite.distributed.membership import GLOO_VARIABLE, LaunchError
 from reagent_lite.distributed.network import address_for
 from reagent_lite.distributed.nodes import Node, find_node, job_name
 from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
-from reagent_lite.distributed.verdict import Declaration, digest_of_code, shared_keys, verdict_on
+from reagent_lite.distributed.verdict import Declaration, check_compatibility, digest_of_code, shared_keys
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import NoRowsError, Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity
@@ -163,7 +163,7 @@ def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group
         here = replace(processes, count=group.place.local_world_size)
         own = _declaration(config, node, here).model_dump_json()
     declared = [Declaration.model_validate_json(text) for text in group.gather_text(own) if text]
-    verdict = verdict_on(declared)
+    verdict = check_compatibility(declared)
     for warning in verdict.warnings if group.is_first else ():
         logger.warning(warning)
     verdict.require_fit()

@@ -11,7 +11,7 @@ import torch
 
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, parameters
-from reagent_lite.console import Progress, logger, progress
+from reagent_lite.console import ShowProgress, logger, progress
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
@@ -244,7 +244,7 @@ class _RunHooks(Hooks):
     """Collects experience before each step of the loop; writes figures, progress and checkpoints after it."""
 
     def __init__(
-        self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: Progress, callback: Callback
+        self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: ShowProgress, callback: Callback
     ) -> None:
         self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
         self._callback = callback

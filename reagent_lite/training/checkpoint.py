@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
-from reagent_lite.distributed.agreement import Agreement
+from reagent_lite.distributed.agreement import StepAgreement
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem, first_line
 from reagent_lite.files import FolderIdentity, appearing_folder, sync, write_whole
@@ -419,7 +419,7 @@ class CheckpointSchedule:
         self._running, self._group = checkpoints.running, checkpoints.group
         self._every_steps = config.every_steps or 0
         self._every_seconds = float("inf") if config.every_minutes is None else 60 * config.every_minutes
-        self._agreement = Agreement(self._group, self._running.position.step)
+        self._agreement = StepAgreement(self._group, self._running.position.step)
         self._saved_at = time.monotonic()
         self._set_standing()
 

@@ -1,4 +1,4 @@
-"""Launchers that tests start."""
+"""A fixture that starts launchers."""
 
 from collections.abc import Iterator
 from pathlib import Path

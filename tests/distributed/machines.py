@@ -1,6 +1,6 @@
-"""Machines of a run on this one: launchers with small workers in place of training, and what they log.
+"""Machines of a run, simulated on this machine: launchers with small workers instead of training, and their logs.
 
-Workers are forks of their launcher from before it has threads: they begin with torch imported.
+Workers are forked from their launcher before it has threads, so torch is already imported.
 
 python machines.py '{"index": 0, "count": 2, "init_method": "file:///...", "work": "kill", ...}'
 """
@@ -39,7 +39,7 @@ SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 2
 
 
 class Machine:
-    """One launcher, as a process that writes its output to files."""
+    """A launcher, as a process that writes its output to files."""
 
     def __init__(self, folder: Path, index: int, count: int, options: dict[str, Any]) -> None:
         out = folder / "out"
@@ -76,7 +76,7 @@ Start = Callable[..., Machine]
 
 @contextmanager
 def machines(folder: Path) -> Iterator[Start]:
-    """Gives start(index, count, **options) -> Machine, and leaves none behind."""
+    """Yields start(index, count, **options) -> Machine, and ends all machines afterwards."""
     started: list[Machine] = []
 
     def start(index: int, count: int = 2, **options: Any) -> Machine:
@@ -86,12 +86,12 @@ def machines(folder: Path) -> Iterator[Start]:
     try:
         yield start
     finally:
-        for one in started:
-            one.process.kill()
+        for machine in started:
+            machine.process.kill()
 
 
 def all_end(machines: list[Machine], code: int) -> None:
-    """Asserts that all end with the code."""
+    """Asserts that all machines end with the exit code."""
     codes = [machine.ended(120.0) for machine in machines]
     assert codes == [code] * len(machines), "\n".join(machine.log for machine in machines)
 
@@ -107,7 +107,7 @@ class Fork:
 
     @classmethod
     def prepare(cls, count: int) -> bool:
-        """Makes workers that wait until the launcher starts them. Returns whether this process is one, and started."""
+        """Makes workers that wait until the launcher starts them. Returns whether this process is a started worker."""
         for _ in range(count):
             reading, writing = os.pipe()
             pid = os.fork()
@@ -178,35 +178,35 @@ def work(options: dict[str, Any]) -> None:
     The victim fails as `work` says after step 3 of the first attempt.
     """
     end_with_parent()
-    place = Place.read()
-    assert place is not None
+    position = Place.read()
+    assert position is not None
     task = options.get("work", "sum")
     out = Path(options["out"])
     steps = options.get("steps", 1)
-    victim = place.rank == options.get("victim", 1)
-    (out / f"pid_{place.rank}").write_text(str(os.getpid()))
+    victim = position.rank == options.get("victim", 1)
+    (out / f"pid_{position.rank}").write_text(str(os.getpid()))
     if task == "late start" and victim:
         time.sleep(60)
-    with joined(place, torch.device("cpu"), timeout_seconds=60) as group:
+    with joined(position, torch.device("cpu"), timeout_seconds=60) as group:
         stops: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
         with group.waiting_at_most(options.get("wait", 60), then=60):
             for step in range(steps):
                 group.enter_collective(step)
-                total = group.sum(torch.tensor([place.rank + 1, len(stops), (out / "end").exists()]))
+                total = group.sum(torch.tensor([position.rank + 1, len(stops), (out / "end").exists()]))
                 if total[1]:
                     group.barrier()
                     sys.exit(Preempted.exit_code)
                 if victim and step == 3 and attempt_here() == 0:
                     fail(task, options)
                 time.sleep(0.05 if steps > 1 else 0)
-                (out / f"step_{place.rank}").write_text(str(step))
+                (out / f"step_{position.rank}").write_text(str(step))
                 if total[2]:
                     break
-        node = f"node {place.node} of {place.num_nodes} local {place.local_rank}"
+        node = f"node {position.node} of {position.num_nodes} local {position.local_rank}"
         line = f"{int(total[0])} attempt {attempt_here()} {node}"
-        (out / f"sum_{place.rank}").write_text(line)
-        if place.rank == 0:
+        (out / f"sum_{position.rank}").write_text(line)
+        if position.rank == 0:
             report_model_saved()
         group.barrier()
         if task == "late end" and victim:

@@ -23,7 +23,7 @@ from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed import agreement as agreement_module
-from reagent_lite.distributed.agreement import Agreement
+from reagent_lite.distributed.agreement import StepAgreement
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.errors import PeerError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
@@ -37,7 +37,7 @@ SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1), "ag
 
 
 class Source:
-    """Rows of a table by a plan, as data.source does it from files; a rank reads the parts of as many as its share."""
+    """Rows of a table in the order of a plan, like data.source with files; ranks read parts by their shares."""
 
     def __init__(self, plan: ReadPlan, rank: int, shares: tuple[int, ...]) -> None:
         rng = torch.Generator().manual_seed(0)
@@ -50,7 +50,7 @@ class Source:
         self.ranks = range(sum(shares[:rank]), sum(shares[: rank + 1]))
 
     def learned(self, row_errors: Tensor) -> None:
-        """Rows are read in the plan's order."""
+        """Checks that rows are read in the plan's order."""
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -72,7 +72,7 @@ class Source:
 
 
 class OfTypes(Source):
-    """The same rows for two types of agents; one earns what the other loses."""
+    """The same rows for two agent types with opposite rewards."""
 
     def __next__(self) -> dict[str, TransitionBatch]:  # type: ignore[override]
         batch = super().__next__()
@@ -89,7 +89,7 @@ def ready(group: Group, shares: tuple[int, ...], *, agents: bool = False) -> tup
     plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, reads=(0,) * sum(shares))
     torch.manual_seed(group.rank)  # initial weights differ: the first rank's count
     learner = Learners({"tagger": dqn(), "runner": dqn()}) if agents else dqn()
-    trained = [[*one.q_network.parameters()] for one in learners_of(learner).values()]
+    trained = [[*part.q_network.parameters()] for part in learners_of(learner).values()]
     optimizer = torch.optim.Adam([p for each in trained for p in each], lr=1e-3)
     optimization = Optimization(optimizer=optimizer, clip_norm=0.5 if agents else None, clipped=trained)
     source = (OfTypes if agents else Source)(plan, group.rank, shares)
@@ -106,20 +106,22 @@ def learn(job: str, group: Group, folder: Path) -> int:
 def collectives(group: Group) -> dict[str, Any]:
     total = int(group.sum(torch.tensor([group.rank + 1])))
     last = group.broadcast_bytes(bytes([group.rank]), group.world_size - 1)[0]
-    own = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
+    matrix = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
     return {
         "sum": [total, group.broadcast_text("héllo" if group.is_first else None), last],
         "texts": group.gather_text("é" * group.rank),
-        "bytes": [one.decode() for one in group.gather_bytes(b"b" * group.rank)],
+        "bytes": [entry.decode() for entry in group.gather_bytes(b"b" * group.rank)],
         "part": group.scatter_bytes(iter([b"0", b"", b"22"]) if group.is_first else None).decode(),
-        "tensors": [[one.tolist() for one in group.gather(column)] for column in (own, own == 1, own.double())],
+        "tensors": [
+            [entry.tolist() for entry in group.gather(column)] for column in (matrix, matrix == 1, matrix.double())
+        ],
     }
 
 
 def agree(group: Group) -> dict[str, Any]:
     """Rank 2 is asked to stop, rank 0's clock asks for a checkpoint; each rank returns when it learnt of it.
 
-    A step takes 1 ms by this clock, and so does a look at it.
+    By this clock, a step takes 1 ms, and so does reading the clock.
     """
     now = 0.0
 
@@ -129,7 +131,7 @@ def agree(group: Group) -> dict[str, Any]:
         return now
 
     with patch.object(agreement_module, "time", SimpleNamespace(perf_counter=clock)):
-        agreement = Agreement(group)
+        agreement = StepAgreement(group)
         saves = []
         for done in range(1, 10_000):
             now += 0.001
@@ -167,7 +169,7 @@ def diverge(group: Group, folder: Path) -> dict[str, Any]:
 
 
 def outlive(group: Group) -> nn.Module:
-    """Returns a module that outlives its group; no thread is offered Python's lock from here on."""
+    """Returns a module that outlives its group; from then on no other thread gets Python's lock."""
     wrapped = group.wrap(nn.Linear(1, 1))
     wrapped(torch.ones(1, 1)).sum().backward()
     gc.freeze()  # collecting takes long enough for torch's thread, which has still to let go of what it averaged
@@ -176,17 +178,17 @@ def outlive(group: Group) -> nn.Module:
 
 
 def main(folder: Path, *jobs: str) -> None:
-    found: dict[str, Any] = {}
+    returned: dict[str, Any] = {}
     with joined(Place.read() or Place(), torch.device("cpu"), timeout_seconds=60) as group:
         for job in jobs:
             if job in SHARES:
-                found[job] = learn(job, group, folder)
+                returned[job] = learn(job, group, folder)
             elif job == "diverge":
-                found[job] = diverge(group, folder)
+                returned[job] = diverge(group, folder)
             else:
-                found[job] = {"collectives": collectives, "agree": agree, "outlive": outlive}[job](group)
-        wrapped = found.pop("outlive", None)
-        (folder / f"{group.rank}.json").write_text(json.dumps(found))
+                returned[job] = {"collectives": collectives, "agree": agree, "outlive": outlive}[job](group)
+        wrapped = returned.pop("outlive", None)
+        (folder / f"{group.rank}.json").write_text(json.dumps(returned))
         if wrapped is None:
             group.barrier()
     del wrapped

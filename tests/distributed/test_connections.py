@@ -1,4 +1,4 @@
-"""Which machines connect to which before workers start, and at which address others reach this one."""
+"""Connections between machines before workers start, and the address at which others reach this machine."""
 
 import pytest
 
@@ -14,13 +14,13 @@ def test_up_to_32_machines_each_connects_to_each_other() -> None:
 
 @pytest.mark.parametrize(("count", "each"), [(33, 6), (64, 6), (256, 8), (257, 9), (1000, 10)])
 def test_of_more_machines_each_connects_to_as_many_as_connect_to_it(count: int, each: int) -> None:
-    """To those 1, 2, 4, ... numbers on: the powers of two below `count`; no pair twice, nobody to itself."""
+    """To machines with numbers larger by 1, 2, 4, ... below `count`; no pair twice, none with itself."""
     assert peers(0, count) == [2**power for power in range(each)]
     pairs = {(node, other) for node in range(count) for other in peers(node, count)}
     assert len(pairs) == count * each
     assert all(node != other for node, other in pairs)
     for node in range(count):
-        assert sum(one == node for one, _ in pairs) == sum(other == node for _, other in pairs) == each
+        assert sum(first == node for first, _ in pairs) == sum(other == node for _, other in pairs) == each
 
 
 def test_the_address_that_peers_of_node_0_are_given(monkeypatch: pytest.MonkeyPatch) -> None:

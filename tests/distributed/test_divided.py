@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Fit(nn.Module):
-    """Weighted squares of the linear value of a state less the reward."""
+    """Weighted squared errors of a linear value of the state against the reward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ def test_rows_are_divided_in_order() -> None:
     parts = divided((batch, propensities), [CPU] * 3)
     assert [len(part) for part, _ in parts] == [2, 2, 3]
     assert torch.equal(torch.cat([part.state for part, _ in parts]), batch.state)
-    assert [own.tolist() for _, own in parts] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [values.tolist() for _, values in parts] == [[0, 1], [2, 3], [4, 5, 6]]
     by_type = divided(({"tagger": batch, "runner": random_batch(5, 3, 2, seed=1)},), [CPU] * 2)
-    assert [{name: len(part) for name, part in one.items()} for (one,) in by_type] == [
+    assert [{name: len(part) for name, part in parts_by_type.items()} for (parts_by_type,) in by_type] == [
         {"tagger": 3, "runner": 2}, {"tagger": 4, "runner": 3},
     ]  # fmt: skip
     assert [len(part) for (part,) in divided((random_batch(2, 3, 2, seed=0),), [CPU] * 4)] == [1, 1]
@@ -49,11 +49,11 @@ def test_sums_of_losses_and_metrics() -> None:
 
 
 def test_parts_of_a_batch_learn_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas share the parameters here, and run one after the other."""
+    """In this test replicas share the parameters and run one after another."""
     monkeypatch.setattr(nn.DataParallel, "replicate", lambda self, module, ids: [copy.copy(module) for _ in ids])
     monkeypatch.setattr(
         nn.DataParallel, "parallel_apply",
-        lambda self, replicas, inputs, kwargs: [one(*given) for one, given in zip(replicas, inputs, strict=True)],
+        lambda self, replicas, inputs, kwargs: [replica(*rows) for replica, rows in zip(replicas, inputs, strict=True)],
     )  # fmt: skip
     batch = random_batch(7, 3, 2, seed=1)
     learner = Fit()

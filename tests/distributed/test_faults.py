@@ -1,4 +1,4 @@
-"""Faults on purpose: their text, whom they hit, and that they strike."""
+"""Deliberate faults: their text, the ranks they affect, and their effects."""
 
 import os
 import signal
@@ -14,15 +14,15 @@ KILL = "fail:rank=1,step=20,kind=kill"
 
 
 def test_the_text_of_a_fault_and_whom_it_hits(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Place(rank=1, world_size=2)
-    assert fault_here(one) is None
+    position = Place(rank=1, world_size=2)
+    assert fault_here(position) is None
     monkeypatch.setenv(VARIABLE, KILL)
-    assert fault_here(one) == Fault(rank=1, step=20, kind="kill")
+    assert fault_here(position) == Fault(rank=1, step=20, kind="kill")
     assert fault_here(Place(rank=0, world_size=2)) is None
     monkeypatch.setenv(ATTEMPT_VARIABLE, "7")
-    assert fault_here(one) is None
+    assert fault_here(position) is None
     monkeypatch.setenv(VARIABLE, "fail:rank=1,step=3,kind=slow,seconds=0.5,attempt=any")
-    assert fault_here(one) == Fault(rank=1, step=3, kind="slow", seconds=0.5, attempt="any")
+    assert fault_here(position) == Fault(rank=1, step=3, kind="slow", seconds=0.5, attempt="any")
 
 
 @pytest.mark.parametrize("text", ["kill", "fail:rank=1,step=2", "fail:rank=x,step=2,kind=kill",
@@ -34,7 +34,7 @@ def test_other_texts_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_a_fault_does_at_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow step is slow from then on; the others strike once."""
+    """Steps are slow from this step on; the other faults happen once."""
     done: list[object] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: done.append((pid, number)))
     monkeypatch.setattr(time, "sleep", done.append)

@@ -1,4 +1,4 @@
-"""Ranks of one run: collectives, gradients whatever the division of rows, and what ranks decide together."""
+"""Ranks of a run: collectives, gradients for any division of rows, and joint decisions."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from rank import learn
 from safetensors.torch import load_file
 from torch import nn
 
-from reagent_lite.distributed.agreement import Agreed, Agreement, steps_between
+from reagent_lite.distributed.agreement import Agreed, StepAgreement, steps_between
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import RendezvousError
 from reagent_lite.training.checkpoint import checksum
@@ -20,7 +20,7 @@ RANK = str(Path(__file__).with_name("rank.py"))
 
 
 def results(folder: Path, world: int, *jobs: str) -> dict[str, list[Any]]:
-    """Returns what each rank returns, by job."""
+    """Returns the results of each rank, by job."""
     runs = run_ranks([RANK, str(folder), *jobs], [folder], [world])
     assert [run.code for run in runs] == [0] * world, "".join(run.err for run in runs)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
@@ -29,7 +29,7 @@ def results(folder: Path, world: int, *jobs: str) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Any]], Path]:
-    """What three ranks return, and their folder."""
+    """Results of three ranks, and their folder."""
     folder = tmp_path_factory.mktemp("three")
     return results(folder, 3, "collectives", "agree", "diverge"), folder
 
@@ -48,47 +48,47 @@ def test_a_world_of_one_does_nothing() -> None:
     group = Group(Place(), torch.device("cpu"))
     assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
     assert group.broadcast_text("naïve") == "naïve"
-    assert [one.tolist() for one in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
+    assert [part.tolist() for part in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
     assert list(group.gather_bytes(b"")) == [b""]
     module = nn.Linear(1, 1)
     assert group.wrap(module) is module
     group.barrier()
-    agreement = Agreement(group)  # which costs nothing, so it is asked at every step
+    agreement = StepAgreement(group)  # which costs nothing, so it is asked at every step
     assert [agreement.after_step(done, stop=done == 3, save=done == 2) for done in (1, 2, 3)] == [
         Agreed(), Agreed(save=True), Agreed(stop=True),
     ]  # fmt: skip
 
 
 def test_collectives_of_three_ranks(three: tuple[dict[str, list[Any]], Path]) -> None:
-    """Tensors of rank r are r, or whether r is 1, of shape [2, r, 3 - r]: one of them is empty."""
+    """Tensors of rank r contain r, or whether r is 1, and have shape [2, r, 3 - r]; those of rank 0 are empty."""
 
     def tensors(kind: type) -> list[object]:
         return [[[[kind(rank == 1 if kind is bool else rank)] * (3 - rank)] * rank] * 2 for rank in range(3)]
 
-    for rank, found in enumerate(three[0]["collectives"]):
-        assert found["sum"] == [1 + 2 + 3, "héllo", 2]
-        assert found["texts"] == ["", "é", "éé"]
-        assert found["part"] == ["0", "", "22"][rank]
-        assert found["bytes"] == (["", "b", "bb"] if rank == 0 else [])
-        assert found["tensors"] == ([tensors(kind) for kind in (int, bool, float)] if rank == 0 else [[], [], []])
+    for rank, returned in enumerate(three[0]["collectives"]):
+        assert returned["sum"] == [1 + 2 + 3, "héllo", 2]
+        assert returned["texts"] == ["", "é", "éé"]
+        assert returned["part"] == ["0", "", "22"][rank]
+        assert returned["bytes"] == (["", "b", "bb"] if rank == 0 else [])
+        assert returned["tensors"] == ([tensors(kind) for kind in (int, bool, float)] if rank == 0 else [[], [], []])
 
 
 def test_two_processes_equal_one_after_104_steps(tmp_path: Path) -> None:
     """Half the batch each, or 3 : 1 rows: parameters, target and optimizer's effect agree to 1e-6; of two types too.
 
-    A wrapped module may outlive its group; else a run that fails between two steps could wait for ever.
+    A wrapped module may outlive its group; otherwise a run that fails between two steps could wait forever.
     """
     assert learn("one", Group(Place(), torch.device("cpu")), tmp_path) == 104
     assert learn("agents", Group(Place(), torch.device("cpu")), tmp_path) == 104
     jobs = ("even", "uneven", "agents of two")
     assert results(tmp_path, 2, *jobs, "outlive") == {job: [104, 104] for job in jobs}
-    one = load_file(tmp_path / "one_0.safetensors")
-    assert len([name for name, tensor in one.items() if name.startswith("q_network") and tensor.abs().sum() > 0]) == 4
+    alone = load_file(tmp_path / "one_0.safetensors")
+    assert len([name for name, tensor in alone.items() if name.startswith("q_network") and tensor.abs().sum() > 0]) == 4
     for file in ("even_0", "even_1", "uneven_0", "uneven_1"):
         for name, tensor in load_file(tmp_path / f"{file}.safetensors").items():
-            torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-6)
+            torch.testing.assert_close(tensor, alone[name], rtol=0, atol=1e-6)
     types = load_file(tmp_path / "agents_0.safetensors")
-    assert len(types) == 2 * len(one)
+    assert len(types) == 2 * len(alone)
     for rank in range(2):
         for name, tensor in load_file(tmp_path / f"agents of two_{rank}.safetensors").items():
             torch.testing.assert_close(tensor, types[name], rtol=0, atol=1e-6)
@@ -108,9 +108,11 @@ def test_checks_are_cheap_and_prompt(step: float, check: float, steps: int) -> N
 
 
 def test_all_ranks_stop_and_save_at_the_same_step(three: tuple[dict[str, list[Any]], Path]) -> None:
-    found = three[0]["agree"]
-    assert [result["stopped"] for result in found] == [998] * 3  # checks follow steps 1, 2, 169, 336, 667 and 998
-    assert [result["saves"] for result in found] == [[1], [1], [1]]  # rank 1's clock does not count
+    results_of_ranks = three[0]["agree"]
+    assert [result["stopped"] for result in results_of_ranks] == [
+        998
+    ] * 3  # checks follow steps 1, 2, 169, 336, 667 and 998
+    assert [result["saves"] for result in results_of_ranks] == [[1], [1], [1]]  # rank 1's clock does not count
 
 
 def test_a_rank_with_other_numbers_is_named_on_all(three: tuple[dict[str, list[Any]], Path]) -> None:

@@ -1,4 +1,4 @@
-"""Launchers and their workers: how many, what ends them, what every launcher logs then, and when a run begins again."""
+"""Launchers and their workers: their number, causes of their end, every launcher's log, and restarts of a run."""
 
 import os
 import shutil
@@ -95,9 +95,9 @@ def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(
     alone.finish()
     assert failure is not None
     assert failure.reason == (
-        "rank 0 of 1: expected a worker that trains to the end, got ended by signal 9 (SIGKILL) by the system, for the "
-        "memory limit of its control group was reached. Give the job more memory, or start fewer processes "
-        "(num_processes_per_node)"
+        "rank 0 of 1: expected a worker that trains to the end, got ended by signal 9 (SIGKILL) by the system, "
+        "because the memory limit of its control group was reached. Give the job more memory, or start fewer "
+        "processes (num_processes_per_node)"
     )
 
 
@@ -153,7 +153,7 @@ def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: 
 
 @pytest.mark.parametrize(("victim", "number"), [(0, 9), (1, signal.SIGSTOP)])
 def test_a_launcher_that_is_killed_or_stopped_is_lost(start: Start, tmp_path: Path, victim: int, number: int) -> None:
-    """Its workers end with it; the other machine names it, and a stopped one knows when it goes on."""
+    """Its workers end with it; the other machine names it, and a stopped launcher notices it when it continues."""
     both = [start(index, steps=1000) for index in (0, 1)]
     appears(tmp_path / "out" / f"step_{victim}")
     worker = int((tmp_path / "out" / f"pid_{victim}").read_text())
@@ -174,7 +174,7 @@ def test_a_launcher_that_is_killed_or_stopped_is_lost(start: Start, tmp_path: Pa
 def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
     start: Start, machines: int, work: str
 ) -> None:
-    """A stopped process is no longer looked for: its launcher would name it after lost_after_seconds."""
+    """The launcher does not look for stopped processes here: it would name them after lost_after_seconds."""
     settings = {"lost_after_seconds": 60.0 if machines == 1 else 2.0}
     options = {"processes": 3 - machines, "steps": 9, "work": work, "wait": 3, "settings": settings}
     begun = [start(index, machines, **options) for index in range(machines)]
@@ -200,7 +200,7 @@ def test_node_0_that_is_started_again_is_joined_again(start: Start, tmp_path: Pa
 
 
 def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> None:
-    """The folder is gone from before the loss to the end: node 0's store outlives the attempt."""
+    """The folder is missing from before the loss until the end: node 0's store outlives the attempt."""
     share = tmp_path / "share"
     share.mkdir()
     both = [start(index, steps=2000, restarts=1, init_method=f"file://{share}/run.rdzv") for index in (0, 1)]
@@ -234,7 +234,7 @@ def test_nothing_begins_again_once_the_model_is_saved(
 
 
 def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:
-    """A worker that dies of the signal is not begun again on the other machine, which would wait in vain."""
+    """A worker killed by the signal does not restart the run: the other machine would wait in vain."""
     both = [start(index, work="late start", restarts=3) for index in (0, 1)]
     for rank in (0, 1):
         appears(tmp_path / "out" / f"pid_{rank}")

@@ -1,4 +1,4 @@
-"""Which machine this is: every scheduler's variables, and every contradiction."""
+"""Number of this machine: every scheduler's variables, and every contradiction."""
 
 import pytest
 

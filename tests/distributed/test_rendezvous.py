@@ -1,4 +1,4 @@
-"""Machines that meet through a file: who comes, who does not, who should not; real launchers on loopback."""
+"""Machines that meet through a file: present, missing and foreign machines; real launchers on loopback."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ from reagent_lite.distributed import network
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.membership import Heartbeats
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous, _Places
+from reagent_lite.distributed.rendezvous import Rendezvous, _Arrivals
 from reagent_lite.distributed.store import connect, reach
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, RendezvousError
@@ -38,9 +38,9 @@ def declared(folder: Path, node: int) -> None:
     """Waits until a machine is known to node 0's store."""
     file = MeetingFile(folder / "run.rdzv")
     wait_until(lambda: isinstance(file.read(), Record), lambda: "no record")
-    found = file.read()
-    assert isinstance(found, Record)
-    store = connect(found.address, found.port, found.token, 15.0)
+    record = file.read()
+    assert isinstance(record, Record)
+    store = connect(record.address, record.port, record.token, 15.0)
     wait_until(lambda: store.get(f"node/{node}") is not None, lambda: f"node {node} never declared itself")
 
 
@@ -50,7 +50,7 @@ def node_0(file: Path, **settings: Any) -> Rendezvous:
 
 @pytest.mark.parametrize("before", ["no record at all", OLD])
 def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, before: str) -> None:
-    """Rubbish, and a stale record whose port is dead; uneven processes: ranks by prefix sums."""
+    """Arbitrary text, and a stale record with a closed port; ranks are prefix sums of uneven process counts."""
     file = tmp_path / "run.rdzv"
     file.write_text(before)
     last = start(1, processes=2, versions={"torch": "2.13.1"})
@@ -88,7 +88,9 @@ def test_a_silent_service_at_the_address_of_node_0_takes_no_longer_than_an_answe
         rendezvous.node = Node(1, 2)
         rendezvous.init_method = f"tcp://127.0.0.1:{port}"
         begun = time.monotonic()
-        with pytest.raises(RendezvousError, match=f"got 127.0.0.1:{port} is no run of ours: no answer for 0 s"):
+        with pytest.raises(
+            RendezvousError, match=f"got 127.0.0.1:{port} is not a run of reagent-lite: no answer for 0 s"
+        ):
             rendezvous.join()
         assert time.monotonic() - begun < 10  # torch would connect again for 15 s
 
@@ -97,13 +99,13 @@ def test_the_file_is_private_and_names_who_listens(tmp_path: Path, start: Start)
     first = start(0)
     first.logs("listens at")
     file = tmp_path / "run.rdzv"
-    found = MeetingFile(file).read()
-    assert isinstance(found, Record)
+    record = MeetingFile(file).read()
+    assert isinstance(record, Record)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert (found.address, found.interface, found.num_nodes, found.pid) == ("127.0.0.1", "lo", 2, first.process.pid)
+    assert (record.address, record.interface, record.num_nodes, record.pid) == ("127.0.0.1", "lo", 2, first.process.pid)
     listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]
-    assert f"0100007F:{found.port:04X}" in listening
-    assert f"00000000:{found.port:04X}" not in listening
+    assert f"0100007F:{record.port:04X}" in listening
+    assert f"00000000:{record.port:04X}" not in listening
     file.unlink()
     first.logs("is gone while machines meet: written again")
     first.process.send_signal(signal.SIGTERM)
@@ -128,23 +130,23 @@ def test_without_node_0_the_others_log_what_they_found(tmp_path: Path, start: St
 
 def test_two_machines_of_one_number(start: Start, tmp_path: Path) -> None:
     first = start(0, 3)
-    one = start(1, 3, host="alpha")
+    alpha = start(1, 3, host="alpha")
     declared(tmp_path, 1)
-    two = start(1, 3, host="beta")
-    assert two.ended() == 3
-    assert f"taken by host alpha, pid {one.process.pid}; this is host beta, pid {two.process.pid}" in two.log
-    all_end([first, one, start(2, 3)], 0)  # the run is not disturbed
+    beta = start(1, 3, host="beta")
+    assert beta.ended() == 3
+    assert f"taken by host alpha, pid {alpha.process.pid}; this is host beta, pid {beta.process.pid}" in beta.log
+    all_end([first, alpha, start(2, 3)], 0)  # the run is not disturbed
 
 
 @pytest.mark.parametrize(("victim", "number"), [(1, 9), (1, signal.SIGSTOP), (0, 9)])
 def test_a_machine_that_is_gone_or_silent_while_machines_meet(
     start: Start, tmp_path: Path, victim: int, number: int
 ) -> None:
-    """Killed it is started again: its number is free, or its new store is found. Stopped it is taken back."""
+    """A killed machine starts again: its number is free, or its new store is found. A stopped one is accepted again."""
     both = [start(0, 3), start(1, 3)]
     declared(tmp_path, 1)
     both[victim].process.send_signal(number)
-    both[1 - victim].logs("its place is free again" if victim else "polling again")
+    both[1 - victim].logs("its number is free again" if victim else "polling again")
     if number == signal.SIGSTOP:
         both[victim].process.send_signal(signal.SIGCONT)
     else:
@@ -169,20 +171,20 @@ def test_two_jobs_on_one_file(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_address", [False, True])
 def test_machines_of_two_jobs_never_mix(start: Start, by_address: bool) -> None:
-    """Both jobs have one config. Machine 1 of the second one ends with a sentence, and the first job meets its own."""
-    place = {"init_method": f"tcp://localhost:{free_port()}"} if by_address else {}
-    first = start(0, job="first", **place)
+    """Both jobs have the same config. Machine 1 of the second job ends with a message; those of the first meet."""
+    method = {"init_method": f"tcp://localhost:{free_port()}"} if by_address else {}
+    first = start(0, job="first", **method)
     first.logs("listens at")
-    other = start(1, job="second", **place)
+    other = start(1, job="second", **method)
     assert other.ended(25) == 3
     assert "expected machines of job 'second', got job 'first' (run " in other.log
     assert f"pid {first.process.pid}" in other.log
     assert "Give each job a file or port of its own" in other.log
-    all_end([start(1, job="first", **place), first], 0)
+    all_end([start(1, job="first", **method), first], 0)
 
 
 def test_two_jobs_that_start_in_the_same_instant(start: Start) -> None:
-    """Both find no file and publish; the one whose record was replaced ends, the other meets its machines."""
+    """Both find no file and publish a record; the job whose record was replaced ends, the other job's machines meet."""
     jobs = [start(0), start(0)]
     wait_until(lambda: any(job.process.poll() is not None for job in jobs), lambda: jobs[0].log + jobs[1].log, 60)
     loser, winner = sorted(jobs, key=lambda job: job.process.poll() is None)
@@ -211,7 +213,7 @@ def test_machines_that_do_not_fit_together(start: Start, mine: dict[str, Any], c
 
 
 def test_a_number_beyond_the_count_of_node_0(start: Start) -> None:
-    """Its machine is told alone: node 0 does not know of it, and the run is not disturbed."""
+    """Only this machine gets an error: node 0 does not see it, and the run is not disturbed."""
     first = start(0)
     last = start(2, 3)
     assert last.ended() == 3
@@ -266,14 +268,14 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_an_address_that_only_this_machine_reaches_is_given_only_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = [network.Address("eth0", "169.254.7.1"), network.Address("lo", "127.0.0.1")]
-    monkeypatch.setattr(network, "addresses", lambda: known)
+    listed = [network.Address("eth0", "169.254.7.1"), network.Address("lo", "127.0.0.1")]
+    monkeypatch.setattr(network, "addresses", lambda: listed)
     words = (
         r"addresses of this machine: expected one that other machines reach, got eth0 \(169.254.7.1\), lo \(127.0.0.1\)"
     )
     with pytest.raises(RendezvousError, match=words):
         network.own_address(None)
-    assert network.own_address("lo") == known[1]
+    assert network.own_address("lo") == listed[1]
 
 
 def test_the_store_ends_with_the_run() -> None:
@@ -292,7 +294,7 @@ def test_the_store_ends_with_the_run() -> None:
 def test_a_file_that_cannot_be_read_may_be_a_live_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
 ) -> None:
-    """As a stale handle on NFS: open fails, though the folder lists the file. It is read again for a while."""
+    """Like a stale handle on NFS: open fails although the folder lists the file. Reading is tried again for a while."""
     file = tmp_path / "run.rdzv"
     file.symlink_to(file)
 
@@ -311,7 +313,7 @@ def test_a_file_that_cannot_be_read_may_be_a_live_run(
 
 
 def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
-    """A reader sees the old record or the new one, never a part; only its own record is removed."""
+    """A reader sees the old or the new record, never a part; a run removes only its own record."""
     file = MeetingFile(tmp_path / "run.rdzv")
     stop = threading.Event()
     seen = set[str]()
@@ -319,8 +321,8 @@ def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
 
     def write() -> None:
         while not stop.is_set():
-            for one in records:
-                file.publish(one)
+            for record in records:
+                file.publish(record)
 
     file.publish(records[0])
     writer = threading.Thread(target=write)
@@ -328,7 +330,7 @@ def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
     try:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and len(seen) < 2:
-            seen |= {one if isinstance(one := file.read(), str) else one.nonce for _ in range(300)}
+            seen |= {content if isinstance(content := file.read(), str) else content.nonce for _ in range(300)}
     finally:
         stop.set()
         writer.join()
@@ -363,20 +365,20 @@ def test_a_claim_counts_as_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, caplo
     texts: dict[str, str] = {}
     store = SimpleNamespace(get=texts.get, set=texts.__setitem__, delete=lambda key: texts.pop(key, None))
     late = Declaration(node=1, host="host1", pid=1, processes=1, device="cpu")
-    places = _Places(3, RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6))
+    arrivals = _Arrivals(3, RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6))
     for after, claimed in ((0.1, False), (1.0, False), (0.1, True), (0.3, True), (0.5, False)):
         if claimed:
             texts.setdefault("node/1", late.model_dump_json())
         now[0] += after
-        places.update(store)  # type: ignore[arg-type]
+        arrivals.update(store)  # type: ignore[arg-type]
         assert ("node/1" in texts) == claimed
-    gone = "rendezvous: node 1 (host host1, pid 1) went away before all had come; its place is free again"
+    gone = "rendezvous: node 1 (host host1, pid 1) went away before all had come; its number is free again"
     assert caplog.messages == [gone]
 
 
 @pytest.mark.parametrize("every", [0.2, 3.0])
 def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A poll every 3 s is no pause of the one who polls; after 10 s without a beat the machine is lost."""
+    """A poll every 3 s does not count as a pause of the poller; after 10 s without a beat the machine is lost."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     beats = Heartbeats([1], 10.0, polled_every=every)
@@ -394,7 +396,7 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
 
 
 def test_what_a_stranger_writes_counts_as_absent() -> None:
-    """Who reaches the port can list, read, copy and write, but does not know the token."""
+    """Everyone who reaches the port can list, read, copy and write, but does not know the token."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     ours = connect("127.0.0.1", store.port, TOKEN, 15.0)
     ours.set("beat/1", "join.run1.1")

@@ -54,7 +54,7 @@ def test_a_call_that_never_came_back_does_not_abort_the_process_on_its_way_out()
 
 
 def test_a_store_that_never_opened_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C arrives at once, and torch would connect again for two seconds."""
+    """A second Ctrl-C comes at once, while torch would try to connect for two more seconds."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

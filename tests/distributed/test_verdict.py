@@ -50,7 +50,7 @@ def test_another_commit_of_one_release_is_an_error(tmp_path: Path) -> None:
     assert digests[0] == digests[2]
     assert len({*digests, digest_of_code(tmp_path)}) == 3
     versions = [{"torch": "2.13.0", "reagent-lite's code": digest} for digest in digests[:2]]
-    ((problem,), _) = compare([machine(node, versions=one) for node, one in enumerate(versions)])
+    ((problem,), _) = compare([machine(node, versions=given) for node, given in enumerate(versions)])
     assert str(problem) == (
         f"version of reagent-lite's code: expected {digests[0]} as on node 0 (host h0, pid 7), got {digests[1]} on "
         "node 1 (host h1, pid 7). Install the same release on every machine, or check out the same commit"

@@ -1,6 +1,6 @@
-"""Do intervals hold the truth as often as they say? Nominal 95 % intervals of 500 logs whose exact value is known.
+"""Coverage of nominal 95 % intervals of 500 logs whose exact value is known.
 
-With a coverage of 0.95 the share among 500 has a standard deviation of 0.0097, so that 0.92 to 0.98 is three of them.
+At a coverage of 0.95, the share among 500 has a standard deviation of 0.0097; 0.92 to 0.98 is three of them.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def study(start: gridworld.Array, model_error: float | None) -> Study:
 
 
 def coverage(of: Study) -> dict[str, float]:
-    """Share of intervals that hold the exact value, for estimators and for the logging policy's own means."""
+    """Share of intervals that contain the exact value, for estimators and for the logging policy's means."""
     logging = Study(
         behaviour=of.behaviour, evaluated=of.behaviour, num_episodes=of.num_episodes, start=of.start, model_error=None
     )

@@ -59,7 +59,7 @@ def test_rounding_is_no_difference() -> None:
 
 
 def normal_half(values: np.ndarray, quantile: float = 1.959964) -> float:
-    """Half of the interval of a mean by the central limit theorem, widened for so many informative values."""
+    """Half of a mean's interval by the central limit theorem, widened by the number of informative values."""
     beyond = values - values.mean()
     informative = (beyond**2).sum() ** 2 / (beyond**4).sum()
     return float(quantile * beyond.std() / len(values) ** 0.5 * (1 + 0.6 / (informative + 0.42) ** 0.5) ** 0.5)
@@ -188,7 +188,7 @@ def test_two_policies_are_compared_on_the_same_episodes() -> None:
     # the worse verdict of both counts: a quarter of the probability is too little
     worse = compared(first, HALVED)["IPS_Reward"]
     assert worse.verdict is Verdict.DO_NOT_USE
-    assert worse.reason.startswith("against: the policy chooses what the log has too seldom")
+    assert worse.reason.startswith("against: the log rarely has the policy's choices")
 
 
 # ---- JSON, tags and lines

@@ -1,4 +1,4 @@
-"""The gridworld that estimates are held against: published values."""
+"""The gridworld that estimates are compared with: published values."""
 
 import numpy as np
 from oracles import gridworld

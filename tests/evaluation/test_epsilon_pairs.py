@@ -1,7 +1,7 @@
-"""Every log on the gridworld for every policy: whatever is called trustworthy holds the exact value.
+"""Every log of the gridworld with every policy: trustworthy intervals contain the exact value.
 
-Logs are epsilon-greedy with four epsilons, policies with six. Random logs hardly ever go where a greedy policy goes
-twice in a row, and greedy logs lack the long episodes of random policies: verdicts must say so.
+Logs are epsilon-greedy with four epsilons, policies with six. Random logs hardly ever take a greedy policy's path
+for two steps, and greedy logs lack the long episodes of random policies: verdicts must say so.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def missed(self) -> bool:
-        """Whether the interval leaves the truth out."""
+        """Whether the interval does not contain the exact value."""
         return not self.estimate.figure.low <= self.truth <= self.estimate.figure.high
 
 
@@ -70,7 +70,7 @@ def cases(seeds: range) -> list[Case]:
 
 
 def misses(case_list: list[Case]) -> dict[tuple[str, bool], list[bool]]:
-    """By estimator and whether it is called trustworthy: whether each 95 % interval misses."""
+    """By estimator and whether it is trustworthy: whether each 95 % interval misses the exact value."""
     result: dict[tuple[str, bool], list[bool]] = {}
     for case in case_list:
         key = (case.estimate.name, case.estimate.verdict is Verdict.TRUSTWORTHY)
@@ -79,7 +79,7 @@ def misses(case_list: list[Case]) -> dict[tuple[str, bool], list[bool]]:
 
 
 def bar(count: int) -> int:
-    """Misses that independent intervals exceed once in a thousand times: 5 of 24, 35 of 400."""
+    """Number of misses that independent intervals exceed with probability 0.001: 5 of 24, 35 of 400."""
     return int(binom.ppf(0.999, count, 0.05))
 
 

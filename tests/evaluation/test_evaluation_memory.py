@@ -1,4 +1,4 @@
-"""What an evaluation needs beside its page: no padding, no matrix of all resamples, and the same on any threads."""
+"""Memory of an evaluation in addition to its page, and equal results for any number of threads."""
 
 import dataclasses
 import json
@@ -87,7 +87,7 @@ def test_results_do_not_depend_on_threads():
     ids=["many short", "few long"],
 )
 def test_memory_beyond_the_page_is_less_than_the_page(arguments: tuple[str, ...], megabytes: int) -> None:
-    """The smallest of three readings: beside other work one in three is 5 to 13 times as large."""
+    """The smallest of three readings: with other work on the machine, one in three is 5 to 13 times as large."""
     readings: list[float] = []
     while len(readings) < 3 and min(readings, default=2) >= 2:
         done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Figures of two rows by hand, of a learner that may take any action and of one that is restricted."""
+"""Figures of two rows by hand, for an unrestricted and for a restricted learner."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
 
 
 def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:
-    """b is taken with 0.04 / 0.96 of a: below 0.1, so that a is all there is, of value 3 and 4."""
+    """The share of b relative to a is 0.04 / 0.96, below 0.1: only a is allowed, with values 3 and 4."""
     result = figures_of(Habit([0.96, 0.04]))
     assert (result["actions/model/a"], result["actions/model/b"]) == (1, 0)
     assert (result["propensities/model/a/mean"], result["propensities/model/b/mean"]) == (1, 0)

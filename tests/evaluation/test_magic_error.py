@@ -1,8 +1,8 @@
-"""MAGIC's squared error beside that of its ends, the value model alone (DM) and WDR: 200 logs for each of 84 cases.
+"""MAGIC's squared error compared with its ends, the value model alone (DM) and WDR: 200 logs for each of 84 cases.
 
 A case is a log's and a policy's epsilon, a number of episodes, and how wrong the value model is. The
-blend knows the model's error from the log alone, so it cannot equal the better of the two in every case. It
-gains where both are about equally wrong, and pays where one is far better and the log is too short to show which.
+blend estimates the model's error from the log, so it cannot equal the better of the two in every case. It
+is better if both errors are similar, and worse if one is far smaller and the log is too short to show which.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def best(self) -> NDArray[np.float64]:
-        """Of the one with the lower mean."""
+        """Errors of the end with the lower mean."""
         return self.dm if self.dm.mean() < self.wdr.mean() else self.wdr
 
     @property
@@ -95,9 +95,9 @@ def show(cases: list[Case]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_blend_is_no_worse_than_the_better_of_its_ends() -> None:
-    """No case is worse by three standard errors, nor is the whole; a useless model costs something in short logs.
+    """No case is worse by three standard errors, nor is the mean; with a useless model, short logs cost something.
 
-    Three standard errors are about 0.2 in a case and 0.02 of the whole.
+    Three standard errors are about 0.2 for a case and 0.02 for the mean.
     """
     cases = [measure(*pair, n, model) for pair, n, model in product(PAIRS, EPISODES, MODELS)]
     show(cases)

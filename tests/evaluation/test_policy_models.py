@@ -1,4 +1,4 @@
-"""Models of a policy as a checkpoint keeps them."""
+"""Models of a policy in a checkpoint."""
 
 from oracles.runs import ALONE
 

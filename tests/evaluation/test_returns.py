@@ -75,7 +75,7 @@ def test_a_time_limit_truncates(tmp_path: Path) -> None:
 
 
 def test_episodes_that_are_over_are_not_decided_any_more() -> None:
-    """The policy is asked for fewer and fewer; each episode is that which its environment plays alone."""
+    """The policy acts in fewer and fewer environments; each episode is the same as if its environment played alone."""
     backend = open_backend("gridworld", backend="cpu", device=CPU, parameters={}, math="exact")
     weight = torch.from_numpy(gridworld.optimal_q()).float()
     asked = []

@@ -1,4 +1,4 @@
-"""Verdicts: of rows by their weights, of models by the weighted estimates, and of products of weights over episodes."""
+"""Verdicts on weighted estimates of rows and of episodes, and on models by the weighted estimates."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ UNUSABLE = Verdict.DO_NOT_USE
         (bandit_page(REWARDS, propensity=0.3), {}, ("IPS_Reward",), UNUSABLE,
          "logged propensities are too small (the mean weight of a row is 1.67 instead of 1)"),
         (bandit_page(REWARDS, propensity=0.8), {}, ("IPS_Reward",), UNUSABLE,
-         "the policy chooses what the log has too seldom (the mean weight of a row is 0.625 instead of 1)"),
+         "the log rarely has the policy's choices (the mean weight of a row is 0.625 instead of 1)"),
         (bandit_page(REWARDS), {"min_effective_episodes": 201}, ("IPS_Reward",), UNUSABLE,
          "weights leave 200 effective rows, fewer than 201"),
         (bandit_page(REWARDS, episode=sorted(i % 3 for i in range(200))), {}, ("IPS_Reward",), SUPPORT, "3 episodes: "),
@@ -41,13 +41,13 @@ UNUSABLE = Verdict.DO_NOT_USE
          "200 effective rows, mean weight 1, 3 events met of 3 expected"),
         # 40 of 200 rows weigh 0, the others 1.25 = 0.625 / 0.5
         (weighing(bandit_page(REWARDS), [1.25] * 160 + [0.0] * 40), {}, ("Switch_Doubly_Robust_Reward",), SUPPORT,
-         "a model stands in where weights exceed 10: 0 of 160 matched rows"),
+         "a model replaces outcomes with weights above 10: 0 of 160 matched rows"),
         # 100 w / (w^2 + 100) of w = 1.25: 1.2308, 1.54 % less
         (weighing(bandit_page(REWARDS), [1.25] * 160 + [0.0] * 40), {}, ("Shrunk_Doubly_Robust_Reward",), SUPPORT,
-         "a model stands in for 1.54% of the weights"),
+         "a model replaces 1.54% of the weights"),
         (bandit_page(REWARDS), {}, ("MAGIC",), SUPPORT, "blends in a model, whose error its interval leaves out"),
         (bandit_page([1.0] * 200), {}, ("IPS_Reward", "Sequential_Doubly_Robust"), UNUSABLE,
-         "all scored outcomes are equal, so that nothing shows what others are worth: log more rows, or say in"),
+         "all scored outcomes are equal, so the log does not show the effect of others: log more rows, or say in"),
         (bandit_page([0.0] * 200), {"reward_range": (0.0, 1.0)}, ("IPS_Reward", "Doubly_Robust_Reward"), TRUSTWORTHY,
          "200 effective rows, mean weight 1"),
         # models say 0, the log says 3
@@ -94,7 +94,7 @@ def test_a_model_that_agrees_says_so_and_is_not_trusted_by_its_own_interval() ->
 
 
 def alike(weights: list[float], episodes: int = 30) -> EvaluationPage:
-    """Episodes all of whose rows have these weights, in turn, and rewards 3 give or take 1."""
+    """Episodes whose rows have these weights, in order, and rewards of 3 plus or minus 1."""
     number = [n for n in range(episodes) for _ in weights]
     return weighing(bandit_page([3.0 + (-1) ** n for n in number], episode=number), weights * episodes)
 

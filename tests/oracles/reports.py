@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from reagent_lite.evaluation.cpe import Basis, CPEResult, Estimate
-from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, FindingSource, Standing
+from reagent_lite.evaluation.decision import (
+    Choice,
+    Comparison,
+    Evidence,
+    Finding,
+    FindingSource,
+    ShipDecision,
+    Standing,
+)
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
@@ -125,9 +133,9 @@ def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = 
     return estimates_section(evidence, 0.95, "evaluation.json", plain=plain)
 
 
-def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
+def decided(choice: Choice = Choice.SHIP, words: str = "why") -> ShipDecision:
     finding = Finding(source=FindingSource.LOG, standing=Standing.BETTER, reason=f"{words} too", next_step=words)
-    return Decision(choice=choice, reason=words, next_step=words, findings=(finding,))
+    return ShipDecision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 
 def report_of(*sections: Section) -> Report:

@@ -66,7 +66,7 @@ def test_two_step_table_by_hand():
 
 
 def checked_step_returns(e: EpisodeTable) -> list[float]:
-    """The j-step returns of the log itself; what its episodes contribute adds up to them."""
+    """The j-step returns of the log itself; asserts that the contributions of its episodes sum to them."""
     returns = step_returns(e, sample(len(e.reward)))[0]
     contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]], [ESTIMATORS["MAGIC"]]), 0)))
     torch.testing.assert_close(contributions.sum(0), returns)

@@ -35,7 +35,7 @@ def test_td_errors() -> None:
 @pytest.mark.parametrize("kind", ["mse", "huber", "bce_with_logits"])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
 def test_no_constant_is_needed_to_have_less_than_the_loss_of_a_constant(kind: str, scale: float) -> None:
-    """The best of many constants has at most that loss; with a squared error and a cross-entropy, exactly that."""
+    """The best of many constants has at most that loss; for squared error and cross-entropy, exactly that."""
     rng = np.random.default_rng(0)
     target = rng.random(500) ** 3 if kind == "bce_with_logits" else scale * rng.normal(size=500) ** 3
     constants = torch.linspace(float(target.min()) - 3, float(target.max()) + 3, 4001, dtype=torch.float64)

@@ -12,7 +12,7 @@ from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.gpus import parse_gpus
-from reagent_lite.distributed.store import Store
+from reagent_lite.distributed.store import SignedStore
 from reagent_lite.mounts import Mount, find_mount
 from workflows.doctor import choose_workflow, main
 
@@ -94,14 +94,14 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
 def test_all_errors_of_a_config_are_in_its_row(examine: Examine) -> None:
     code, rows = examine({"epochs": "two", "trainin": {}}, "--set", "rl.gama=0.5")
     assert code == 2
-    found = rows["config of workflows.dqn"][0]["found"]
+    text = rows["config of workflows.dqn"][0]["found"]
     for where in ("epochs", "trainin", "rl.gama"):
-        assert where in found
+        assert where in text
     assert rows["all else"][0]["state"] == "skipped"
 
 
 def test_candidates_are_read_as_such(examine: Examine, tmp_path: Path) -> None:
-    """No actions are named, and there is data: a config of workflows.parametric_dqn."""
+    """Data without named actions: a config of workflows.parametric_dqn."""
     log = write_lines(tmp_path / "data" / "candidates.jsonl", candidate_rows(30))
     code, rows = examine({"actions": None, "training_data_path": str(log)})
     assert code == 0, failures(rows)
@@ -127,18 +127,18 @@ def test_what_cannot_be_learned_from_or_written(
     write_lines(tmp_path / "row.jsonl", [*rows[:6], rows[6] | {"action_probability": 1.5}, *rows[7:]])
     write_lines(tmp_path / "column.jsonl", [{key: row[key] for key in row if key != "reward"} for row in rows])
     (tmp_path / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
-    code, found = examine({key: value.replace("FOLDER", str(tmp_path)) for key, value in changes.items()})
-    assert (code, failures(found)) == (2, [name])
-    assert any(words in row["found"] + row["todo"] for row in found[name])
+    code, rows_by_name = examine({key: value.replace("FOLDER", str(tmp_path)) for key, value in changes.items()})
+    assert (code, failures(rows_by_name)) == (2, [name])
+    assert any(words in row["found"] + row["todo"] for row in rows_by_name[name])
 
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_packages_of_trackers(missing: bool, examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing:
         monkeypatch.setitem(sys.modules, "wandb", None)
-    code, found = examine({"tracking": {"wandb": {}}})
-    assert (code, failures(found)) == ((2, ["tracking"]) if missing else (0, []))
-    assert ("reagent-lite[tracking]" in found["tracking"][0]["todo"]) == missing
+    code, rows_by_name = examine({"tracking": {"wandb": {}}})
+    assert (code, failures(rows_by_name)) == ((2, ["tracking"]) if missing else (0, []))
+    assert ("reagent-lite[tracking]" in rows_by_name["tracking"][0]["todo"]) == missing
 
 
 def test_a_shard_without_rows_is_worth_a_warning_among_others(examine: Examine, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_whose_record_is_in_the_file(examine: Examine, tmp_path: Path) -> None:
     assert "is left from run old of host elsewhere, pid 77" in rows["share: file"][0]["found"]
     with store() as server:
         file.write_text(json.dumps({"schema_version": 1, **RECORD, "port": server.port}))
-        Store(server, token="", attempt=0).set("nonce", str(RECORD["nonce"]))
+        SignedStore(server, token="", attempt=0).set("nonce", str(RECORD["nonce"]))
         _, rows = examine(changes, "--node_index", "0")
         assert "is used by a live run old" in rows["share: file"][0]["found"]
         assert rows["share: file"][0]["state"] == "warning"
@@ -235,22 +235,22 @@ def test_whose_record_is_in_the_file(examine: Examine, tmp_path: Path) -> None:
 
 
 def test_mounts() -> None:
-    """Options as Linux shows them in /proc/mounts: nfs(5) for what they mean."""
+    """Options as in /proc/mounts on Linux; see nfs(5)."""
     hard = Mount("server:/export", "/share", "nfs4", ("rw", "relatime", "vers=4.2", "hard", "timeo=600"))
     assert (hard.is_network, hard.warnings()) == (True, [])
     soft = Mount("server:/export", "/share", "nfs", ("rw", "soft", "acregmax=300", "acdirmax=60"))
-    assert [found.split(":")[0] for found, _ in soft.warnings()] == ["a soft mount", "acregmax=300"]
+    assert [mount.split(":")[0] for mount, _ in soft.warnings()] == ["a soft mount", "acregmax=300"]
     assert Mount("gluster:/volume", "/share", "fuse.glusterfs", ("rw",)).is_network
     assert not Mount("/dev/vda", "/", "ext4", ("rw",)).is_network
-    found = find_mount(Path("/proc/self/no/such/file"))
-    assert found is not None
-    assert (found.folder, found.kind) == ("/proc", "proc")
+    mount = find_mount(Path("/proc/self/no/such/file"))
+    assert mount is not None
+    assert (mount.folder, mount.kind) == ("/proc", "proc")
 
 
 def test_lines_of_nvidia_smi() -> None:
-    one, other = parse_gpus(
+    first, second = parse_gpus(
         "NVIDIA H100 80GB HBM3, GPU-1111, 550.54, 80000, 81559\nNVIDIA GB10, GPU-2222, 580.1, [N/A], [N/A]\n"
     )
-    assert (one.name, one.uuid, one.driver) == ("NVIDIA H100 80GB HBM3", "GPU-1111", "550.54")
-    assert (one.free, one.total) == (80000 * 2**20, 81559 * 2**20)
-    assert (other.uuid, other.total) == ("GPU-2222", 0)
+    assert (first.name, first.uuid, first.driver) == ("NVIDIA H100 80GB HBM3", "GPU-1111", "550.54")
+    assert (first.free, first.total) == (80000 * 2**20, 81559 * 2**20)
+    assert (second.uuid, second.total) == ("GPU-2222", 0)

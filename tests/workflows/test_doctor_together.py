@@ -77,16 +77,16 @@ def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(Membership, name, slow)
     for (row,) in together(lambda member: [_clocks(member, 10.0)]):
-        found = re.fullmatch(r"at most (\S+) s from node 0's \(node 1, to within (\S+) s\)", row.found)
-        assert found is not None, row.found
-        assert float(found[1]) <= float(found[2]) + 0.01
+        match = re.fullmatch(r"at most (\S+) s from node 0's \(node 1, to within (\S+) s\)", row.found)
+        assert match is not None, row.found
+        assert float(match[1]) <= float(match[2]) + 0.01
 
 
 def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [Address("lo", "127.0.0.1"), Address("lo", "127.0.0.2")]
-    monkeypatch.setattr(Membership, "worker_address", property(lambda member: own[member.node]))
+    local = [Address("lo", "127.0.0.1"), Address("lo", "127.0.0.2")]
+    monkeypatch.setattr(Membership, "worker_address", property(lambda member: local[member.node]))
     monkeypatch.setattr(
-        connections, "connection_error", lambda address, *_: "" if address == own[0].address else "timed out"
+        connections, "connection_error", lambda address, *_: "" if address == local[0].address else "timed out"
     )
     monkeypatch.setattr("reagent_lite.doctor.machines._CONNECT_SECONDS", 0.1)
     for rows in together(lambda member: reach_others(member, 1.0)):
@@ -113,8 +113,8 @@ def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
             Interpreter([*command, str(node), *given], env=environment, cwd=tmp_path)
             for node, given in enumerate(arguments)
         ]
-        ended = [one.communicate(60) for one in running]
-        return [(one.wait(), by_name(json.loads(out))) for one, (out, _) in zip(running, ended, strict=True)]
+        ended = [process.communicate(60) for process in running]
+        return [(process.wait(), by_name(json.loads(out))) for process, (out, _) in zip(running, ended, strict=True)]
 
     return run
 
@@ -140,14 +140,14 @@ def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
     assert failures(others) == ["machines fit together", "training data"]
     assert failures(rows) == ["machines fit together", "the other machines"]
     assert "training data" in rows["the other machines"][0]["found"]
-    found = [row["found"] for row in rows["machines fit together"]]
-    assert any(text.startswith("config key rl.gamma: expected 0.9 as on node 0") for text in found)
-    assert any(text.startswith("config key training_data_path") for text in found)
+    texts = [row["found"] for row in rows["machines fit together"]]
+    assert any(text.startswith("config key rl.gamma: expected 0.9 as on node 0") for text in texts)
+    assert any(text.startswith("config key training_data_path") for text in texts)
     assert rows["machines fit together"] == others["machines fit together"]
 
 
 def test_machines_that_do_not_meet(doctors: Doctors, tmp_path: Path) -> None:
-    """Node 1 is here, but looks at another folder: each names whom it misses, and its own rows are all there."""
+    """Node 1 runs, but looks at another folder: each doctor names the missing machine and shows all its own rows."""
     (tmp_path / "elsewhere").mkdir()
     elsewhere = ["--set", f"init_method=file://{tmp_path}/elsewhere/run.rdzv"]
     (first, rows), (second, others) = doctors(["--wait", "3"], ["--wait", "3", *elsewhere])

@@ -46,7 +46,10 @@ def test_log_and_simulation_side_by_side(
     assert outcome.rows > 0
     assert {"simulation/return/mean", "CPE/Reward/MAGIC"} <= set(outcome.scores)
     shown = Interval(**simulated)
-    assert f"discounted return in simulation: {shown}; what the estimates of the discounted return" in caplog.text
+    assert (
+        f"discounted return in simulation: {shown}; the quantity that the estimates of the discounted return"
+        in caplog.text
+    )
     assert f"in simulation{shown}" in re.sub("<[^>]*>", "", Path(outcome.page).read_text())
 
 
