@@ -55,6 +55,12 @@ class TrainingConfig(Section):
     """weight_decay of the Q-network's optimizer."""
     clip_grad_norm: Positive | None = None
     """Largest norm of the whole gradient."""
+    cuda_graph: bool = False
+    """Replay updates on logged rows of named actions as CUDA graphs; no figure has been measured on a GPU yet.
+
+    One process on one GPU with one minibatch a step, an optimizer with `capturable`, and no batch normalization; else
+    without effect. For updates on simulated rows see simulation.cuda_graph.
+    """
     warm_start_model_path: str | None = None
     """Output folder, checkpoint or exported model of an earlier run with the same network."""
     do_not_warm_start_optimizer: bool = False

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -101,24 +102,29 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
 def captures(config: WorkflowConfig, group: Group) -> bool:
     """Returns whether updates are replayed as CUDA graphs.
 
-    They are if one process learns from simulated rows only, on one GPU, with an optimizer that can be captured. Batch
-    statistics of candidates leave padding out, so the host has to know how much there is.
+    They are if one process learns on one GPU from simulated rows only, or from logged rows only, with an optimizer that
+    can be captured. Batch statistics of candidates leave padding out, so the host has to know how much there is.
     """
-    simulation, name = config.simulation, config.training.optimizer_class
+    simulation, training, name = config.simulation, config.training, config.training.optimizer_class
+    if config.simulated_share == 1:
+        assert simulation is not None
+        wanted = _fixed_buffers(simulation) and not (config.parametric and training.use_batch_norm)
+    else:
+        fixed = not config.parametric and not training.use_batch_norm and training.minibatches_per_step == 1
+        wanted = training.cuda_graph and config.simulated_share == 0 and fixed
     return (
-        group.device.type == "cuda"
+        wanted
+        and group.device.type == "cuda"
         and group.world_size == group.gpus == 1
-        and simulation is not None
-        and _fixed_buffers(simulation)
-        and config.simulated_share == 1
-        and not (config.parametric and config.training.use_batch_norm)
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     )
 
 
 def update_capture(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:
     """Returns the wrapper of the run's updates: `Captured` if they are replayed as CUDA graphs, else `eager`."""
-    return Captured if captures(config, group) else eager
+    if not captures(config, group):
+        return eager
+    return partial(Captured, key="simulation.cuda_graph" if config.simulated_share else "training.cuda_graph")
 
 
 def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[Update], Update]:

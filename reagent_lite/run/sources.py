@@ -23,6 +23,7 @@ from reagent_lite.export.content import SampleRows
 from reagent_lite.report.run import Facts
 from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
+from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
@@ -31,6 +32,7 @@ from reagent_lite.run.samples import logged_facts, logged_sample, simulated_samp
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
 from reagent_lite.sim.rollout import ONLY, RolloutSource
+from reagent_lite.training.capture import FixedBatches
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan
 from reagent_lite.training.resume import ReadOrder
@@ -74,9 +76,11 @@ class Stream:
         return 0 if self.rollouts is None else self.rollouts.env_steps
 
     def before_step(self, step: int) -> None:
-        """Collects experience where the schedule says so."""
+        """Collects experience where the schedule says so, and gathers logged rows that a graph reads."""
         if self.rollouts is not None:
             self.rollouts.collect(step)
+        if isinstance(self.source, FixedBatches):
+            self.source.fill()
 
     def at_end(self, step: int) -> None:
         """Called after the last optimizer step; tells collectors that the run has ended."""
@@ -202,7 +206,10 @@ class Logged(Source):
         _log_plan(self.config, plan, self._group, continues=self.data.continues)
         order = _order(plan, plan, simulated=0, alone=False)
         warning = _few_steps(self.config, plan, order.rows, self._group)
-        return Stream(source=self._source(plan), plan=plan, order=order, group=self._group, warning=warning)
+        source: BatchSource = self._source(plan)
+        if captures(self.config, self._group):
+            source = FixedBatches(source, plan.rows_of_step(0))
+        return Stream(source=source, plan=plan, order=order, group=self._group, warning=warning)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)

@@ -8,11 +8,15 @@ import gc
 import linecache
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from reagent_lite.console import logger
 from reagent_lite.errors import Problem, SimulationError, first_line
+from reagent_lite.types import Actions, BatchSource, TransitionBatch
 
 _WARM_UPS = 3  # lazy allocations and autotuning happen in the first runs
 _WAITS = "called a synchronizing CUDA operation"
@@ -30,10 +34,11 @@ class Captured:
 
     Args:
         work: reads and writes buffers that stay where they are, and never waits for the device.
+        key: key of the config that turns graphs off.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], None], key: str = "simulation.cuda_graph") -> None:
+        self._work, self._key = work, key
         self._runs = 0
         self._replay: Callable[[], None] | None = None
 
@@ -52,7 +57,7 @@ class Captured:
         elif self._runs == _WARM_UPS:
             if waits := _waits_of(self._work):
                 expected = "no call that waits for the GPU, so that the work can be replayed as a CUDA graph"
-                todo = "Kernels are launched one by one instead, which simulation.cuda_graph false asks for"
+                todo = f"Kernels are launched one by one instead, which {self._key} false asks for"
                 logger.warning(Problem(waits[0], expected, f"{len(waits)} of them", todo))
                 self._replay = self._work
         else:
@@ -67,7 +72,7 @@ class Captured:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self._work()
         except RuntimeError as error:
-            todo = "Set simulation.cuda_graph to false"
+            todo = f"Set {self._key} to false"
             raise SimulationError(
                 Problem("CUDA graph", "work that can be recorded", first_line(error), todo)
             ) from error
@@ -93,3 +98,57 @@ def _waits_of(work: Callable[[], None]) -> list[str]:
             line = linecache.getline(warning.filename, warning.lineno).strip()
             waits.append(f"{warning.filename}:{warning.lineno} `{line}`")
     return waits
+
+
+class FixedBatches:
+    """Batches of a source in buffers that stay where they are, which a graph reads.
+
+    Args:
+        source: batches of at most `rows` rows of named actions.
+        rows: rows of each batch here; those that the source does not fill have weight 0.
+    """
+
+    def __init__(self, source: BatchSource, rows: int) -> None:
+        self._source, self._rows = source, rows
+        self._batch: TransitionBatch | None = None
+
+    def fill(self) -> None:
+        """Copies the source's next batch into the buffers."""
+        batch = next(self._source)
+        if self._batch is None:  # every row is one of the source: what has weight 0 is a number, too
+            self._batch = self._buffers(batch)
+        self._batch.weight.zero_()
+        for buffer, rows in zip(_tensors(self._batch), _tensors(batch), strict=True):
+            buffer[: len(batch)].copy_(rows)
+
+    def __next__(self) -> TransitionBatch:
+        assert self._batch is not None
+        return self._batch
+
+    def learned(self, row_errors: Tensor) -> None:
+        """See BatchSource."""
+        self._source.learned(row_errors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See BatchSource."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See BatchSource."""
+        self._source.load_state_dict(state)
+
+    def _buffers(self, batch: TransitionBatch) -> TransitionBatch:
+        def buffer(rows: Tensor) -> Tensor:
+            return rows[:1].expand(self._rows, *rows.shape[1:]).clone()
+
+        buffers: dict[str, Any] = {}
+        for field in fields(batch):
+            column = getattr(batch, field.name)
+            buffers[field.name] = Actions(mask=buffer(column.mask)) if isinstance(column, Actions) else buffer(column)
+        return TransitionBatch(**buffers)
+
+
+def _tensors(batch: TransitionBatch) -> list[Tensor]:
+    """Returns the columns of a batch of named actions."""
+    columns = [getattr(batch, field.name) for field in fields(batch)]
+    return [column.mask if isinstance(column, Actions) else column for column in columns]

@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from reagent_lite import __version__
 from reagent_lite.config import DqnConfig, WorkflowConfig, check
+from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
 from reagent_lite.distributed.group import Group, Place
@@ -43,6 +44,7 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.training.capture import Captured
 from reagent_lite.training.loop import Hooks, fit
 from reagent_lite.training.resume import History
+from workflows.simulate import simulate
 
 Figures = dict[str, Any]
 
@@ -51,6 +53,7 @@ SECONDS, TEST_SECONDS = 500.0, 300.0
 TRAINED = (1024, 4096, 16_384, 65_536)
 STEPPED = (1024, 16_384, 262_144, 1_048_576)
 ENVIRONMENTS = ("cartpole_v1", "acrobot", "recommend")
+NETWORK = {"layers": [-1, 256, 256, -1], "activations": ["relu", "relu", "linear"]}
 UPDATES = 3000
 COPIED_BYTES = 1 << 30  # read and written; larger than any cache
 FAMILIES = (
@@ -146,7 +149,7 @@ def online(size: int, folder: Path, *, use_gpu: bool, cuda_graph: bool, updates:
             "model_output_path": str(folder),
             "use_gpu": use_gpu,
             "rainbow": {"dueling_architecture": False},
-            "training": {"layers": [-1, 256, 256, -1], "minibatch_size": min(size, 65_536)},
+            "training": {**NETWORK, "minibatch_size": min(size, 65_536)},
             "simulation": {
                 "env": "cartpole_v1",
                 "num_envs": size,
@@ -170,6 +173,28 @@ def training(size: int, device: torch.device, *, cuda_graph: bool, updates: int 
         *_, last = (line for line in lines if "rate/frames_per_second" in line)
     names = {"env_steps": "frames", "learned_rows": "rows", "updates": "updates"}
     return {f"{name}_per_second": round(last[f"rate/{key}_per_second"]) for name, key in names.items()}
+
+
+def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_000_000, epochs: int = 8) -> Figures:
+    """Returns the rate of learning from a log of CartPole in minibatches of a size, the median of the last epochs."""
+    with scratch_folder() as folder:
+        log = str(folder / "log.parquet")
+        made = {"env": "cartpole_v1", "output_path": log, "format": "transitions", "rows": rows, "use_gpu": False}
+        simulate(check(SimulateConfig, made))
+        tree = {
+            "training_data_path": log,
+            "model_output_path": str(folder / "out"),
+            "use_gpu": device.type == "cuda",
+            "actions": ["left", "right"],
+            "epochs": epochs,
+            "rainbow": {"dueling_architecture": False},
+            "training": {**NETWORK, "minibatch_size": size, "cuda_graph": cuda_graph},
+            "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True},
+        }
+        train(check(DqnConfig, tree), Group(Place(), device))
+        lines = map(json.loads, (folder / "out" / "metrics.jsonl").read_text().splitlines())
+        rates = [line["rate/rows_per_second"] for line in lines if "rate/rows_per_second" in line]
+    return {"learned_rows_per_second": round(statistics.median(rates[epochs // 2 :]))}
 
 
 def profiled(size: int, device: torch.device, *, steps: int = 50) -> Figures:
@@ -292,6 +317,10 @@ def figures_of(device: torch.device) -> dict[str, Callable[[], Any]]:
     for size in (4096, 65_536):
         works[f"profile with {size} environments"] = partial(profiled, size, device)
     works["training with 4096 environments, without graphs"] = partial(training, 4096, device, cuda_graph=False)
+    for size in (1024, 4096):
+        for graph in (True, False):
+            kind = "with" if graph else "without"
+            works[f"a log in minibatches of {size}, {kind} graphs"] = partial(logged, size, device, cuda_graph=graph)
     for env in ENVIRONMENTS:
         for size in STEPPED:
             works[f"{size} environments of {env} alone"] = partial(stepping, env, size, device)

@@ -20,7 +20,6 @@ from tests.oracles.tag import Continuous, Gridworld
 
 ROUNDS, SECONDS = 5, 0.5
 LARGE, SMALL = 262_144, 1024
-BYTES = 42  # of a step: state read and written, action, reward, how it ended, step count
 COPIED = 1 << 29  # bytes read and written by a copy from memory to memory
 
 # full: what an agent sees grows with their number
@@ -108,7 +107,7 @@ def main() -> None:
         "dynamics": lambda: rate(lambda: large.advance(observe=False), LARGE),
         "observed": lambda: rate(large.advance, LARGE),
         "both_observations": lambda: rate(large.step, LARGE),
-        "copy": lambda: rate(lambda: target.copy_(source), COPIED // BYTES),
+        "copy": lambda: rate(lambda: target.copy_(source), COPIED // large.spec.step_bytes),
         "gymnasium": lambda: rate(gym, LARGE),
         "small_observed": lambda: rate(small.advance, SMALL),
     }

@@ -5,13 +5,17 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
+from oracles.batches import random_batch
+from torch import Tensor
 
 from reagent_lite.errors import SimulationError
-from reagent_lite.training.capture import Captured
+from reagent_lite.training.capture import Captured, FixedBatches
+from reagent_lite.types import TransitionBatch
 
 
 @pytest.fixture
@@ -84,3 +88,47 @@ def test_work_that_cannot_be_recorded_names_the_key(graphs: list[str], monkeypat
         captured()
     with pytest.raises(SimulationError, match=r"got CUDA error: .* capturing\. Set simulation.cuda_graph to false$"):
         captured()
+
+
+class Listed:
+    """A source of given batches."""
+
+    def __init__(self, batches: list[TransitionBatch]) -> None:
+        self._batches, self._state = iter(batches), {"step": 0}
+        self.errors: list[float] = []
+
+    def __next__(self) -> TransitionBatch:
+        return next(self._batches)
+
+    def learned(self, row_errors: Tensor) -> None:
+        self.errors = row_errors.tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+
+def test_batches_keep_their_addresses_and_short_ones_have_rows_of_weight_0() -> None:
+    given = [random_batch(rows, 4, 2, seed) for seed, rows in enumerate((3, 3, 1))]
+    source = Listed(given)
+    fixed = FixedBatches(source, 3)
+    places = set()
+    for batch in given:
+        fixed.fill()
+        held = next(fixed)
+        assert len(held) == 3
+        places.add((held.state.data_ptr(), held.actions.mask.data_ptr(), held.weight.data_ptr()))
+        own = next(held.split([len(batch), 3 - len(batch)]))
+        for field in fields(batch):
+            expected, copied = getattr(batch, field.name), getattr(own, field.name)
+            pair = (expected.mask, copied.mask) if field.name.endswith("actions") else (expected, copied)
+            assert torch.equal(*pair), field.name
+    assert len(places) == 1
+    assert held.weight.tolist() == [given[2].weight.item(), 0.0, 0.0]
+    assert held.state.isfinite().all()
+    fixed.load_state_dict({"step": 7})
+    assert fixed.state_dict() == {"step": 7}
+    fixed.learned(torch.ones(3))
+    assert source.errors == [1.0, 1.0, 1.0]

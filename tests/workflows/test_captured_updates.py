@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.runs import ALONE, checked, merged
+from oracles.logs import random_rows, write_lines
+from oracles.runs import ALONE, checked, merged, quick
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.models import q_networks
-from reagent_lite.run import simulated
+from reagent_lite.run import simulated, sources
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import captures
 from reagent_lite.run.sources import open_source
@@ -25,6 +26,7 @@ from reagent_lite.training.loop import Hooks, fit
 from reagent_lite.training.resume import History
 
 Tree = dict[str, Any]
+Work = Callable[[], None]
 WAITS = {
     "nonzero",
     "_local_scalar_dense",
@@ -88,8 +90,8 @@ def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict
     """Returns the launches of one rollout step and of one update, each the third of its kind."""
     counts: dict[str, int] = {}
 
-    def watched(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-        def capture(work: Callable[[], None]) -> Callable[[], None]:
+    def watched(name: str) -> Callable[[Work], Work]:
+        def capture(work: Work) -> Work:
             runs = 0
 
             def run() -> None:
@@ -127,6 +129,36 @@ def tree_of(folder: Path, env: str, variant: Tree) -> Tree:
         "simulation": {"env": env, "num_envs": 16, "total_steps": 240, "warmup_steps": 160, "num_evaluations": 1},
     }
     return merged(tree, variant)
+
+
+@pytest.mark.parametrize("variant", ["plain", "bcq", "c51", "cql", "sarsa"])
+def test_logged_rows_in_fixed_buffers_teach_the_same(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 rows in minibatches of 48: the last one of an epoch has 8, and 40 rows of weight 0."""
+    log = write_lines(tmp_path / "log.jsonl", random_rows(200))
+    tree = merged(quick(log, tmp_path / "out", epochs=3), VARIANTS[variant][0])
+    tree["training"] |= {"minibatch_size": 48, "cuda_graph": True}
+    config = checked(tree, "dqn")
+    assert captures(config, Group(Place(), torch.device("cuda", 0)))
+
+    def learned(fixed: bool, capture: Callable[[Work], Work]) -> dict[str, Tensor]:
+        monkeypatch.setattr(sources, "captures", lambda config, group: fixed)
+        source = open_source(config, ALONE, None)
+        setup = set_up(source, History.find(source.config, ALONE, config.folder / "checkpoints"))
+        fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step), capture=capture)
+        return setup.running.learner.state_dict()
+
+    def watched(work: Work) -> Work:
+        def run() -> None:
+            with Launches():
+                work()
+
+        return run
+
+    expected = learned(False, lambda work: work)
+    for name, tensor in learned(True, watched).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

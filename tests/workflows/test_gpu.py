@@ -1,6 +1,7 @@
 """The same job on a GPU: runs where there is one."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +18,25 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("residency", ["device", "host"])
-@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
+@pytest.mark.parametrize(
+    ("workflow", "residency", "graph"),
+    [
+        ("dqn", "device", "true"),
+        ("dqn", "device", "false"),
+        ("dqn", "host", "false"),
+        ("parametric_dqn", "device", "false"),
+        ("parametric_dqn", "host", "false"),
+    ],
+)
 def test_a_gpu_run_equals_a_cpu_run(
-    run: Runner, small: dict[str, Any], tmp_path: Any, workflow: str, residency: str
+    run: Runner, small: dict[str, Any], tmp_path: Any, workflow: str, residency: str, graph: str
 ) -> None:
     if workflow == "parametric_dqn":
         del small["actions"]
         small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
     cpu = run(workflow, small).outcome
-    done = run(workflow, small, "--set", "use_gpu=true", "--set", f"data.residency={residency}")
+    done = run(workflow, small, "--set", "use_gpu=true", "--set", f"data.residency={residency}",
+               "--set", f"training.cuda_graph={graph}")  # fmt: skip
     assert done.code == 0, done.err
     assert "on cuda:0" in done.err
     assert load_bundle(done.outcome["model"]).manifest["steps"] == cpu["steps"]
@@ -59,6 +69,33 @@ def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) 
     assert done.code == 0, done.err
     assert "16 environments on cuda" in done.err
     assert done.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22
+
+
+WAITS = """
+from torch import nn
+
+class Waits(nn.Module):
+    def __init__(self, spec, settings):
+        super().__init__()
+        self.shape = len(spec.action_names), settings.outputs
+        self.layer = nn.Linear(spec.num_state_features, self.shape[0] * self.shape[1])
+
+    def forward(self, state, mask, features):
+        if self.training:
+            mask.nonzero()
+        return self.layer(state).unflatten(1, self.shape)
+"""
+
+
+def test_a_network_that_waits_for_the_gpu_is_launched_one_by_one(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
+    done = run(
+        "dqn", config, "--set", "simulation.total_steps=20000", "--set", "simulation.num_evaluations=2",
+        "--set", "training.network=waits:Waits",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "waits.py:12 `mask.nonzero()`: expected no call that waits for the GPU" in done.err
 
 
 def test_environments_on_the_cpu_beside_a_learner_on_the_gpu(run: Runner) -> None:

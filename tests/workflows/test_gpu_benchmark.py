@@ -60,6 +60,10 @@ def test_rates_are_those_of_the_last_epoch() -> None:
     assert figures["updates_per_second"] == pytest.approx(figures["learned_rows_per_second"] / 16, rel=0.05)
 
 
+def test_a_log_is_learned_from() -> None:
+    assert gpu.logged(64, CPU, cuda_graph=True, rows=2000, epochs=2)["learned_rows_per_second"] > 1000
+
+
 def test_a_profile_counts_launches_of_a_step() -> None:
     figures = gpu.profiled(16, CPU, steps=3)
     assert 100 < figures["launches_per_step"] < 2000  # on a CPU of calls, which have calls inside

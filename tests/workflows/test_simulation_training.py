@@ -29,6 +29,12 @@ from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
 
 Tree = dict[str, Any]
+LOGGED: Tree = {
+    "training_data_path": "log.jsonl",
+    "actions": ["left", "right"],
+    "training": {"cuda_graph": True},
+    "simulation": {"share": 0},
+}
 
 
 def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
@@ -290,13 +296,26 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
         ({"training": {"optimizer": "SGD"}}, 1, False, True),
         ({"simulation": {"cuda_graph": False}}, 1, False, False),
         ({"training": {"use_batch_norm": True}}, 1, True, True),
+        (LOGGED, 1, True, True),
+        (merged(LOGGED, {"training": {"minibatches_per_step": 2}}), 1, False, True),
+        (merged(LOGGED, {"training": {"cuda_graph": False}}), 1, False, True),
     ],
-    ids=["alone", "4 processes", "beside data", "no capturable optimizer", "not wanted", "batch norm"],
+    ids=[
+        "alone",
+        "4 processes",
+        "beside data",
+        "no capturable optimizer",
+        "not wanted",
+        "batch norm",
+        "logged",
+        "logged in parts",
+        "logged, not wanted",
+    ],
 )
 def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, rollouts: bool) -> None:
     gpu = torch.device("cuda", 0)
     tree = merged({"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}, changes)
     config, group = check(DqnConfig, tree), Group(Place(0, world, 0, world), gpu)
-    assert (update_capture(config, group) is Captured) is updates
+    assert (update_capture(config, group) is not eager) is updates
     assert (rollout_capture(config, gpu) is Captured) is rollouts
     assert rollout_capture(config, torch.device("cpu")) is eager
