@@ -137,7 +137,18 @@ class EvaluateConfig(Section):
             "It is the policy of a model",
         ),
         NoEffect(
-            lambda config: config.timeline is not None,
+            lambda config: config.timeline,
+            ("timeline.steps",),
+            "1",
+            "A row that sums up several decisions cannot be weighted by one of them",
+        ),
+        NoEffect(
+            lambda config: config.timeline and config.timeline.inputTableName != config.data_path,
+            ("timeline.inputTableName",),
+            "data_path, or absent",
+        ),
+        NoEffect(
+            lambda config: config.timeline,
             ("timeline.evalTableName",),
             "absent",
             "evaluation.held_out_share says which episodes are scored",
@@ -145,7 +156,7 @@ class EvaluateConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing models and logs, and timelines that cannot be evaluated."""
+        """Yields missing models and logs."""
         if not self.model:
             yield self.wrong("model", "a path, uniform, logged or column:NAME", "Or give --model")
         yield from self._policy_problems()
@@ -154,13 +165,6 @@ class EvaluateConfig(Section):
             yield self.wrong("data_path", expected, "Or give --data, --env", got="neither")
         if self.output_path is not None:
             yield from output_problems(self.output_path, (".json",))
-        if self.timeline is None:
-            return
-        if self.timeline.steps > 1:
-            todo = "A row that sums up several decisions cannot be weighted by one of them"
-            yield self.wrong("timeline.steps", "1", todo)
-        if self.timeline.inputTableName not in ("", self.data_path):
-            yield self.wrong("timeline.inputTableName", "data_path, or absent")
 
     def _policy_problems(self) -> Iterator[Problem]:
         """Yields what policies that are no models lack."""

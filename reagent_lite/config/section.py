@@ -29,7 +29,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Keys that have no effect while a condition holds: only their default is accepted then.
+    """Keys that have no effect, or none that makes sense, while a condition holds: only their default is accepted then.
 
     Attributes:
         when: the condition on the section.

@@ -104,7 +104,32 @@ class WorkflowConfig(AlgorithmConfig):
             'false with parallel "none"',
             "One process on one GPU trains",
         ),
+        NoEffect(
+            lambda config: config.parallel == "dp",
+            ("training.use_batch_norm",),
+            'false with parallel "dp"',
+            "Statistics would be those of the first GPU's rows; ddp has them of all",
+        ),
         NoEffect(lambda config: True, ("query.actions",), "absent beside actions", "They are the same"),
+        NoEffect(
+            lambda config: (
+                config.timeline
+                and config.training_data_path not in (config.timeline.inputTableName, config.timeline.outputTableName)
+            ),
+            ("timeline.inputTableName",),
+            "the events of training_data_path, or absent",
+            "One of them says where the events are",
+        ),
+        NoEffect(
+            lambda config: config.timeline and config.eval_data_path not in (None, config.timeline.evalTableName),
+            ("timeline.evalTableName",),
+            "absent beside eval_data_path",
+        ),
+        NoEffect(
+            lambda config: config.timeline and config.timeline.steps > 1 and config.timeline.gamma != config.rl.gamma,
+            ("timeline.gamma",),
+            "rl.gamma ({0.rl.gamma:g}), or absent",
+        ),
         NoEffect(
             lambda config: config.timeline and config.timeline.steps > 1 and config.rl.multi_steps != 1,
             ("rl.multi_steps",),
@@ -116,6 +141,17 @@ class WorkflowConfig(AlgorithmConfig):
             ("rl.use_seq_num_diff_as_time_diff",),
             "its default, as timeline.steps is {0.timeline.steps}",
             "Rows span several steps already",
+        ),
+        NoEffect(
+            lambda config: config.simulation and config.simulation.mode != "both",
+            ("training_data_path",),
+            "absent with simulation.mode {0.simulation.mode}",
+            "Logs in `protected` of simulation.dataset are learned from as well",
+        ),
+        NoEffect(
+            lambda config: config.only_simulates and config.environments.share != 1,
+            ("simulation.share",),
+            "absent or 1 without training_data_path",
         ),
         NoEffect(
             lambda config: config.simulated_share,
@@ -306,7 +342,6 @@ class WorkflowConfig(AlgorithmConfig):
         yield from self.algorithm_rules()
         yield from self._loss_rules()
         yield from self._parallel_rules()
-        yield from self._stage_rules()
         if self.simulation is not None:
             yield from self._simulation_rules(self.simulation)
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
@@ -357,38 +392,9 @@ class WorkflowConfig(AlgorithmConfig):
                 "It needs GPUs, and its one process uses all of them; CUDA_VISIBLE_DEVICES chooses some. "
                 'On a machine without a GPU set parallel to "ddp" or "none"',
             )
-        if self.training.use_batch_norm:
-            yield self.wrong(
-                "training.use_batch_norm",
-                'false with parallel "dp"',
-                "Statistics would be those of the first GPU's rows; ddp has them of all",
-            )
-
-    def _stage_rules(self) -> Iterator[Problem]:
-        """Yields contradictions of the stages before training with each other and with training."""
-        timeline = self.timeline
-        if timeline is None:
-            return
-        source = timeline.inputTableName
-        if source and self.training_data_path not in (source, timeline.outputTableName):
-            yield self.wrong(
-                "timeline.inputTableName",
-                "the events of training_data_path, or absent",
-                "One of them says where the events are",
-            )
-        if timeline.evalTableName is not None and self.eval_data_path not in (None, timeline.evalTableName):
-            yield self.wrong("timeline.evalTableName", "absent beside eval_data_path")
-        if timeline.steps > 1 and timeline.gamma not in (None, self.rl.gamma):
-            yield self.wrong("timeline.gamma", f"rl.gamma ({self.rl.gamma:g}), or absent")
 
     def _simulation_rules(self, simulation: SimulationConfig) -> Iterator[Problem]:
         """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
-        if simulation.mode != "both" and self.training_data_path:
-            yield self.wrong(
-                "training_data_path",
-                f"absent with simulation.mode {simulation.mode}",
-                "Logs in `protected` of simulation.dataset are learned from as well",
-            )
         if self.collects and (self.num_nodes > 1 or self.use_all_avail_gpus or (self.num_processes_per_node or 1) > 1):
             yield self.wrong(
                 "simulation.mode",
@@ -402,8 +408,6 @@ class WorkflowConfig(AlgorithmConfig):
                 "0 trains on the data and plays in simulation, 1 trains on the simulation",
             )
         if not self.training_data_path:
-            if simulation.share not in (None, 1.0):
-                yield self.wrong("simulation.share", "absent or 1 without training_data_path")
             least = (self.warmup_rounds + simulation.steps_per_rollout) * simulation.num_envs
             if simulation.total_steps < least:
                 expected = f"at least {least}, for {simulation.num_envs} environments to warm up and step once"
@@ -443,21 +447,29 @@ def has_named_actions(tree: Mapping[str, Any], overrides: Iterable[str] = ()) ->
 class DqnConfig(WorkflowConfig):
     """`python -m workflows.dqn`: learns a policy over named actions, evaluates it and exports it."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *WorkflowConfig.no_effect,
+        NoEffect(
+            lambda config: config.timeline,
+            ("timeline.actionDiscrete",),
+            "true",
+            "Candidates are workflows.parametric_dqn's",
+        ),
+        NoEffect(
+            lambda config: True,
+            ("action_norm_data_path",),
+            "absent",
+            "Named actions have no features; use workflows.parametric_dqn for candidates",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Adds the rules of named actions."""
-        if self.timeline is not None and not self.timeline.actionDiscrete:
-            yield self.wrong("timeline.actionDiscrete", "true", "Candidates are workflows.parametric_dqn's")
         if len(self.actions) < 2 and (self.simulation is None or self.actions or self.training_data_path):
             yield self.wrong("actions", "at least two action names")
         for name in self.rl.reward_boost or {}:
             if name not in self.actions and (self.actions or self.simulation is None):
                 yield Problem(f"rl.reward_boost.{name}", f"one of {list(self.actions)}", repr(name))
-        if self.action_norm_data_path is not None:
-            yield self.wrong(
-                "action_norm_data_path",
-                "absent",
-                "Named actions have no features; use workflows.parametric_dqn for candidates",
-            )
         yield from self._unfitted("state_features", "state_norm_data_path")
         yield from super().rules()
 
@@ -467,16 +479,24 @@ class ParametricDqnConfig(WorkflowConfig):
 
     parametric: ClassVar[bool] = True
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *WorkflowConfig.no_effect,
+        NoEffect(
+            lambda config: True,
+            ("actions",),
+            "absent",
+            "Candidates come with each row; use workflows.dqn for named actions",
+        ),
+        NoEffect(
+            lambda config: config.rl.reward_boost,
+            ("rl.reward_boost",),
+            "absent",
+            "Candidates have no names to boost; add the boost to the reward in the data",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Adds the rules of candidate actions."""
-        if self.actions:
-            yield self.wrong("actions", "absent", "Candidates come with each row; use workflows.dqn for named actions")
-        if self.rl.reward_boost:
-            yield self.wrong(
-                "rl.reward_boost",
-                "absent",
-                "Candidates have no names to boost; add the boost to the reward in the data",
-            )
         yield from self._unfitted("state_features", "state_norm_data_path")
         yield from self._unfitted("action", "action_norm_data_path")
         yield from super().rules()
