@@ -75,8 +75,6 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         slots=settings.replay.capacity // (settings.num_envs * agents),
         n_step=config.rl.multi_steps or 1,
         gamma=config.rl.gamma,
-        # environments in Python may truncate an episode at any step, also when a run is resumed
-        time_limit=1 if settings.in_python else settings.time_limit or spec.time_limit,
         masked=spec.masked,
         candidates=spec.candidates,
         prioritized=settings.replay.prioritized,

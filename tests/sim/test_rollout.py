@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import ONLY, Exploration, Player, Rollout, RolloutSource, UpdateSchedule, regrouped
-from reagent_lite.types import EnvStep, TransitionBatch
+from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
 NUM = 16
@@ -31,10 +30,10 @@ def environments(limit: int = 30, name: str = "cartpole_v1", first: int = 0, sto
     )
 
 
-def ring(num: int = NUM, slots: int = 64, *, prioritized: bool = False, limit: int = 30) -> ReplayRing:
+def ring(num: int = NUM, slots: int = 64, *, prioritized: bool = False) -> ReplayRing:
     settings = ReplaySettings(
         num_envs=num, observation_size=4, num_actions=2, slots=slots, gamma=0.9, prioritized=prioritized,
-        time_limit=limit, seed=1,
+        seed=1,
     )  # fmt: skip
     return ReplayRing(settings, CPU)
 
@@ -64,16 +63,14 @@ def source(*, prioritized: bool = False, first: int = 0, stop: int = NUM, slots:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("limit", [1, 30])
-def test_stored_transitions_are_the_environments(limit: int) -> None:
-    kept = ring(limit=limit)
+def test_stored_transitions_are_the_environments() -> None:
+    kept = ring()
     rollout = rollouts(environments(), lean, kept)
     rollout.explore(0.5)
     rollout.run(60)
     batch = kept.sample(2000).batch
     after, fell = cartpole.step(batch.state.double().numpy(), batch.action.numpy())
-    led = batch.bootstrap == 1 if limit > 1 else torch.ones(2000, dtype=torch.bool)  # else what follows a fall is kept
-    torch.testing.assert_close(batch.next_state[led], torch.from_numpy(after).float()[led], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(batch.next_state, torch.from_numpy(after).float(), atol=1e-5, rtol=1e-5)
     # the limit of 30 steps truncates: such rows bootstrap, those that fell do not
     assert torch.equal(batch.bootstrap == 0, torch.from_numpy(fell))
     assert 0 < fell.sum() < 2000
@@ -190,43 +187,6 @@ def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
         assert torch.equal(batch.actions.mask[i], mask)
         assert torch.equal(batch.actions.features[i][mask], features[mask])
         assert mask[batch.action[i]]
-
-
-def columns_of(batch: TransitionBatch) -> dict[str, Tensor]:
-    """The columns of a batch; of what follows, the rows that bootstrap."""
-    names = ("state", "action", "reward", "steps", "bootstrap", "propensity", "weight", "next_state")
-    columns = {name: getattr(batch, name) for name in names}
-    for prefix, choices in (("", batch.actions), ("next_", batch.next_actions)):
-        columns[f"{prefix}mask"] = choices.mask
-        if choices.features is not None:
-            columns[f"{prefix}features"] = choices.features
-    return {name: value[batch.bootstrap == 1] if "next_" in name else value for name, value in columns.items()}
-
-
-@pytest.mark.parametrize("name", ["cartpole_v1", "gridworld", "recommend", "tag_gridworld"])
-def test_what_follows_is_the_same_whether_it_is_kept_once_or_twice(name: str) -> None:
-    env = environments(limit=7, name=name)
-    spec, parametric = env.spec, name == "recommend"
-    once, twice = (
-        ReplayRing(
-            ReplaySettings(num_envs=env.num_rows, observation_size=spec.observation_size, num_actions=spec.num_actions,
-                           slots=23, gamma=0.9, n_step=3, masked=spec.masked, candidates=spec.candidates,
-                           action_feature_size=spec.action_feature_size if parametric else 0, absences=spec.agents > 1,
-                           time_limit=limit, seed=1), CPU,
-        ) for limit in (7, 1)
-    )  # fmt: skip
-    rollout = Rollout(env, {ONLY: Player(policy=None, epsilon=torch.ones(1), ring=once)}, device=CPU)
-
-    def write(step: EnvStep) -> None:
-        once.write(step)
-        twice.write(step)
-
-    rollout.rings = {ONLY: SimpleNamespace(write=write)}  # type: ignore[dict-item]
-    rollout.run(2)  # a row waits for what follows it
-    for _ in range(60):
-        rollout.run(1)
-        found, truth = (columns_of(ring.sample(64).batch) for ring in (once, twice))
-        assert [column for column, value in truth.items() if not torch.equal(found[column], value)] == []
 
 
 def test_playing_without_where_transitions_led_is_the_same_play() -> None:

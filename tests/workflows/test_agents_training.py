@@ -144,6 +144,7 @@ def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
     ("workflow", "change"),
     [
         ("dqn", {"rainbow": {"bcq": True}}),
+        ("dqn", {"algorithm": "crr"}),
         ("dqn", {"rl": {"maxq_learning": False, "multi_steps": 2}, "simulation": {"replay": {"prioritized": True}}}),
         ("parametric_dqn", {"simulation": {"exploration": "softmax"}, "training": {"minibatches_per_step": 2}}),
     ],

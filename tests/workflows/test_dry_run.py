@@ -153,8 +153,8 @@ ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluati
 def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     """CartPole: 4 features, reward and propensity in float32, action and end in a byte each.
 
-    400 rows of 4 environments are 100 steps, a process has 2 x 100. The latest features and those of 100 / 500 + 2
-    truncated steps are kept beside, 103 x 4 x 4 / 100 + 2 x 4 + 2 = 26.48 bytes a row, and 8 bytes a step, rounded up.
+    400 rows of 4 environments are 100 steps, a process has 2 x 100. A row has the features before and after its step,
+    2 x 4 x 4 + 2 x 4 + 2 = 42 bytes.
     After 2 rounds of warm-up (one window and what follows it) 400 - 8 environment steps are 98 rounds of learning.
     """
     simulation = {
@@ -167,15 +167,14 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     assert only(scaled, "auto-scaling:").endswith("starts from the values shown here")
     assert only(lines, "steps:") == "steps: 98 after 8 of 400 environment steps, evaluated every 14"
     ring = only(lines, "memory per process: replay ring")
-    assert ring == "memory per process: replay ring 6.1 KiB = 100 steps x 2 of 4 environments x 31 bytes"  # 6200 / 1024
+    assert ring == "memory per process: replay ring 8.2 KiB = 100 steps x 2 of 4 environments x 42 bytes"  # 8400 / 1024
     assert "environments" in only(lines, "memory per process: environments")
 
 
 def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Path) -> None:
-    """3 features, reward and propensity in float32, action and end in a byte each: 22 bytes a row.
+    """3 features before and after a step, reward and propensity in float32, action and end in a byte each: 34 bytes.
 
-    480 rows are 120 steps of a leader in 4 environments, or 60 of two followers; a process has half of each. With 4 or
-    3 more slots of features (the limit is 100 steps) a row takes 22.4 or 22.6 bytes, rounded up, and 8 bytes a step.
+    480 rows are 120 steps of a leader in 4 environments, or 60 of two followers; a process has half of each.
     """
     file = tmp_path / "team.cuh"
     file.write_text(TEAM)
@@ -183,8 +182,8 @@ def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Pa
                   "warmup_steps": 1, "replay": {"capacity": 480}}  # fmt: skip
     lines = plan(ONLINE | {"simulation": simulation})
     assert only(lines, "policies:") == "policies: leader (1 agent) learns, follower (2 agents) learns"
-    leader = "replay ring of leader 6.3 KiB = 120 steps x 2 of 4 environments x 1 agent x 27 bytes"
-    follower = "replay ring of follower 5.9 KiB = 60 steps x 2 of 4 environments x 2 agents x 25 bytes"
+    leader = "replay ring of leader 8.0 KiB = 120 steps x 2 of 4 environments x 1 agent x 34 bytes"
+    follower = "replay ring of follower 8.0 KiB = 60 steps x 2 of 4 environments x 2 agents x 34 bytes"
     assert f"memory per process: {leader}" in lines
     assert f"memory per process: {follower}" in lines
     networks = "memory per process: networks"
@@ -200,8 +199,8 @@ def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Pa
 def test_a_ring_that_does_not_fit(plan: Plan) -> None:
     simulation = {"env": "cartpole_v1", "num_envs": 4, "replay": {"capacity": 10**13}}
     lines = plan(ONLINE | {"simulation": simulation})
-    # half of 10^13 rows of 16 (1 + 1 / 500) + 10 bytes, rounded up to 27, and 4: 155 TB = 140.97 TiB
-    said = "there is not enough memory; most of it is for the replay ring: 141.0 TiB"
+    # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
+    said = "there is not enough memory; most of it is for the replay ring: 191.0 TiB"
     assert only(lines, "warning:") == f"warning: {said}"
 
 

@@ -64,6 +64,30 @@ def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "crr", "crr": {"weights": "binary"}},
+        {
+            "algorithm": "iql",
+            "iql": {"expectile": 0.9, "beta": 30.0},
+        },  # returns are 0 or 1, advantages a hundredth of it
+    ],
+    ids=["crr", "iql"],
+)
+def test_actors_find_one_too(changes: dict[str, Any], run: Runner, tmp_path: Path) -> None:
+    """The greedy choice of the actor; tests/benchmarks/RESULTS.md has more seeds beside BCQ and CQL."""
+    paired = run("timeline", with_events(tmp_path, 0))
+    assert paired.code == 0, paired.err
+    fetched = run("shard", config("shard"), "--num_nodes", "1", "--node_index", "0")
+    assert fetched.code == 0, fetched.err
+    tree = config("dqn") | {"rainbow": {"dueling_architecture": False}} | changes
+    done = run("dqn", tree, timeout=500)
+    assert done.code == 0, done.err
+    assert worth(tmp_path)[0] >= 0.81
+
+
+@pytest.mark.slow
 def test_two_machines_with_half_of_the_log_each_do_too(run: Runner, tmp_path: Path) -> None:
     """Launchers as on two machines: each in a folder of its own for a disk, one folder that both see for the share."""
     share = tmp_path / "share"

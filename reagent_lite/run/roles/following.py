@@ -75,7 +75,6 @@ class FollowedEpisodes:
         settings = replace(
             ring_settings(config, self._spec, 1),
             slots=config.environments.replay.capacity // group.world_size,
-            time_limit=1,  # files cut episodes anywhere
             candidates=config.parametric,  # files have lists of candidates, fixed or not
             action_features=None,
         )

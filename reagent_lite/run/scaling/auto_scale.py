@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -269,8 +268,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     learners = sum(one.learns for one in agent_types(config, spec))
     # forward and backward pass of the online network, forward passes of two for the next state
     activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)
-    # more environments have fewer slots each; with the fewest, a ring stores what follows each row, as minibatches do
-    ring = replace(ring_settings(config, spec, first.num_envs), time_limit=1)
+    ring = ring_settings(config, spec, first.num_envs)
     rows = learners * first.rows(first.num_envs) / first.num_envs
     bytes_per_env: float = env.bytes_per_env + spec.agents * (4 * spec.observation_size + 2 * activations)
     bytes_per_env += rows * (4 * ring.row_bytes + 6 * activations)

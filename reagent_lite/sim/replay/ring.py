@@ -3,13 +3,7 @@
  slots ─► 0 1 2 … T−1   each with a row of every environment; row number = slot · N + environment
           ▲ head: next to be written; the newest n − 1 slots wait until their windows are complete
 
-What a row leads to is what the next slot shows, so it is kept apart only where no slot shows it:
-
- shown ─► 0 1 2 … T−1 │ latest │ cut 0 1 … M−1      latest: after the newest slot; cut: after truncated rows
-
-An environment is truncated at most once in L slots, its time limit. So a truncated row has the cut (slots written
-before its own // L) mod M, where M = T // L + 2 are enough for the rows of T slots. What follows a terminated row is
-not kept: its value is 0.
+What a row leads to is kept beside it: columns of what is seen have 2 T slots, what follows slot t is slot T + t.
 
 Nothing here waits for the device: the count of slots lives there, so that a CUDA graph may hold writes and draws alike.
 """
@@ -43,8 +37,6 @@ class ReplaySettings:
         observation_size: S.
         num_actions: K.
         slots: T, writes kept; T * N rows.
-        time_limit: L, slots from one truncated row of an environment to the next at least, where a row that does not
-            end leads to what the next slot shows. With 1, what follows is kept for every row.
         gamma: discount per step inside a window.
         n_step: rows of an episode that a drawn row spans at most.
         masked: whether some choices are forbidden in some rows.
@@ -65,7 +57,6 @@ class ReplaySettings:
     num_actions: int
     slots: int
     gamma: float
-    time_limit: int = 1
     n_step: int = 1
     masked: bool = False
     candidates: bool = False
@@ -103,26 +94,9 @@ class ReplaySettings:
         }
 
     @property
-    def keeps_all(self) -> bool:
-        """Whether what follows is kept for every row."""
-        return self.slots // self.time_limit + 3 >= self.slots
-
-    @property
-    def cuts(self) -> int:
-        """M, slots of what follows truncated rows; T where it is kept for every row."""
-        return self.slots if self.keeps_all else self.slots // self.time_limit + 2
-
-    @property
-    def shown_slots(self) -> int:
-        """Slots of what is seen, with what is kept apart."""
-        return self.slots + self.cuts + (not self.keeps_all)
-
-    @property
     def row_bytes(self) -> int:
         """Memory per row, rounded up."""
-        shown = -(-self.shown_slots * _bytes(self.shown) // self.slots)
-        tables = 0 if self.keeps_all else -(-8 // self.num_envs)
-        return shown + _bytes(self.done) + tables + 5 * self.prioritized
+        return 2 * _bytes(self.shown) + _bytes(self.done) + 5 * self.prioritized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,19 +154,13 @@ class ReplayRing:
         self.capacity = T * N
         self._columns = {
             name: torch.zeros(slots, N, *shape, dtype=kind, device=device)
-            for slots, columns in ((s.shown_slots, s.shown), (T, s.done))
+            for slots, columns in ((2 * T, s.shown), (T, s.done))
             for name, (shape, kind) in columns.items()
         }
         self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
         self._over_ranks = over_ranks
         self._priorities = Priorities(self.capacity, device) if s.prioritized else None
         self._written = torch.zeros(1, dtype=torch.int64, device=device)
-        # which slot shows what follows the rows of a slot: a table for rows that go on, then one for truncated rows
-        self._follows = torch.zeros(0 if s.keeps_all else 2 * T, dtype=torch.int32, device=device)
-        # a write changes the entry of the slot before it in the first table, and its own in both
-        self._before = torch.tensor([-1, 0, 0], device=device)
-        self._tables = torch.tensor([0, 0, T], device=device)
-        self._latest = torch.full((1,), T, device=device)
         self.generator = _generator(s.seed, device)
         # what sampling multiplies with and adds, [n, 1] or [N]: a captured graph cannot copy from the host
         window = torch.arange(s.n_step, device=device).unsqueeze(1)
@@ -212,7 +180,7 @@ class ReplayRing:
     @property
     def most_rounds(self) -> int:
         """Slots that one write takes at most."""
-        return self._settings.slots - self._settings.waiting if self._settings.keeps_all else 1
+        return self._settings.slots - self._settings.waiting
 
     def write(self, step: EnvStep, rounds: int = 1) -> None:
         """Takes slots, in place of the oldest ones when the ring is full.
@@ -222,10 +190,11 @@ class ReplayRing:
             rounds: at most `most_rounds`.
         """
         s, N, kind = self._settings, self._settings.num_envs, self._columns["marks"].dtype
-        slots, apart = self._places(step, rounds)
+        slots = (self._written + torch.arange(rounds, device=self._written.device)).remainder(s.slots)
         for name in s.shown:
-            self._columns[name].index_copy_(0, slots, getattr(step, name).view(rounds, N, *self._flat[name].shape[1:]))
-            self._flat[name].index_copy_(0, apart, getattr(step, f"next_{name}"))
+            shape = rounds, N, *self._flat[name].shape[1:]
+            self._columns[name].index_copy_(0, slots, getattr(step, name).view(shape))
+            self._columns[name].index_copy_(0, slots + s.slots, getattr(step, f"next_{name}").view(shape))
         ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
         if step.present is not None:
             ended = ended.add(~step.present, alpha=_ABSENT)
@@ -237,7 +206,7 @@ class ReplayRing:
             self._admit(self._priorities, slots, self._written - torch.arange(rounds, device=slots.device).flip(0))
 
     def end_episodes(self) -> None:
-        """Truncates the episodes of the newest rows, with a time_limit of 1: what is written next belongs to others."""
+        """Truncates the episodes of the newest rows: what is written next belongs to others."""
         newest = (self._written - 1).remainder(self._settings.slots)
         marks = self._columns["marks"]
         ended = marks[newest, :, 1]
@@ -253,7 +222,7 @@ class ReplayRing:
         """
         row, rarity = self._draw(rows)
         windows = self._windows(row)
-        following = self._following(windows)
+        following = windows.last + self.capacity
         batch = TransitionBatch(
             state=self._flat["observation"].index_select(0, row),
             actions=self._choices(row),
@@ -282,7 +251,7 @@ class ReplayRing:
         """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
         s, filled = self._settings, self.rows // self._settings.num_envs
         state = {name: column[:filled] for name, column in self._columns.items()}
-        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled + 1] for name in s.shown}
+        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled] for name in s.shown}
         if self._priorities is not None:
             state["priority"] = self._by_slot(self._priorities)[:filled]
             state["largest_priority"] = self._priorities.largest
@@ -290,7 +259,6 @@ class ReplayRing:
         return state | {
             "shape": shape,
             "written": self._written,
-            "follows": self._follows,
             "generator": self.generator.get_state(),
         }
 
@@ -303,7 +271,7 @@ class ReplayRing:
         own = self.state_dict()
         if _shapes(own) != _shapes(state):
             expected, got = f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state)
-            if "written" not in state:
+            if "written" not in state or "follows" in state:
                 got = f"{got}, in the layout of an earlier release"
             todo = "Continue with the same release, capacity, num_envs and environment, or start with an empty replay"
             raise SimulationError(Problem(_KEY, expected, got, todo))
@@ -311,15 +279,13 @@ class ReplayRing:
         for name, column in self._columns.items():
             column[:filled].copy_(state[name])
         for name in self._settings.shown:
-            apart = state[f"next_{name}"]
-            self._columns[name][self._settings.slots :][: len(apart)].copy_(apart)
+            self._columns[name][self._settings.slots :][:filled].copy_(state[f"next_{name}"])
         if self._priorities is not None:
             self._priorities.value.zero_()
             self._by_slot(self._priorities)[:filled].copy_(state["priority"])
             self._priorities.largest.copy_(state["largest_priority"])
             self._priorities.refresh()
         self._written.copy_(state["written"])
-        self._follows.copy_(state["follows"])
         # the state of a generator on another type of device (a run that moved to a GPU) does not fit
         if "generator" in state and len(state["generator"]) == len(self.generator.get_state()):
             self.generator.set_state(state["generator"].cpu())
@@ -376,27 +342,6 @@ class ReplayRing:
             last=index.gather(0, at_last).squeeze(0),
             ended=ended.gather(0, at_last).squeeze(0),
         )
-
-    def _places(self, step: EnvStep, rounds: int) -> tuple[Tensor, Tensor]:
-        """Returns the next slots [rounds], and the rows that are to show what follows theirs, [rounds * N]."""
-        s, T = self._settings, self._settings.slots
-        if s.keeps_all:
-            slots = (self._written + torch.arange(rounds, device=self._written.device)).remainder(T)
-            return slots, torch.add(self._envs, slots.add(T).unsqueeze(1), alpha=s.num_envs).view(-1)
-        of = (self._written + self._before).remainder(T) + self._tables
-        slots = of[1:2]
-        cut = self._written.div(s.time_limit, rounding_mode="floor").remainder(s.cuts) + (T + 1)
-        self._follows.index_copy_(0, of, torch.cat((slots, self._latest, cut)).int())
-        return slots, torch.add(self._envs, torch.where(step.truncated, cut, self._latest), alpha=s.num_envs)
-
-    def _following(self, windows: _Windows) -> Tensor:
-        """Returns the rows that show what follows windows, [B]; any row where an episode came to its own end."""
-        s, N = self._settings, self._settings.num_envs
-        if s.keeps_all:
-            return windows.last + self.capacity
-        slot = windows.last.div(N, rounding_mode="floor")
-        shown = self._follows.index_select(0, slot.add(windows.ended == _TRUNCATED, alpha=s.slots))
-        return windows.last.remainder(N).add(shown, alpha=N)
 
     def _weights(self, row: Tensor, windows: _Windows, rarity: Tensor, beta: float | Tensor) -> Tensor:
         """Returns shares in the mean, [B], of which rows that cannot be learned from have none."""

@@ -114,9 +114,8 @@ def test_boost_of_later_actions_is_in_the_sum_as_for_logged_rows() -> None:
     assert table(ring.sample(4)) == {0: (13, 3, 1, 3)}
 
 
-@pytest.mark.parametrize("limit", [1, 5])
-def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window(limit: int) -> None:
-    ring = ring_of(num_envs=2, num_actions=3, candidates=True, action_feature_size=2, n_step=2, time_limit=limit)
+def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window() -> None:
+    ring = ring_of(num_envs=2, num_actions=3, candidates=True, action_feature_size=2, n_step=2)
     for t in range(5):
         ring.write(
             plain_step(
@@ -174,9 +173,8 @@ def test_every_row_of_the_window_is_drawn_equally_often() -> None:
 
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("writes", [2, 5, 21])
-@pytest.mark.parametrize("limit", [1, 5])
-def test_a_saved_ring_goes_on_with_the_same_rows_and_draws(prioritized: bool, writes: int, limit: int) -> None:
-    first, second = (ring_of(prioritized=prioritized, n_step=2, seed=seed, time_limit=limit) for seed in (3, 4))
+def test_a_saved_ring_goes_on_with_the_same_rows_and_draws(prioritized: bool, writes: int) -> None:
+    first, second = (ring_of(prioritized=prioritized, n_step=2, seed=seed) for seed in (3, 4))
     write_line(first, [float(t) for t in range(writes)], [TRUNCATED * (t % 5 == 4) for t in range(writes)])
     write_line(second, [7.0] * 11, [TERMINATED] * 11)
     drawn = first.sample(32)
@@ -202,9 +200,9 @@ def test_a_saved_ring_of_another_size_and_a_ring_shorter_than_one_window_are_ref
         ring_of().load_state_dict(state)
     with pytest.raises(SimulationError, match=r"observation \[1\].*observation \[5\]"):
         ring_of().load_state_dict(ring_of(observation_size=5).state_dict())
-    former = {name: value for name, value in ring_of().state_dict().items() if name not in {"written", "follows"}}
+    former = ring_of().state_dict() | {"follows": torch.zeros(16, dtype=torch.int32)}
     with pytest.raises(SimulationError, match=r"8 slots of 1.*in the layout of an earlier release.*the same release"):
-        ring_of().load_state_dict(former | {"head": torch.zeros(1), "filled": torch.zeros(1)})
+        ring_of().load_state_dict(former)
     with pytest.raises(SimulationError, match="at least 10, 5 rows of each environment, got 8"):
         ring_of(num_envs=2, slots=4, n_step=5)
     assert ring_of(num_envs=2, slots=5, n_step=5).capacity == 10
@@ -216,11 +214,6 @@ def test_a_ring_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch:
     assert ring_of(slots=55).capacity == 55
     with pytest.raises(SimulationError, match=r"simulation\.replay\.capacity: .*at most 55 rows.*56 rows of 18 bytes"):
         ring_of(slots=56)
-    # with a limit of 10 steps 40 slots, the latest and 40 / 10 + 2 cuts show 4 bytes each: 4.7 a row, 10 as before, 8
-    # a slot for where what follows it is
-    assert ring_of(slots=40, time_limit=10).capacity == 40
-    with pytest.raises(SimulationError, match=r"at most 43 rows.*50 rows of 23 bytes"):
-        ring_of(slots=50, time_limit=10)
     # a priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23
     assert ring_of(slots=43, prioritized=True).capacity == 43
     with pytest.raises(SimulationError, match="44 rows of 23 bytes"):
@@ -237,9 +230,8 @@ class NothingWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize("limit", [1, 5])
-def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: bool, limit: int) -> None:
-    ring = ring_of(prioritized=prioritized, n_step=2, needs_next_action=True, boost=torch.ones(4), time_limit=limit)
+def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: bool) -> None:
+    ring = ring_of(prioritized=prioritized, n_step=2, needs_next_action=True, boost=torch.ones(4))
     beta = torch.tensor([0.4])
     with NothingWaits():
         write_line(ring, [1.0] * 5, [GOES_ON] * 5)
@@ -252,12 +244,11 @@ def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: boo
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize("limit", [1, 9])
-def test_a_captured_graph_writes_and_draws(prioritized: bool, limit: int) -> None:
+def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
     cuda = torch.device("cuda")
     ring = ReplayRing(
         ReplaySettings(num_envs=64, observation_size=1, num_actions=4, slots=20, gamma=1.0, n_step=3,
-                       prioritized=prioritized, time_limit=limit), cuda
+                       prioritized=prioritized), cuda
     )  # fmt: skip
     time, never = torch.zeros(64, 1, device=cuda), torch.zeros(64, dtype=torch.bool, device=cuda)
     ones, action = torch.ones(64, device=cuda), torch.zeros(64, dtype=torch.uint8, device=cuda)

@@ -30,7 +30,6 @@ class Episodes:
     slots: int
     n: int
     sarsa: bool
-    keeps_all: bool
     rows: list[list[Row]] = field(default_factory=list)
 
     def window(self, time: int, env: int) -> list[Row]:
@@ -57,19 +56,16 @@ class Episodes:
 def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
     envs, n, sarsa = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5)), data.draw(st.booleans())
     slots, prioritized = data.draw(st.integers(n + sarsa, 12)), data.draw(st.booleans())
-    limit = data.draw(st.integers(1, 6))  # from 2 on, what follows is kept for every row or not, as slots has it
     replay = ReplaySettings(num_envs=envs, observation_size=1, num_actions=4, slots=slots, gamma=0.9, n_step=n, seed=3,
-                            time_limit=limit, prioritized=prioritized, needs_next_action=sarsa)  # fmt: skip
+                            prioritized=prioritized, needs_next_action=sarsa)  # fmt: skip
     ring = ReplayRing(replay, torch.device("cpu"))
-    model = Episodes(envs, slots, n, sarsa, replay.keeps_all)
-    episode, truncated = [0] * envs, [-limit] * envs
+    model = Episodes(envs, slots, n, sarsa)
+    episode = [0] * envs
     for time in range(data.draw(st.integers(1, 30))):
         ends = data.draw(st.lists(st.sampled_from([0, 0, 0, TERMINATED, TRUNCATED]), min_size=envs, max_size=envs))
         actions = data.draw(st.lists(st.integers(0, 3), min_size=envs, max_size=envs))
         rows = []
-        for env, (drawn, action) in enumerate(zip(ends, actions, strict=True)):
-            end = 0 if drawn == TRUNCATED and time - truncated[env] < limit else drawn
-            truncated[env] = time if end == TRUNCATED else truncated[env]
+        for env, (end, action) in enumerate(zip(ends, actions, strict=True)):
             state = 1 + time * envs + env
             rows.append(Row(state=state, episode=episode[env], end=end, action=action, reward=state % 7 - 2.5))
             episode[env] += bool(end)
@@ -108,8 +104,7 @@ def agrees(ring: ReplayRing, model: Episodes, prioritized: bool) -> None:
         rows = model.window(*place)
         assert len({row.episode for row in rows}) == 1
         assert sample.index[i] == place[0] % model.slots * model.envs + place[1]
-        if rows[-1].end != TERMINATED or model.keeps_all:
-            assert batch.next_state[i] == (-rows[-1].state if rows[-1].end else rows[-1].state + model.envs)
+        assert batch.next_state[i] == (-rows[-1].state if rows[-1].end else rows[-1].state + model.envs)
         assert batch.steps[i] == len(rows)
         assert batch.bootstrap[i] == (rows[-1].end != TERMINATED)
         assert batch.action[i] == rows[0].action
