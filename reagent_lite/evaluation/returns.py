@@ -14,7 +14,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
-from reagent_lite.sim.rollout import Player, act
+from reagent_lite.sim.rollout import Player, Step, act
 
 _CHECK_EVERY = 16  # asking the device whether all episodes are over waits for it
 
@@ -48,6 +48,7 @@ def play(
     *,
     gamma: float,
     on_step: Callable[[int], None] = lambda ended: None,
+    capture: Callable[[Step], Step] = lambda step: step,
 ) -> tuple[Returns, ...]:
     """Plays one episode in every environment, from a fresh start, and returns what each player earned in it.
 
@@ -56,6 +57,7 @@ def play(
         players: one, or all types of agents.
         gamma: discount of `Returns.discounted`.
         on_step: called now and then with the episodes that have ended.
+        capture: turns a step on fixed buffers into one that is replayed on the device.
 
     Raises:
         SimulationError: when the environment was given an action it does not have, or returns are not finite.
@@ -65,17 +67,26 @@ def play(
     total, discounted = torch.zeros(2, count, env.spec.agents, dtype=torch.float64, device=device).unbind()
     length = torch.zeros(count, dtype=torch.int64, device=device)
     terminated, running = torch.zeros_like(length, dtype=torch.bool), torch.ones_like(length, dtype=torch.bool)
-    factor, asked = 1.0, None
-    for step in range(env.time_limit):
+    factor = torch.ones((), dtype=torch.float64, device=device)
+    asked: Tensor | None = None
+
+    def play_step() -> None:
         act(env, players, envs=asked)
         env.advance()
         reward = env.reward.view(count, -1).double() * running.unsqueeze(1)
-        total += reward
-        discounted += factor * reward
-        length += running
-        terminated |= running & env.terminated
-        running &= env.ended == 0
-        factor *= gamma
+        total.add_(reward)
+        discounted.add_(factor * reward)
+        length.add_(running)
+        terminated.logical_or_(running & env.terminated)
+        running.logical_and_(env.ended == 0)
+        factor.mul_(gamma)
+
+    whole_step = capture(play_step)
+    for step in range(env.time_limit):
+        if asked is None:
+            whole_step()
+        else:  # of another size each time
+            play_step()
         if step % _CHECK_EVERY == 0:
             left = int(running.sum())
             on_step(count - left)
