@@ -75,7 +75,7 @@ class SimulationConfig(EnvironmentConfig):
     stop_at_return: float | None = None
     """End the run when an evaluation's mean return reaches this."""
     cuda_graph: bool = True
-    """Replay rollouts as CUDA graphs where environments run on a GPU, and updates where all rows are simulated on one.
+    """Replay rollouts and evaluations as CUDA graphs where environments run on a GPU, and updates on simulated rows.
 
     Not replayed are updates of several processes, beside data, of candidates with batch normalization, and by
     optimizers without `capturable`; nor what waits for the GPU, with a warning that names the call.

@@ -13,7 +13,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
-from reagent_lite.sim.rollout import Player, act
+from reagent_lite.sim.rollout import Player, Step, act
 
 _CHECK_EVERY = 16  # steps; checking whether all episodes are over waits for the device
 
@@ -47,6 +47,7 @@ def play(
     *,
     gamma: float,
     on_step: Callable[[int], None] = lambda ended: None,
+    capture: Callable[[Step], Step] = lambda step: step,
 ) -> tuple[Returns, ...]:
     """Plays one episode in every environment, from a fresh start, and returns the results of each player.
 
@@ -55,6 +56,7 @@ def play(
         players: a single player, or one for each agent type.
         gamma: discount of `Returns.discounted`.
         on_step: called every few steps with the number of episodes that have ended.
+        capture: turns a step on fixed buffers into one that is replayed on the device.
 
     Raises:
         SimulationError: an action that the environment does not have, or returns that are not finite.
@@ -66,18 +68,26 @@ def play(
     length = torch.zeros(count, dtype=torch.int64, device=device)
     terminated = torch.zeros_like(length, dtype=torch.bool)
     running = torch.ones_like(length, dtype=torch.bool)
-    factor = 1.0
-    active = None  # environments that the policies act in; None for all
-    for step in range(env.time_limit):
+    factor = torch.ones((), dtype=torch.float64, device=device)
+    active: Tensor | None = None  # environments that the policies act in; None for all
+
+    def play_step() -> None:
         act(env, players, envs=active)
         env.advance()
         reward = env.reward.view(count, -1).double() * running.unsqueeze(1)
-        total += reward
-        discounted += factor * reward
-        length += running
-        terminated |= running & env.terminated
-        running &= env.ended == 0
-        factor *= gamma
+        total.add_(reward)
+        discounted.add_(factor * reward)
+        length.add_(running)
+        terminated.logical_or_(running & env.terminated)
+        running.logical_and_(env.ended == 0)
+        factor.mul_(gamma)
+
+    whole_step = capture(play_step)
+    for step in range(env.time_limit):
+        if active is None:
+            whole_step()
+        else:  # of another size each time
+            play_step()
         if step % _CHECK_EVERY == 0:
             left = int(running.sum())
             on_step(count - left)

@@ -37,7 +37,7 @@ from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
-from reagent_lite.run.learner import target_policy
+from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.sim.rollout import ONLY
@@ -371,7 +371,8 @@ class SimulationEvaluator(Evaluator):
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
             players = self._reader.players(env, self._learner, self._target, random)
-            played = play(env, players, gamma=self._config.rl.gamma)
+            capture = rollout_capture(self._config, env.device)
+            played = play(env, players, gamma=self._config.rl.gamma, capture=capture)
             tables[:, :, first:stop] = torch.stack([one.table for one in played])
         tables = self._group.sum(tables)
         return {one.name: table for one, table in zip(self._simulation.types, tables, strict=True)}

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.models import q_networks
-from reagent_lite.run import simulated, sources
+from reagent_lite.run import evaluators, simulated, sources
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import captures
 from reagent_lite.run.sources import open_source
@@ -60,6 +60,8 @@ These budgets may only fall: at small sizes the number of launches decides how l
 """
 ROLLOUTS = {"plain": (44, 48, 112), "prioritized": (62, 66, 154)}
 """Likewise of a step of all environments."""
+EVALUATIONS = {"plain": (20, 21, 41), "bcq": (32, 34, 65)}
+"""Likewise of a step of an evaluation."""
 
 
 class Launches(TorchDispatchMode):
@@ -109,6 +111,7 @@ def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict
         return capture
 
     monkeypatch.setattr(simulated, "rollout_capture", lambda config, device: watched("rollout"))
+    monkeypatch.setattr(evaluators, "rollout_capture", lambda config, device: watched("evaluation"))
     monkeypatch.setattr(q_networks, "_skips_padding", lambda network, actions: False)  # as on a GPU
     config = checked(tree, workflow)
     simulation = open_simulation(config, ALONE)
@@ -116,6 +119,7 @@ def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict
     history = History.find(config, ALONE, config.folder / "checkpoints")
     setup = set_up(open_source(config, ALONE, simulation), history)
     fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step), capture=watched("update"))
+    setup.evaluators.after_epoch(final=False)
     return counts
 
 
@@ -126,7 +130,14 @@ def tree_of(folder: Path, env: str, variant: Tree) -> Tree:
         "rl": {"gamma": 0.9, "epsilon": 0.1},
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, 16, 16, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 32},
-        "simulation": {"env": env, "num_envs": 16, "total_steps": 240, "warmup_steps": 160, "num_evaluations": 1},
+        "simulation": {
+            "env": env,
+            "num_envs": 16,
+            "total_steps": 240,
+            "warmup_steps": 160,
+            "num_evaluations": 1,
+            "evaluation_episodes": 8,
+        },
     }
     return merged(tree, variant)
 
@@ -177,5 +188,7 @@ def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, mo
     counts = launches(tree, workflow, monkeypatch)
     number = ENVIRONMENTS.index(env)
     assert counts["update"] <= budgets[number]
+    if variant in EVALUATIONS:
+        assert counts["evaluation"] <= EVALUATIONS[variant][number]
     if variant in ROLLOUTS:
         assert counts["rollout"] <= ROLLOUTS[variant][number]
