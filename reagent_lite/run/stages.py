@@ -43,7 +43,8 @@ def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
     """
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
     if config.data.shards_path is None and not _folders_of(config):
-        if group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
+        keyed = pairing_of(config, config.training_data_path) is not None
+        if keyed and group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
             require_no_timeline(config, config.training_data_path)
         return config
     if config.data.shards_path is None:

@@ -30,9 +30,8 @@ from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
-from reagent_lite.data.timeline.episodes import Episodes, Spans
+from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, Spans
 from reagent_lite.data.timeline.events import Checked, contract_of, selected
-from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts
 from reagent_lite.data.timeline.report import log_figures, longest_rows, report_of, require_rows, require_taken
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
@@ -149,22 +148,15 @@ class EventLog(SpooledLog):
         ends = [self.read_vector(name, order.rows) for name in ("bootstrap", "truncated", "shown")]
         section = self.config.timeline
         episodes = Episodes.of(section, order.episode, order.sequence, (ends[0] == 0, ends[1] > 0, ends[2] > 0))
-        kept = self._of_whole_episodes(order, counts)
-        twice = kept & episodes.repeated
-        counts.figures.update(rows=int(kept.sum()), duplicate_rows=int(twice.sum()))
+        at, twice = episodes.once(self._of_whole_episodes(order, counts), counts)
         require_rows(self.config, self._found, counts)
         counts.duplicates = self._first_places(order.rows[twice])
-        kept &= ~twice
-        once = episodes.only(kept)
+        once = episodes.only(at)
         longest = longest_rows(self.config, lambda: once.lengths)
-        if longest is not None:
-            outliers = (once.stop - once.start) > longest
-            counts.outliers.update(episodes=int((outliers & once.first).sum()), rows=int(outliers.sum()))
-            once = once.only(~outliers)
-            kept[np.flatnonzero(kept)[outliers]] = False
-        counts.figures.update(once.figures())
+        at, kept = once.no_longer(longest, at, counts)
+        counts.figures.update(kept.figures())
         log_figures(self.config, self._found, counts, self._files)
-        pairs = _Pairs.of(order, np.flatnonzero(kept), once.spans(), np.concatenate(self._cut))
+        pairs = _Pairs.of(order, at, kept.spans(), np.concatenate(self._cut))
         self.report = report_of(self.config, self._found, longest, counts, [len(pairs.order.rows)])
         if not len(pairs.order.rows):
             got = "; ".join(["none that leads to a known state", *self.report["left_out"]])

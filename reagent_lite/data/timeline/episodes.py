@@ -6,8 +6,9 @@ row itself has. A transition spans complete rows only, and ends with the first t
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,36 @@ from reagent_lite.config.timeline import TimelineSection
 from reagent_lite.data.rows.matrices import Mask
 
 Indices = NDArray[np.int64]
+MAX_DUPLICATES = 3
+"""Duplicates whose place the log names."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was counted while episodes were paired; counts of parts add up.
+
+    Attributes:
+        figures: the figures of all rows, by name.
+        outliers: "episodes" and "rows" left out since they are longer than others.
+        refused: episodes by the rule that a row of theirs breaks.
+        ids: {column: {feature: rows or candidates that have a value}}.
+        duplicates: (file, line) of the first rows that have the mdp_id and sequence_number of another.
+    """
+
+    figures: Counter[str] = field(default_factory=Counter)
+    outliers: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    ids: dict[str, Counter[int]] = field(default_factory=dict)
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, other: Counts) -> None:
+        """Adds the counts of other episodes."""
+        self.figures.update(other.figures)
+        self.outliers.update(other.outliers)
+        self.refused.update(other.refused)
+        for column, ids in other.ids.items():
+            self.ids.setdefault(column, Counter()).update(ids)
+        self.duplicates = heapq.nsmallest(MAX_DUPLICATES, self.duplicates + other.duplicates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +91,24 @@ class Episodes:
     def __len__(self) -> int:
         return len(self.start)
 
-    def only(self, kept: Mask) -> Episodes:
-        """Returns the events that are kept."""
-        ends = (self.terminal[kept], self.truncated[kept], self.shown[kept])
-        return Episodes.of(self.section, self.start[kept].astype(np.int32), self.sequence[kept], ends)
+    def only(self, at: Indices) -> Episodes:
+        """Returns the events of these numbers, in order."""
+        ends = (self.terminal[at], self.truncated[at], self.shown[at])
+        return Episodes.of(self.section, self.start[at].astype(np.int32), self.sequence[at], ends)
+
+    def once(self, whole: Mask, counts: Counts) -> tuple[Indices, Indices]:
+        """Returns the numbers of the rows of `whole` episodes (those that repeat none, those that do); counts both."""
+        twice = whole & ~self.first & (self.sequence == np.roll(self.sequence, 1))
+        counts.figures.update(rows=int(whole.sum()), duplicate_rows=int(twice.sum()))
+        return np.flatnonzero(whole & ~twice), np.flatnonzero(twice)
+
+    def no_longer(self, longest: float | None, at: Indices, counts: Counts) -> tuple[Indices, Episodes]:
+        """Returns what of `at` [n] and of the events is of no longer episodes, None of all; counts the others."""
+        if longest is None:
+            return at, self
+        outliers = (self.stop - self.start) > longest
+        counts.outliers.update(episodes=int((outliers & self.first).sum()), rows=int(outliers.sum()))
+        return at[~outliers], self.only(np.flatnonzero(~outliers))
 
     @property
     def lengths(self) -> Counter[int]:
@@ -74,12 +119,6 @@ class Episodes:
     def first(self) -> Mask:
         """[n] whether an episode begins with the row."""
         return np.equal(self.start, np.arange(len(self)))
-
-    @property
-    def repeated(self) -> Mask:
-        """[n] whether the row has the sequence_number of the row before in its episode."""
-        twice: Mask = ~self.first & (self.sequence == np.roll(self.sequence, 1))
-        return twice
 
     @property
     def over(self) -> Mask:

@@ -14,8 +14,9 @@ from reagent_lite.data.buckets import Buckets, Group, in_order
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
+from reagent_lite.data.timeline.episodes import Counts
 from reagent_lite.data.timeline.events import ORDER, Checked, check_events
-from reagent_lite.data.timeline.pairing import Counts, Pairing
+from reagent_lite.data.timeline.pairing import Pairing
 from reagent_lite.files import room_in
 
 GROUP_BYTES = 1 << 23

@@ -9,12 +9,11 @@ The arithmetic on rows is that of episodes.py, which the training copy shares.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,45 +24,14 @@ from reagent_lite.config.timeline import TimelineConfig, TimelineSection
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
-from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.episodes import Episodes, Spans
+from reagent_lite.data.timeline.episodes import Counts, Episodes, Spans
 from reagent_lite.data.timeline.events import Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
 OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
 """Config keys of the folders of a timeline, in their order."""
-MAX_DUPLICATES = 3
-"""Duplicates whose place the log names."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was counted while episodes were paired; counts of parts add up.
-
-    Attributes:
-        figures: the figures of all rows, by name.
-        outliers: "episodes" and "rows" left out since they are longer than others.
-        refused: episodes by the rule that a row of theirs breaks.
-        ids: {column: {feature: rows or candidates that have a value}}.
-        duplicates: (file, line) of the first rows that have the mdp_id and sequence_number of another.
-    """
-
-    figures: Counter[str] = field(default_factory=Counter)
-    outliers: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    ids: dict[str, Counter[int]] = field(default_factory=dict)
-    duplicates: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, other: Counts) -> None:
-        """Adds the counts of other episodes."""
-        self.figures.update(other.figures)
-        self.outliers.update(other.outliers)
-        self.refused.update(other.refused)
-        for column, ids in other.ids.items():
-            self.ids.setdefault(column, Counter()).update(ids)
-        self.duplicates = heapq.nsmallest(MAX_DUPLICATES, self.duplicates + other.duplicates)
 
 
 def whole_episodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -146,24 +114,18 @@ class Pairing:
     def _kept(self, events: pa.Table, counts: Counts) -> tuple[pa.Table, Episodes]:
         """Returns the events of episodes that are kept, each once."""
         rows = _episodes(events, self.config.timeline)
-        kept = np.ones(len(rows), bool)
+        whole = np.ones(len(rows), bool)
         if events.column("_rule").null_count < events.num_rows:
             rule = in_one_piece(events.column("_rule"))
             for name in pc.unique(rule.drop_null()).to_pylist():
                 counts.refused[name] += len(np.unique(rows.start[filled(pc.equal(rule, name), 0).astype(bool)]))
-            kept = ~np.isin(rows.start, rows.start[valid_rows(rule)])
-        twice = kept & rows.repeated
-        counts.figures.update(rows=int(kept.sum()), duplicate_rows=int(twice.sum()))
-        if twice.any():
+            whole = ~np.isin(rows.start, rows.start[valid_rows(rule)])
+        at, twice = rows.once(whole, counts)
+        if len(twice):
             file, line = (to_numpy(in_one_piece(events.column(name)))[twice] for name in ("_file", "_line"))
             counts.add(Counts(duplicates=list(zip(file.tolist(), line.tolist(), strict=True))))
-            kept &= ~twice
-        events, rows = _only(events, rows, kept)
-        if self.longest is not None:
-            outliers = (rows.stop - rows.start) > self.longest
-            counts.outliers.update(episodes=int((outliers & rows.first).sum()), rows=int(outliers.sum()))
-            events, rows = _only(events, rows, ~outliers)
-        return events, rows
+        at, rows = rows.only(at).no_longer(self.longest, at, counts)
+        return events if len(at) == events.num_rows else events.take(pa.array(at)), rows
 
 
 def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
@@ -172,10 +134,6 @@ def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
     shown = valid_rows(in_one_piece(events.column("next_state_features")))
     sequence = filled(in_one_piece(events.column("sequence_number")), 0)
     return Episodes.of(section, codes, sequence, (terminal, truncated, shown))
-
-
-def _only(events: pa.Table, rows: Episodes, kept: Mask) -> tuple[pa.Table, Episodes]:
-    return (events, rows) if kept.all() else (events.filter(pa.array(kept)), rows.only(kept))
 
 
 def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None:

@@ -11,8 +11,8 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import place
+from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts
 from reagent_lite.data.timeline.events import Checked
-from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 _SHARE_OF_TIMES = 0.9

@@ -29,8 +29,9 @@ from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import no_rows
+from reagent_lite.data.timeline.episodes import Counts
 from reagent_lite.data.timeline.events import ORDER, Checked, check_events, event_columns
-from reagent_lite.data.timeline.pairing import Counts, Pairing, whole_episodes
+from reagent_lite.data.timeline.pairing import Pairing, whole_episodes
 from reagent_lite.data.timeline.spark_session import opened, problems_of_spark
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any

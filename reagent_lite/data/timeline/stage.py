@@ -33,9 +33,10 @@ from reagent_lite.data.stage import (
     require_unchanged,
     states_of,
 )
+from reagent_lite.data.timeline.episodes import Counts
 from reagent_lite.data.timeline.events import Checked
 from reagent_lite.data.timeline.local_engine import LocalEngine
-from reagent_lite.data.timeline.pairing import OUTPUTS, Counts, Pairing
+from reagent_lite.data.timeline.pairing import OUTPUTS, Pairing
 from reagent_lite.data.timeline.report import (
     log_figures,
     longest_rows,
