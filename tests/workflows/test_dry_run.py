@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +102,7 @@ def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.Monk
     assert plan({"parallel": "none"})[1] == "parallel none: one process draws 32 rows and computes the gradient alone"
     over_all = {"parallel": "dp", "use_gpu": True, "use_all_avail_gpus": True}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=str(index)))
     assert plan(over_all)[:2] == [
         "1 cuda process, 32 rows per minibatch, 32 on each",
         "parallel dp: one process draws 32 rows and divides them among 4 GPUs, 8 each; "
