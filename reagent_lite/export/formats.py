@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-import reagent_lite
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.predictor import Inputs, Outputs, Pair, Predictor, Replay
 from reagent_lite.export.tolerance import compare_choices
@@ -193,7 +192,7 @@ def _strictly_traced() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    known = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, reagent_lite))
+    known = tuple(f"{folder}{os.sep}" for folder in (Path(str(torch.__file__)).parent, Path(__file__).parents[1]))
     for warning in caught:
         if warning.category.__name__ == "TracerWarning" and not warning.filename.startswith(known):
             where = f"{Path(warning.filename).name}:{warning.lineno}"
