@@ -192,7 +192,7 @@ def _strictly_traced() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    known = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+    known = tuple(f"{folder}{os.sep}" for folder in (Path(str(torch.__file__)).parent, Path(__file__).parents[1]))
     for warning in caught:
         if warning.category.__name__ == "TracerWarning" and not warning.filename.startswith(known):
             where = f"{Path(warning.filename).name}:{warning.lineno}"
