@@ -4,7 +4,7 @@ To add one: its section here, its name and its key in `AlgorithmConfig`.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -65,23 +65,19 @@ class AlgorithmConfig(Section):
     iql: IQLConfig | None = None
     """Keys of algorithm iql; absent: its defaults."""
 
-    @model_validator(mode="after")
-    def _with_section(self) -> Self:
+    @model_validator(mode="before")
+    @classmethod
+    def _with_section(cls, tree: Any) -> Any:
         """Gives the algorithm's section its defaults where the file has none."""
-        field = type(self).model_fields.get(self.algorithm)
-        if field is None or self.section is not None:
-            return self
-        return self.model_copy(update={self.algorithm: get_args(field.annotation)[0]()})
+        name = tree.get("algorithm") if isinstance(tree, dict) else None
+        if not isinstance(name, str) or name not in AlgorithmConfig.model_fields or name == "algorithm":
+            return tree
+        return {**tree, name: {} if tree.get(name) is None else tree[name]}
 
     @property
     def section(self) -> ActorSection | None:
         """The algorithm's own section; None for dqn, whose keys are in rl and rainbow."""
         return getattr(self, self.algorithm, None)
-
-    @property
-    def default_temperature(self) -> float:
-        """rl.temperature where it is absent."""
-        return Q_TEMPERATURE if self.section is None else self.section.temperature
 
     def algorithm_rules(self) -> Iterator[Problem]:
         """Yields sections of other algorithms, and keys that have no effect with this one."""
@@ -92,3 +88,8 @@ class AlgorithmConfig(Section):
         unused = () if self.section is None else self.section.unused
         expected = f"its default with algorithm {self.algorithm}"
         yield from NoEffect(lambda _: True, unused, expected, "It has no effect there").problems(self)
+
+
+def default_temperature(algorithm: object) -> float:
+    """Returns rl.temperature where it is absent, for the name of an algorithm."""
+    return ActorSection.temperature if algorithm in ("crr", "iql") else Q_TEMPERATURE

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from reagent_lite.config.algorithm import AlgorithmConfig
+from reagent_lite.config.algorithm import AlgorithmConfig, default_temperature
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.evaluation import EvaluationConfig
@@ -229,11 +229,19 @@ class WorkflowConfig(AlgorithmConfig):
             return self
         return self.model_copy(update={"training_data_path": self.timeline.inputTableName})
 
-    @model_validator(mode="after")
-    def _temperature_of_the_algorithm(self) -> Self:
+    @model_validator(mode="before")
+    @classmethod
+    def _temperature_of_the_algorithm(cls, tree: Any) -> Any:
         """Fills in rl.temperature, whose default follows the algorithm."""
-        rl = self.rl.model_copy(update={"temperature": self.temperature})
-        return self.model_copy(update={"rl": rl})
+        if not isinstance(tree, dict):
+            return tree
+        rl = tree.get("rl", {})
+        default = {"temperature": default_temperature(tree.get("algorithm"))}
+        if isinstance(rl, dict) and rl.get("temperature") is None:
+            return {**tree, "rl": {**rl, **default}}
+        if isinstance(rl, RLConfig) and rl.temperature is None:
+            return {**tree, "rl": rl.model_copy(update=default)}
+        return tree
 
     @model_validator(mode="after")
     def _minibatch_without_rows(self) -> Self:
@@ -242,8 +250,9 @@ class WorkflowConfig(AlgorithmConfig):
 
     @property
     def temperature(self) -> float:
-        """rl.temperature, or its default with the algorithm."""
-        return self.rl.temperature or self.default_temperature
+        """rl.temperature, which is filled in where it is absent."""
+        assert self.rl.temperature is not None
+        return self.rl.temperature
 
     @property
     def learns_from_scored(self) -> bool:
