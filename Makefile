@@ -47,7 +47,6 @@ benchmark: setup
 	set -e; for name in learner start reading memory simulation cluster timeline normalization sharding serving; do \
 	  $(BIN)/python -m tests.benchmarks.$$name; \
 	done
-	$(BIN)/python -m tests.benchmarks.gpu outputs/rates.json
 
 gpu: setup
 	$(BIN)/python -m tests.benchmarks.gpu outputs/gpu.json

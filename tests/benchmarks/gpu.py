@@ -333,7 +333,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path)
     file: Path = parser.parse_args(arguments).file
     file.parent.mkdir(parents=True, exist_ok=True)
-    logger.setLevel(logging.WARNING)
     start = time.monotonic()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else None
     report = machine(device)
@@ -357,4 +356,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logger.setLevel(logging.WARNING)
     sys.exit(main())

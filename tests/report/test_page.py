@@ -178,7 +178,7 @@ def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_o
     row = comparison(estimated("IPS", 12.0, 1.0))
     _, text, cut = estimates(row, result=RESULT).notes[:3]
     assert text.startswith("30 scored episodes, worth 12.5 of the policy's own")
-    assert cut.startswith("12.5% of the episodes are cut before their end: estimates that add a model's value of what")
+    assert cut.startswith("12.5% of the episodes are cut before their end")
     assert 'class="dot good"' in estimates(row).charts[0].svg
     seen, *_ = sections.evaluation_sections(Evidence(comparisons=(row,), seen=True), decided(Choice.SHIP),
                                             EvaluationConfig(), names={}, note="", where="")  # fmt: skip
