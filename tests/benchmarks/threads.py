@@ -1,9 +1,10 @@
 """Training with two threads on a machine of its own and beside other programs, by how long threads spin.
 
-    python -m tests.benchmarks.threads [--epochs 60] [--repeats 5]
+    python -m tests.benchmarks.threads [--epochs 20] [--repeats 3]
 
-76 state features, 34 actions, minibatch 4096: large enough for two threads. Each run is a process of its own;
-"spinning" has libgomp's own default, 300 000 spins. Busy loops are as many as cores. Rows per second, in turns.
+76 state features, 34 actions, hidden layers 256 and 128, minibatch 4096: large enough for two threads. Each run is a
+process of its own; "spinning" has libgomp's own default, 300 000 spins. Busy loops are as many as cores.
+Rows per second, in turns.
 """
 
 import json
@@ -55,7 +56,7 @@ def rate(config: Path, spins: str, busy: int) -> float:
 
 
 def main() -> None:
-    options = options_of(__doc__, epochs=60, repeats=5)
+    options = options_of(__doc__, epochs=20, repeats=3)
     busy = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "log.jsonl"
@@ -64,8 +65,9 @@ def main() -> None:
         config.write_text(json.dumps({
             "training_data_path": str(log), "model_output_path": str(Path(name) / "out"), "use_gpu": False,
             "actions": ACTIONS, "epochs": options.epochs,
-            "training": {"layers": [-1, 128, 64, -1], "minibatch_size": 4096},
-            "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True},
+            "training": {"layers": [-1, 256, 128, -1], "minibatch_size": 4096},
+            "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
+                           "learn_from_scored": True},
         }))  # fmt: skip
         ways = {
             f"{kind}{' beside busy loops' if loops else ''}": partial(rate, config, spins, loops)
