@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,6 +55,7 @@ _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
 _FILE_ROWS = 100_000  # most decisions of a file, which are in memory while it is written
 _BATCH_ROWS = 500  # changes in one transaction of the hand-over, for which decisions wait
+_ROOM = 500_000  # bytes that a full disk has again before the log is called healthy
 _WAL_BYTES = 32_000_000  # of the write-ahead log, which then begins again
 _NO_REWARD = to_json({"reward": 0.0})
 
@@ -182,7 +184,8 @@ class DecisionLog:
                 for batch in _batches([(file, *row) for row in ready]):
                     with self._transaction():
                         self._db.executemany("UPDATE rewards SET file = ? WHERE decision = ?", batch)
-            self.shared_failure.value = b""
+            if shutil.disk_usage(self._wal.parent).free > _ROOM:  # else small writes succeed where others fail
+                self.shared_failure.value = b""
             self._size = self._bytes()
 
     def _create(self, candidates: bool) -> None:
