@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reagent_lite.api import evaluate as evaluate
+    from reagent_lite.api import inspect as inspect
     from reagent_lite.api import score as score
     from reagent_lite.api import simulate as simulate
     from reagent_lite.api import train as train
@@ -38,6 +39,7 @@ _MODULES = {
     "ScoreConfig": "config.score",
     "SimulateConfig": "config.simulate",
     "evaluate": "api",
+    "inspect": "api",
     "load_bundle": "export",
     "read_log": "data.tables",
     "score": "api",

@@ -15,6 +15,7 @@ import torch
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.loader import Source, read_tree
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
@@ -26,11 +27,13 @@ from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import train as training
 from reagent_lite.run.publish import Outcome
-from workflows import evaluate as evaluation
-from workflows import simulate as simulation
+from reagent_lite.tasks import evaluate as evaluation
+from reagent_lite.tasks import simulate as simulation
 
 if TYPE_CHECKING:
+    from reagent_lite.config.columns import Columns
     from reagent_lite.data.formats.frames import Table
+    from reagent_lite.data.inspection.proposal import Inspected
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
 _CPU = torch.device("cpu")
@@ -105,6 +108,22 @@ def evaluate(
         return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
 
 
+def inspect(data: Log, *, rows: int = 100_000, columns: "Columns | None" = None) -> "Inspected":
+    """Describes the columns of a log and returns a training config for it, as `workflows.inspect` does.
+
+    Args:
+        data: a path, or a frame of pandas, polars or Arrow.
+        rows: number of rows to read.
+        columns: what is known: the log's own names for columns of the contract.
+
+    Raises:
+        ReagentLiteError: a log that cannot be read.
+    """
+    with needing("data", "reagent_lite.inspect"):
+        from reagent_lite.data.inspection.proposal import inspect_log
+    return inspect_log(check(InspectConfig, {"data_path": path_of(data), "rows": rows, "columns": columns or {}}))
+
+
 def simulate(config: Source) -> simulation.Simulated:
     """Plays a policy in an environment and writes its log, as `workflows.simulate` does.
 
@@ -133,7 +152,7 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
         ReagentLiteError: as the command, with the same message.
     """
     with needing("data", "reagent_lite.score"):
-        from workflows._scoring import scored_table
+        from reagent_lite.tasks.scoring import scored_table
     tree = {"model": _folder("model", model), "data_path": path_of(data)}
     return scored_table(_checked(ScoreConfig, config or {}, tree))
 

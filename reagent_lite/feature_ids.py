@@ -56,7 +56,7 @@ def id_of(key: str | int) -> int:
 
 def written(ids: Iterable[int]) -> list[str | int]:
     """Returns ids for JSON: names as strings, other ids as integers."""
-    return [one.name if isinstance(one, FeatureId) else int(one) for one in ids]
+    return [feature.name if isinstance(feature, FeatureId) else int(feature) for feature in ids]
 
 
 def read(keys: object) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from reagent_lite.console import Waiting, logger
 from reagent_lite.errors import ConfigError, DataError, FolderInUseError, Problem, UnavailableError
@@ -39,7 +39,8 @@ LOCK = ".lock"
 _ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
 _LEASE_SECONDS = 120.0  # a server of NFSv4 keeps the locks of a machine that has died for 90 s
 _POLL_SECONDS = 0.2
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2  # of renameat2(2)
 
 
 def user_cache() -> Path:
@@ -119,12 +120,12 @@ def _put(temporary: Path, target: Path, aside: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, other: Path) -> bool:
     """Exchanges two names in one step; false where the system or the filesystem cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux, since glibc 2.28
     if rename is None:
         return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOENT):
@@ -132,11 +133,11 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def _can_exchange(one: Path, other: Path) -> bool:
+def _can_exchange(first: Path, other: Path) -> bool:
     """Tries to exchange an empty folder with a name beside it, which is free again afterwards."""
     other.mkdir()
     try:
-        return _exchange(one, other)
+        return _exchange(first, other)
     finally:
         other.rmdir()
 
@@ -146,7 +147,7 @@ def _sweep(target: Path) -> None:
     name = f".{glob.escape(target.name)}"
     ends = (".tmp", ".now", *((".old",) if target.exists() else ()))
     beside = target.parent.glob(f"{name}.*")
-    sweep(one for one in beside if one.suffix in ends and one != target.resolve())
+    sweep(path for path in beside if path.suffix in ends and path != target.resolve())
 
 
 def process_mark() -> str:
@@ -166,16 +167,16 @@ def _is_abandoned(path: Path) -> bool:
     return mark is not None and mark[2] == _host_mark() and not psutil.pid_exists(int(mark[1]))
 
 
-def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
+def sweep(paths: Iterable[Path], *, after_days: int = 1) -> None:
     """Removes files, folders and links of killed processes: those of this host at once, others after some days."""
-    for one in left:
+    for path in paths:
         with suppress(OSError):
-            if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS and not _is_abandoned(one):
+            if time.time() - path.lstat().st_mtime < after_days * _DAY_SECONDS and not _is_abandoned(path):
                 continue
-            if one.is_dir() and not one.is_symlink():
-                shutil.rmtree(one, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                one.unlink()
+                path.unlink()
 
 
 @contextmanager
@@ -188,12 +189,12 @@ def work_folder(parent: Path, name: str) -> Iterator[Path]:
     import psutil
 
     host = socket.gethostname()
-    for one in parent.glob(f".{glob.escape(name)}.*.work"):
-        its_host, _, pid = one.name.removeprefix(f".{name}.").rpartition("-")[0].rpartition("-")
+    for leftover in parent.glob(f".{glob.escape(name)}.*.work"):
+        its_host, _, pid = leftover.name.removeprefix(f".{name}.").rpartition("-")[0].rpartition("-")
         if its_host != host:
-            sweep([one])
+            sweep([leftover])
         elif pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(one, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
     prefix = f".{name}.{host}-{os.getpid()}-"
     with (
         made_folder(parent),
@@ -471,7 +472,7 @@ def made_folder(folder: Path) -> Iterator[None]:
 def _missing(folder: Path) -> list[Path]:
     """Returns the folders that have to be made for a folder, the innermost first."""
     folder = folder.absolute()
-    return [one for one in (folder, *folder.parents) if not one.exists()]
+    return [parent for parent in (folder, *folder.parents) if not parent.exists()]
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -518,11 +519,9 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
                 logger.warning(_unlocked(folder, error))
                 return
         holder = _holder(folder)
-        if holder and _machine(holder) != _machine(_own_record()) and waits != _LEASE_SECONDS:
+        if holder and waits != _LEASE_SECONDS and not _is_alive(holder):
             waits = _LEASE_SECONDS
-            logger.info(
-                f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case that machine has died"
-            )
+            logger.info(f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case it has died")
         if time.monotonic() - begun > waits:
             raise FolderInUseError(
                 Problem(
@@ -539,20 +538,23 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
         os.fsync(descriptor)
 
 
-def _own_record() -> dict[str, object]:
-    """Returns the record of this process; a machine that replaces a dead one may have its name, but not its boot id."""
-    boot = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _own_record() -> dict[str, Any]:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "since": since}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
 
 
-def _machine(record: dict[str, object]) -> tuple[object, object]:
-    return record.get("host"), record.get("boot")
+def _is_alive(holder: dict[str, Any]) -> bool:
+    """Whether the holder is a living process of this machine; of a dead machine with the same name it is not.
+
+    A container that replaces another one often has its name and pid: the holder is not this very process.
+    """
+    import psutil
+
+    pid = holder.get("pid", -1)
+    return holder.get("host") == socket.gethostname() and pid != os.getpid() and psutil.pid_exists(pid)
 
 
-def _holder(folder: Path) -> dict[str, object]:
+def _holder(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / LOCK).read_bytes())
     except (OSError, ValueError):  # between the lock and its words
@@ -560,7 +562,7 @@ def _holder(folder: Path) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def _named(holder: dict[str, object]) -> str:
+def _named(holder: dict[str, Any]) -> str:
     if not holder.keys() >= {"host", "pid", "since"}:
         return "another run"
     return f"the run of host {holder['host']}, pid {holder['pid']}, since {holder['since']}"

@@ -29,7 +29,7 @@ _SEAL: Final = "sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FolderKind:
     """Words of the errors about one kind of folder.
 
     Attributes:
@@ -45,37 +45,37 @@ class Kind:
     error: type[BundleError | DataError]
 
 
-BUNDLE: Final = Kind(
+BUNDLE: Final = FolderKind(
     name="the folder of an exported model",
     damaged="Copy the bundle again from where it was written, or export it again",
     outdated="Load the bundle with the release of reagent-lite that its manifest names under versions",
     error=BundleError,
 )
-CHECKPOINT: Final = Kind(
+CHECKPOINT: Final = FolderKind(
     name="the folder of a checkpoint",
     damaged="Copy the checkpoint again from where it was written, or use another",
     outdated="Continue with the release of reagent-lite that wrote the checkpoint, or use another",
     error=BundleError,
 )
-POLICY: Final = Kind(
+POLICY: Final = FolderKind(
     name="the folder of a published policy",
     damaged="Remove the folder; the learner publishes another policy",
     outdated="Use the same release of reagent-lite for collectors and learners",
     error=BundleError,
 )
-STAGE: Final = Kind(
+STAGE: Final = FolderKind(
     name="the folder of a stage",
     damaged="Copy the folder again, or remove it: the stage that made it makes it again",
     outdated="Remove the folder: the stage that made it makes it again",
     error=DataError,
 )
-TRAINING_COPY: Final = Kind(
+TRAINING_COPY: Final = FolderKind(
     name="a whole training copy",
     damaged="Remove the folder; the copy is then built again",
     outdated="Remove the folder; the copy is then built again",
     error=DataError,
 )
-SHARDS: Final = Kind(
+SHARDS: Final = FolderKind(
     name="the shards.json of this version",
     damaged="Remove it and run node 0, or the command without --node_index, again",
     outdated="Remove it and run node 0, or the command without --node_index, again",
@@ -97,7 +97,7 @@ def sealed(document: Mapping[str, Any]) -> bytes:
     return canonical({**document, _SEAL: hashlib.sha256(canonical(document)).hexdigest()})
 
 
-def opened(data: bytes, where: str, kind: Kind) -> dict[str, Any]:
+def opened(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
     """Returns the document of sealed bytes, without its seal.
 
     Raises:
@@ -120,7 +120,9 @@ def opened(data: bytes, where: str, kind: Kind) -> dict[str, Any]:
     return document
 
 
-def require_names(names: Iterable[Any], where: str, kind: Kind, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*") -> None:
+def require_names(
+    names: Iterable[Any], where: str, kind: FolderKind, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+) -> None:
     """Checks names that a manifest gives to files and folders beside it, before they become paths.
 
     Args:
@@ -138,7 +140,7 @@ def require_names(names: Iterable[Any], where: str, kind: Kind, pattern: str = r
         raise_any([Problem(where, expected, repr(name)[:200], kind.damaged) for name in wrong], kind.error)
 
 
-def require_files(files: object, where: str, kind: Kind) -> dict[str, dict[str, Any]]:
+def require_files(files: object, where: str, kind: FolderKind) -> dict[str, dict[str, Any]]:
     """Returns a manifest's `files` after checking that they are {name: {size, sha256, ...}} of files beside it.
 
     Raises:
@@ -168,16 +170,16 @@ def seal_folder(
     Returns:
         The entries of all files.
     """
-    known = {path.name: {} for path in folder.iterdir()} if files is None else files
-    missing = [name for name, entry in known.items() if not entry.keys() >= {"size", "sha256"}]
-    found = file_entries(folder, missing)
-    entries = {name: {**entry, **found.get(name, {})} for name, entry in known.items()}
+    given = {path.name: {} for path in folder.iterdir()} if files is None else files
+    missing = [name for name, entry in given.items() if not entry.keys() >= {"size", "sha256"}]
+    hashed = file_entries(folder, missing)
+    entries = {name: {**entry, **hashed.get(name, {})} for name, entry in given.items()}
     data = sealed({**document, "schema_version": SCHEMA_VERSION, "files": entries})
     (folder / FILE_NAME).write_bytes(data)
     return entries
 
 
-def read_document(folder: Path, kind: Kind) -> dict[str, Any]:
+def read_document(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """Returns the document of a folder's manifest.json.
 
     Raises:
@@ -208,7 +210,7 @@ def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
         return dict(zip(ordered, pool.map(lambda name: _entry_of(folder / name, sync=True), ordered), strict=True))
 
 
-def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
+def verified(folder: Path, kind: FolderKind, keep: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Compares every file of a folder with its manifest; the bytes returned are those that were hashed.
 
     Args:
@@ -241,14 +243,14 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
             if name in keep:
                 with open_regular(folder / name) as stream:
                     kept[name] = stream.read()
-                found = {"size": len(kept[name]), "sha256": hashlib.sha256(kept[name]).hexdigest()}
+                actual = {"size": len(kept[name]), "sha256": hashlib.sha256(kept[name]).hexdigest()}
             else:
-                found = _entry_of(folder / name)
+                actual = _entry_of(folder / name)
         except OSError as error:
             problems.append(problem(name, _described(entry), str(error)))
             continue
-        if _described(found) != _described(entry):
-            problems.append(problem(name, _described(entry), _described(found)))
+        if _described(actual) != _described(entry):
+            problems.append(problem(name, _described(entry), _described(actual)))
     problems += [problem(name, "a file", "none that the manifest names") for name in set(keep) - entries.keys()]
     raise_any(problems, kind.error)
     return manifest, kept

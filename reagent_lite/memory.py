@@ -37,8 +37,8 @@ def oom_kills() -> int:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    for folder in (_CGROUP / own, _CGROUP):
+    control_group = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for folder in (_CGROUP / control_group, _CGROUP):
         try:
             events = (folder / "memory.events").read_text().splitlines()
         except OSError:

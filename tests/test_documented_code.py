@@ -29,7 +29,9 @@ def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatc
     shown = outputs(notebook)
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     for found in (shown, outputs(notebook)):
-        _, trained, evaluated, greedy, drawn = found
+        _, described, trained, evaluated, estimates, greedy, drawn = found
+        assert "reward: its name is &#x27;bought&#x27;" in described["text/html"].replace("'", "&#x27;")
+        assert "Sequential_Doubly_Robust" in estimates["text/html"]
         for result in (trained, evaluated):
             assert result["text/html"].startswith("<p><strong>✓ Ship:</strong>")
         low, high = re.search(

@@ -82,6 +82,7 @@ def test_read_log_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         ("data", "input_path", "convert --config configs/gymnasium/convert.json"),
         ("data", "shards_path", "shard --config configs/cluster/shard.json --num_nodes 2"),
         ("data", "output_path", "simulate --config configs/cartpole/simulate.json"),
+        ("data", "data_path", "inspect --config configs/cartpole/inspect.json"),
         ("data", "data_path", "score --config configs/cartpole/score.json"),
         ("pictures", "simulation.pictures", "dqn --config configs/cartpole/online.json --set simulation.pictures=true"),
         ("serve", "workflows.serve", "serve --model model --log log"),

@@ -20,7 +20,7 @@ from oracles.disks import small_disk
 from oracles.runs import ROOT
 
 from reagent_lite import console, files
-from reagent_lite.errors import UnavailableError
+from reagent_lite.errors import FolderInUseError, UnavailableError
 from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, require_writable, wait_for, write_whole
 
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
@@ -184,15 +184,20 @@ def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("machine", [{"host": "elsewhere"}, {"host": socket.gethostname(), "boot": "of before"}])
-def test_a_machine_that_may_be_dead_is_waited_for(
-    tmp_path: Path, machine: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its lock is given back by the server, here by the other process, a moment after the holder was named.
+def ended_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
 
-    The machine that takes its place may have the same name.
-    """
-    record = {**machine, "pid": 7, "since": "2026-11-22T00:00:00+00:00"}
+
+@pytest.mark.parametrize("holder", ["another machine", "one of the same name", "a container of the same name and pid"])
+def test_a_machine_that_may_be_dead_is_waited_for(
+    tmp_path: Path, holder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is given back by the server, here by the other process, a moment after the holder was named."""
+    host = "elsewhere" if holder == "another machine" else socket.gethostname()
+    pid = ended_pid() if holder == "one of the same name" else os.getpid()
+    record = {"host": host, "pid": pid, "since": "2026-11-22T00:00:00+00:00"}
     (tmp_path / ".lock").write_text(json.dumps(record))
     other = (tmp_path / ".lock").open("r+")
     fcntl.flock(other, fcntl.LOCK_EX)
@@ -200,10 +205,21 @@ def test_a_machine_that_may_be_dead_is_waited_for(
     with alone_in(tmp_path, "model_output_path"):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
     (text,) = caplog.messages
-    assert (
-        f"{tmp_path} is in use by the run of host {machine['host']}, pid 7, since 2026-11-22T00:00:00+00:00; waiting"
-        in text
-    )
+    assert f"{tmp_path} is in use by the run of host {host}, pid {pid}, since 2026-11-22T00:00:00+00:00; wait" in text
+
+
+def test_a_living_process_of_this_machine_is_refused_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the 5 seconds that a killed process takes to end, not after the 120 that a server keeps its lock."""
+    record = {"host": socket.gethostname(), "pid": os.getppid(), "since": "2026-11-22T00:00:00+00:00"}
+    (tmp_path / ".lock").write_text(json.dumps(record))
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(waited))
+    with (tmp_path / ".lock").open("r+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(FolderInUseError, match=f"pid {os.getppid()}"), alone_in(tmp_path, "model_output_path"):
+            pass
+    assert 5 <= sum(waited) < 6
 
 
 def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

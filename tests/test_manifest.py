@@ -16,7 +16,7 @@ from reagent_lite.manifest import (
     SHARDS,
     STAGE,
     TRAINING_COPY,
-    Kind,
+    FolderKind,
     canonical,
     opened,
     read_document,
@@ -40,14 +40,14 @@ DOCUMENT = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
         (b"[" * 100_000, "expected JSON"),
     ],
 )
-def test_altered_bytes_are_refused(kind: Kind, data: bytes, message: str) -> None:
+def test_altered_bytes_are_refused(kind: FolderKind, data: bytes, message: str) -> None:
     with pytest.raises(kind.error, match=f"^m: .*{message}") as caught:
         opened(data, "m", kind)
     assert caught.value.problems[0].todo == kind.damaged
 
 
 @KINDS
-def test_another_schema_version_is_refused(kind: Kind) -> None:
+def test_another_schema_version_is_refused(kind: FolderKind) -> None:
     assert opened(sealed(DOCUMENT), "m", kind) == DOCUMENT
     with pytest.raises(kind.error, match="expected schema version 1, got 2") as caught:
         opened(sealed({"schema_version": 2}), "m", kind)
@@ -60,7 +60,7 @@ def test_numbers_that_json_lacks_are_refused() -> None:
 
 
 @KINDS
-def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: Kind) -> None:
+def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: FolderKind) -> None:
     for name in ("kept", "altered", "removed"):
         (tmp_path / name).write_text(name)
     entries = seal_folder(tmp_path, {"kind": "test"})

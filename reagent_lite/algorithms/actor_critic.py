@@ -64,8 +64,8 @@ class ActorCritic(PolicyLearner):
         """Returns TD loss and priority of each row, [B], for the critic's outputs [B, K, 1]."""
         with torch.no_grad():
             next_value = self.next_value(batch).unsqueeze(1)
-        taken = chosen(outputs, batch.action)
-        return self.head.loss(taken, next_value, *self.rewards(batch), self.settings.value_bounds)
+        logged_outputs = chosen(outputs, batch.action)
+        return self.head.loss(logged_outputs, next_value, *self.rewards(batch), self.settings.value_bounds)
 
     def logits(self, batch: TransitionBatch) -> Tensor:
         """Returns the actor's logits, [B, K]; those of choices that are not allowed are undefined."""

@@ -1,8 +1,11 @@
 """BCQ's restriction: a policy takes those of the allowed choices that a model of the log finds likely enough."""
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from reagent_lite.rl.policies import likely_enough
+from reagent_lite.rl.policies import LOWEST, likely_enough
+from reagent_lite.types import SourceSpec
 
 
 class LikelyInTheLog(nn.Module):
@@ -24,3 +27,36 @@ class LikelyInTheLog(nn.Module):
         state is [B, S], mask [B, K] bool and features [B, K, F] of candidates.
         """
         return likely_enough(self.imitator(state, mask, features).squeeze(2), mask, self.threshold)
+
+
+class LoggingPolicy(nn.Module):
+    """The estimated logging policy (evaluation.behavior), in place of an imitator that learns.
+
+    Args:
+        spec: numbers of features and choices.
+
+    Attributes:
+        weight: [A, S] of A actions or features of a candidate.
+        bias: [A].
+        share: [] share of uniform choices.
+    """
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__()
+        width = spec.num_action_features if spec.parametric else len(spec.action_names)
+        self.weight: Tensor
+        self.bias: Tensor
+        self.share: Tensor
+        self.register_buffer("weight", torch.zeros(width, spec.num_state_features))
+        self.register_buffer("bias", torch.zeros(width))
+        self.register_buffer("share", torch.zeros(()))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns logarithms of probabilities [B, K, 1] for state [B, S], mask [B, K] and features [B, K, F]."""
+        utility = linear(state, self.weight, self.bias)
+        if features is not None:
+            utility = (features * utility.unsqueeze(1)).sum(2)
+        chosen = utility.masked_fill(~mask, LOWEST).softmax(1)
+        allowed = mask.to(chosen.dtype)
+        uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
+        return (chosen * (1 - self.share) + uniform * self.share).log().unsqueeze(2)

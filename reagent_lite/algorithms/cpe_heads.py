@@ -18,9 +18,12 @@ from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 FEWEST_STEPS = 1000
 """Optimizer steps that early stopping waits for at least."""
-CHECKED_SHARE, CHECKED_ROWS = 0.05, 8192
+CHECKED_SHARE = 0.05
+CHECKED_ROWS = 8192
 """Share of the fitting episodes, and most rows, whose loss decides when early stopping ends a fit."""
-_CHECK_EVERY, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
+_CHECK_EVERY = 100
+_PATIENCE = 5
+_LEAST_GAIN = 0.001
 _FIRST = 0.1  # scale of a fit's first outputs, which are random; at 0 gradients cancel, and Adam follows rounding
 
 Policy = Callable[[Tensor, Actions], Tensor]
@@ -102,7 +105,8 @@ class CPEHeads(nn.Module):
         Outcomes are measured in their root mean square; values in that, times the mean number of discounted steps
         that follow, 1 / (1 - mean discount). In these units both have the same mean.
         """
-        count, kept = sums[0].clamp(min=1), sums[1]
+        count = sums[0].clamp(min=1)
+        kept = sums[1]
         mean, square = (sums[2:] / count).view(2, -1)
         scale = square.sqrt()
         self.reward_scale.copy_(torch.where(scale > 0, scale, 1))
@@ -131,7 +135,8 @@ def build_cpe_heads(
     """
     num_outcomes = 1 + len(spec.metric_names)
     plain = dataclasses.replace(settings, dueling=False, outputs=num_outcomes, dropout=0.0, batch_norm=False)
-    reward_network, value_network = build_q_network(spec, plain), build_q_network(spec, plain)
+    reward_network = build_q_network(spec, plain)
+    value_network = build_q_network(spec, plain)
     for network in (reward_network, value_network):
         *_, last_weight, _ = network.parameters()
         last_weight.data.mul_(_FIRST)
@@ -154,7 +159,10 @@ class EarlyStopping:
     def __init__(self, heads: CPEHeads, loss: Callable[[], float]) -> None:
         horizon = float((heads.value_scale / heads.reward_scale).max())
         self._first = max(FEWEST_STEPS, math.ceil(5 * horizon / heads.target_update_rate))
-        self._loss, self._steps, self._best, self._waited = loss, 0, math.inf, 0
+        self._loss = loss
+        self._steps = 0
+        self._best = math.inf
+        self._waited = 0
 
     def __call__(self) -> bool:
         """Returns whether the fit ends; called after every step."""
@@ -163,7 +171,8 @@ class EarlyStopping:
             return False
         loss = self._loss()
         if loss < self._best * (1 - _LEAST_GAIN):
-            self._best, self._waited = loss, 0
+            self._best = loss
+            self._waited = 0
         else:
             self._waited += 1
         return self._waited == _PATIENCE

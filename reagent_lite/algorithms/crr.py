@@ -65,10 +65,12 @@ class CRR(ActorCritic):
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
-        outputs, logits = allowed_values(self.critic, batch.state, batch.actions), self.logits(batch)
+        outputs = allowed_values(self.critic, batch.state, batch.actions)
+        logits = self.logits(batch)
         rows, self.row_errors = self.td_losses(outputs, batch)
         weights = self.weights(self.head(outputs.detach()), logits.detach(), batch.actions.mask, batch.action)
-        td_loss, actor_loss = batch.weight.dot(rows), imitation(batch, logits, weights)
+        td_loss = batch.weight.dot(rows)
+        actor_loss = imitation(batch, logits, weights)
         return td_loss + actor_loss, {"td_loss": td_loss.detach(), "actor_loss": actor_loss.detach()}
 
     def weights(self, q: Tensor, logits: Tensor, mask: Tensor, action: Tensor) -> Tensor:
@@ -80,7 +82,8 @@ class CRR(ActorCritic):
 
     def next_value(self, batch: TransitionBatch) -> Tensor:
         """Returns the mean of the target network's Q(s', .) under the actor, [B]."""
-        state, actions = batch.next_state, batch.next_actions
+        state = batch.next_state
+        actions = batch.next_actions
         with evaluating(self.actor):
             logits = allowed_values(self.actor, state, actions).squeeze(2)
         q = self.head(allowed_values(self.target_network, state, actions))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog
+from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.policy_learner import (
     Assign,
     Evaluated,
@@ -58,7 +58,8 @@ class DQN(PolicyLearner):
         head: turns the H outputs into a value; see models.value_heads.
         settings: parameters of the loss.
         reward_boost: [K] added to the reward by action, or None.
-        imitator: network of the same kind with H = 1 whose logits imitate the log; turns BCQ on.
+        imitator: network of the same kind with H = 1 whose logits imitate the log, or the estimated logging policy;
+            turns BCQ on.
     """
 
     name: ClassVar[str] = "dqn"
@@ -77,12 +78,18 @@ class DQN(PolicyLearner):
         self.q_network = q_network
         self.head: nn.Module = head
         self.imitator = imitator
+        self._imitates = imitator is not None and not isinstance(imitator, LoggingPolicy)
 
     @classmethod
     def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
         """Returns the learner that rl, rainbow and training describe."""
-        rainbow, head = config.rainbow, _head(config)
-        imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False)) if rainbow.bcq else None
+        rainbow = config.rainbow
+        head = _head(config)
+        imitator: nn.Module | None = None
+        if rainbow.bcq and config.evaluation.propensities == "estimate":
+            imitator = LoggingPolicy(spec)
+        elif rainbow.bcq:
+            imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False))
         return cls(
             configured_network(config, spec, outputs=head.outputs, dueling=rainbow.dueling_architecture),
             head,
@@ -102,7 +109,7 @@ class DQN(PolicyLearner):
         """Returns the Q-network with its weight decay, and BCQ's imitator without."""
         decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else config.training.l2_decay
         groups = [{"params": list(self.q_network.parameters()), "weight_decay": decay}]
-        if self.imitator is not None:
+        if self.imitator is not None and self._imitates:
             groups.append({"params": list(self.imitator.parameters()), "weight_decay": 0.0})
         return groups
 
@@ -111,7 +118,7 @@ class DQN(PolicyLearner):
         assign(self.q_network, under("network.", weights))
         self.target_network.load_state_dict(self.q_network.state_dict())
         saved = under("imitator.", weights)
-        if self.imitator is None:
+        if self.imitator is None or not self._imitates:
             return "the optimizer starts anew"
         if not saved:
             return "the optimizer and the imitator of the log start anew"
@@ -137,22 +144,25 @@ class DQN(PolicyLearner):
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
-        alpha, actions = self.settings.cql_alpha, batch.actions
+        alpha = self.settings.cql_alpha
+        actions = batch.actions
         if alpha:
             outputs = allowed_values(self.q_network, batch.state, actions)
-            taken = chosen(outputs, batch.action)
+            logged_outputs = chosen(outputs, batch.action)
         else:
-            taken = chosen_values(self.q_network, batch.state, actions, batch.action)
-        rows, self.row_errors = self._td_losses(taken, *self._target_parts(batch))
+            logged_outputs = chosen_values(self.q_network, batch.state, actions, batch.action)
+        rows, self.row_errors = self._td_losses(logged_outputs, *self._target_parts(batch))
         loss = batch.weight.dot(rows)
         metrics = {"td_loss": loss.detach()}
         if alpha:
             gap = batch.weight.dot(conservative_loss(self.head(outputs), actions.mask, batch.action))
-            loss, metrics["cql_gap"] = loss + alpha * self.head.half_squares * gap, gap.detach()  # type: ignore[operator]
-        if self.imitator is not None:
+            loss = loss + alpha * self.head.half_squares * gap  # type: ignore[operator]
+            metrics["cql_gap"] = gap.detach()
+        if self.imitator is not None and self._imitates:
             logits = allowed_values(self.imitator, batch.state, actions).squeeze(2)
             imitation = batch.weight.dot(imitation_loss(logits, actions.mask, batch.action))
-            loss, metrics["imitation_loss"] = loss + imitation, imitation.detach()
+            loss = loss + imitation
+            metrics["imitation_loss"] = imitation.detach()
         return loss, metrics
 
     @torch.no_grad()
@@ -182,14 +192,17 @@ class DQN(PolicyLearner):
         """Returns the next choice's outputs [B, H], reward with its boost [B], and discount [B]."""
         return self._next_value(batch), *self.rewards(batch)
 
-    def _td_losses(self, taken: Tensor, next_value: Tensor, reward: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
+    def _td_losses(
+        self, logged_outputs: Tensor, next_value: Tensor, reward: Tensor, discount: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Returns loss and priority of each row; taken [B, H] are the online network's outputs of the logged action."""
         bounds = self.settings.value_bounds
-        return self.head.loss(taken, next_value, reward, discount, bounds)  # type: ignore[operator,no-any-return]
+        return self.head.loss(logged_outputs, next_value, reward, discount, bounds)  # type: ignore[operator,no-any-return]
 
     def _next_value(self, batch: TransitionBatch) -> Tensor:
         """Returns the target network's outputs [B, H] of the next choice; 0 where none is allowed."""
-        state, actions = batch.next_state, batch.next_actions
+        state = batch.next_state
+        actions = batch.next_actions
         target = partial(chosen_values, self.target_network, state, actions)
         if not self.settings.maxq:
             return target(batch.next_action.clamp(min=0))

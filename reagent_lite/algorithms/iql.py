@@ -73,14 +73,16 @@ class IQL(ActorCritic):
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
-        outputs, logits = allowed_values(self.critic, batch.state, batch.actions), self.logits(batch)
+        outputs = allowed_values(self.critic, batch.state, batch.actions)
+        logits = self.logits(batch)
         rows, self.row_errors = self.td_losses(outputs, batch)
         with torch.no_grad():
-            taken = chosen_values(self.target_network, batch.state, batch.actions, batch.action)
-            q = self.head(taken.unsqueeze(1)).squeeze(1)
+            logged_outputs = chosen_values(self.target_network, batch.state, batch.actions, batch.action)
+            q = self.head(logged_outputs.unsqueeze(1)).squeeze(1)
         value = self.state_value(batch.state)
         weights = (self.section.beta * (q - value.detach())).exp().clamp(max=self.section.max_weight)
-        td_loss, actor_loss = batch.weight.dot(rows), imitation(batch, logits, weights)
+        td_loss = batch.weight.dot(rows)
+        actor_loss = imitation(batch, logits, weights)
         value_loss = batch.weight.dot(expectile_loss(value, q, self.section.expectile))
         parts = {"td_loss": td_loss, "actor_loss": actor_loss, "value_loss": value_loss}
         return td_loss + actor_loss + value_loss, {name: part.detach() for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""What every algorithm is: a loss over a batch, a step of its target network, and the policy that it learns.
+"""The base of every algorithm: a loss over a batch, a step of its target network, and the policy that it learns.
 
 batch ─► forward ─► loss ─► optimizer ─► after_step
 state, choices ─┬─► scorer ──────► scores [B, K] ──┐
@@ -138,7 +138,7 @@ class PolicyLearner(nn.Module, ABC):
 
     @property
     def restriction(self) -> nn.Module:
-        """Which of the allowed choices the policy may take; targets, evaluation, simulation and export obey it."""
+        """Module that limits the allowed choices of the policy, in targets, evaluation, simulation and export alike."""
         return Unrestricted()
 
     def train(self, mode: bool = True) -> Self:
@@ -149,7 +149,9 @@ class PolicyLearner(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
-        rate, target, online = self.settings.target_update_rate, self.target_network, self.online
+        rate = self.settings.target_update_rate
+        target = self.target_network
+        online = self.online
         with torch.no_grad():
             torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
             for old, new in zip(target.buffers(), online.buffers(), strict=True):
@@ -178,7 +180,7 @@ def under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def reward_boost(config: WorkflowConfig) -> Tensor | None:
-    """Returns what rl.reward_boost adds to the reward of each action, [K], or None."""
+    """Returns the addition of rl.reward_boost to the reward of each action, [K], or None."""
     boost = config.rl.reward_boost
     return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
 
@@ -200,5 +202,5 @@ def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> 
 def configured_network(config: WorkflowConfig, spec: SourceSpec, *, outputs: int, dueling: bool) -> nn.Module:
     """Returns a network of the class that training.network names, else one of this package."""
     settings = network_settings(config, outputs=outputs, dueling=dueling)
-    own = config.training.network
-    return build_q_network(spec, settings) if own is None else own_network(own, spec, settings)
+    network_class = config.training.network
+    return build_q_network(spec, settings) if network_class is None else own_network(network_class, spec, settings)

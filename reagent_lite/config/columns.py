@@ -9,8 +9,10 @@ from pydantic import Field
 from reagent_lite.config.section import checked_by
 from reagent_lite.errors import Problem
 
-Kind = Literal["text", "date", "order", "integer", "number", "flag", "features", "metrics", "action", "actions", "any"]
-"""What the values of a column are. order: integers or times; features: {id: number}; metrics: {name: number}; action: a
+ColumnKind = Literal[
+    "text", "date", "order", "integer", "number", "flag", "features", "metrics", "action", "actions", "any"
+]
+"""Kind of a column's values. order: integers or times; features: {id: number}; metrics: {name: number}; action: a
 name, an index or features; actions: a list of them, or 0 and 1 per action."""
 
 
@@ -24,35 +26,37 @@ class ContractColumn:
         late: the first rows of a JSON lines file may lack it, also where a config names it.
         event: events have it; else transitions alone.
         training: whether it is read for training.
+        decision: it is about one decision; the others say which rows are one episode, or what follows a row.
         alias_of: another name of the same column, which events have instead.
-        own: a config may give the log's own name for it.
+        renamable: a config may give the log's own name for it.
     """
 
-    kind: Kind
+    kind: ColumnKind
     needed: str = ""
     late: bool = False
     event: bool = True
     training: bool = True
+    decision: bool = False
     alias_of: str = ""
-    own: bool = True
+    renamable: bool = True
 
 
 COLUMNS = {
     "mdp_id": ContractColumn("text", needed="events"),
     "sequence_number": ContractColumn("order", needed="events"),
-    "sequence_number_ordinal": ContractColumn("any", event=False, training=False, own=False),
-    "time_since_first": ContractColumn("any", event=False, training=False, own=False),
-    "ds": ContractColumn("date", late=True, training=False),
-    "state_features": ContractColumn("features", needed="rows"),
+    "sequence_number_ordinal": ContractColumn("any", event=False, training=False, renamable=False),
+    "time_since_first": ContractColumn("any", event=False, training=False, renamable=False),
+    "ds": ContractColumn("date", late=True, training=False, decision=True),
+    "state_features": ContractColumn("features", needed="rows", decision=True),
     "next_state_features": ContractColumn("features", late=True),
-    "action": ContractColumn("action", needed="rows"),
-    "reward": ContractColumn("number", needed="rows"),
+    "action": ContractColumn("action", needed="rows", decision=True),
+    "reward": ContractColumn("number", needed="rows", decision=True),
     "time_diff": ContractColumn("number", event=False),
-    "step": ContractColumn("integer", event=False, own=False),
-    "possible_actions": ContractColumn("actions"),
-    "propensity": ContractColumn("number", event=False, alias_of="action_probability", own=False),
-    "action_probability": ContractColumn("number"),
-    "metrics": ContractColumn("metrics", late=True),
+    "step": ContractColumn("integer", event=False, renamable=False),
+    "possible_actions": ContractColumn("actions", decision=True),
+    "propensity": ContractColumn("number", event=False, decision=True, alias_of="action_probability", renamable=False),
+    "action_probability": ContractColumn("number", decision=True),
+    "metrics": ContractColumn("metrics", late=True, decision=True),
     "terminal": ContractColumn("flag", late=True, needed="ends"),
     "truncated": ContractColumn("flag", late=True),
     "possible_next_actions": ContractColumn("actions", late=True, needed="ends"),
@@ -60,18 +64,21 @@ COLUMNS = {
 }
 """Every column that a log may have; a timeline adds to transitions those that training does not read."""
 
-TRAINING_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.training)
-TRANSITION_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.needed == "rows")
-EVENT_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.needed in ("events", "rows"))
+TRAINING_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.training)
+TRANSITION_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed == "rows")
+EVENT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed in ("events", "rows"))
 """Columns that no log of transitions, and none of events, lacks."""
-LATE_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.late)
-MAPS = tuple(name for name, one in COLUMNS.items() if one.kind in ("features", "metrics", "action"))
+LATE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.late)
+EPISODE_COLUMNS = tuple(name for name, column in COLUMNS.items() if not column.decision)
+"""Columns that say which rows are one episode, or what follows a row. In a log that has none of them each row is a
+decision of its own."""
+MAPS = tuple(name for name, column in COLUMNS.items() if column.kind in ("features", "metrics", "action"))
 """Columns whose values may be spread over columns of their own, one for each feature or metric."""
-FIELDS = tuple(name for name, one in COLUMNS.items() if one.own)
-"""What a user's columns may stand for."""
+FIELDS = tuple(name for name, column in COLUMNS.items() if column.renamable)
+"""Columns that a user's columns may stand for."""
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> ColumnKind:
     """Returns the kind of a column's values."""
     return COLUMNS[name].kind if name in COLUMNS else "any"
 

@@ -18,7 +18,7 @@ class DataConfig(Section):
     global_minibatch_size: Count | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
     layout: Literal["shards", "replicas"] = "shards"
-    """What each of several machines has at training_data_path: its own part of the rows, or all of them."""
+    """Rows of each of several machines at training_data_path: its own part of them, or all of them."""
     shards_path: str | None = None
     """Folder that all machines see, or URL of a bucket: node 0 divides the rows at training_data_path there by layout,
     and each machine fetches its part to its own disk; absent: each machine has its part at training_data_path."""

@@ -11,7 +11,7 @@ from reagent_lite.config.section import Count, NoEffect, Section, checked_by
 from reagent_lite.errors import Problem
 
 GYMNASIUM: Final = "gymnasium:"
-"""What the names of environments in Python begin with."""
+"""Prefix of the names of environments in Python."""
 MOST_STEPS: Final = 2**24
 """The longest episode: a step's place in the counter of random numbers has 24 bits."""
 

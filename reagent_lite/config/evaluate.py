@@ -30,7 +30,9 @@ _OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_fr
 _OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
 """Keys of `evaluation` that have an effect without a log as well."""
 
-UNIFORM, LOGGED, COLUMN = "uniform", "logged", "column:"
+UNIFORM = "uniform"
+LOGGED = "logged"
+COLUMN = "column:"
 """Policies that are no models: words, and what precedes the name of a log's column."""
 
 

@@ -1,6 +1,6 @@
 """`evaluation`: counterfactual policy evaluation (CPE) on logged episodes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,8 +11,13 @@ class EvaluationConfig(Section):
     """How the learned policy's value is estimated from logged episodes."""
 
     calc_cpe_in_training: bool = True
-    """Evaluate after every epoch too, by fit_passes, all estimates but MAGIC, without intervals; false: only once, at
-    the end."""
+    """Evaluate after every epoch too, by fit_passes, all estimates but MAGIC, without intervals (of more than 30 epochs
+    with fewer than 20 optimizer steps each: after every few); false: only once, at the end."""
+    propensities: Literal["logged", "estimate"] = "logged"
+    """Where weights take the logging policy's probabilities from. logged: the log, without which weighted estimates are
+    undefined; estimate: a softmax of state and choice, mixed with uniform choices, fitted to other episodes than it is
+    used for. Estimates by weights are not used unless it is calibrated, and what the logging policy saw and the log
+    lacks cannot be checked."""
     figures_share: Positive = 1 / 32
     """Rows evaluated after an epoch, as a share of those it trained on, at least 256; all are evaluated at the end."""
     held_out_share: Fraction = 0.2
@@ -42,11 +47,13 @@ class EvaluationConfig(Section):
     """Soft update of the value model's target network, which is also the one that is scored."""
     minibatch_size: Count = 1024
     """Rows per process and step when the two models are fitted."""
-    fit_passes: Count = 1
-    """Passes over the training rows when the models are fitted after an epoch."""
+    fit_passes: Count | None = None
+    """Passes over the training rows when the models are fitted after an epoch. Absent: one, of at most an eighth of the
+    rows that the policy learns from in an epoch."""
     final_fit_passes: Count | None = None
-    """Passes when they are fitted at the end; fewer where the loss on rows kept apart no longer falls. Absent: 40, but
-    none where the weights of the scored episodes leave fewer than min_effective_episodes: nothing could check the
-    models then, and no decision rests on them."""
+    """Passes when they are fitted at the end; fewer where the loss on rows kept apart no longer falls. Absent: 40, with
+    at most a quarter of the rows that the policy learned from in all epochs (at least 200 steps), and none where the
+    weights of the scored episodes leave fewer than min_effective_episodes: nothing could check the models then, and no
+    decision rests on them."""
     max_fit_rows: Count = 4_000_000
     """Rows that each process fits them to at most, after an epoch and at the end, whatever the passes."""

@@ -24,7 +24,7 @@ Config = TypeVar("Config", bound=Section)
 
 Scalar = bool | int | float | str
 Source = str | os.PathLike[str] | Mapping[str, Any] | Section
-"""What a config is made from."""
+"""Input that a config is made from."""
 
 _LEVELS = 100  # of objects and lists in each other; Python's parser and pydantic's end at some hundred
 _DEPTH = f"at most {_LEVELS} levels of objects and lists"
@@ -73,7 +73,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     else:  # pragma: no cover - every pass removes a key, so the passes end
         raise ConfigError(problems)
     mentioned = tuple(f"{problem.where}." for problem in problems)  # a rule reports nothing about what was removed
-    problems += [rule for rule in config.problems() if not any(one.startswith(f"{rule.where}.") for one in mentioned)]
+    problems += [rule for rule in config.problems() if not any(key.startswith(f"{rule.where}.") for key in mentioned)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -87,10 +87,10 @@ def resolved(config: Section) -> dict[str, Any]:
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Returns the values of a resolved config by keys such as "rl.gamma"."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}
-    return found
+        values |= leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}
+    return values
 
 
 def parameters(config: Section) -> dict[str, Scalar]:
@@ -139,9 +139,10 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or a path with a NUL
-        reason, near = getattr(error, "strerror", None) or str(error), ""
+        reason = getattr(error, "strerror", None) or str(error)
+        near = ""
         if isinstance(error, FileNotFoundError) and file.parent.is_dir():
-            near = nearest(path, [str(one) for one in file.parent.glob("*.json")], "Did you mean {}?")
+            near = nearest(path, [str(candidate) for candidate in file.parent.glob("*.json")], "Did you mean {}?")
         raise ConfigError(Problem(path, "a readable JSON file", reason, near)) from error
     problems: list[Problem] = []
 
@@ -217,7 +218,7 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
 
 def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Cuts pydantic's location down to what is in the JSON: it appends names of union members."""
-    known: list[int | str] = []
+    prefix: list[int | str] = []
     for part in location:
         if isinstance(tree, dict) and part in tree:
             tree = tree[str(part)]
@@ -225,8 +226,8 @@ def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str
             tree = tree[part]
         else:
             break
-        known.append(part)
-    return tuple(known)
+        prefix.append(part)
+    return tuple(prefix)
 
 
 def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
@@ -243,7 +244,8 @@ def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
 def _problems(
     model: type[BaseModel], location: tuple[int | str, ...], faults: list[ErrorDetails], tree: dict[str, Any]
 ) -> list[Problem]:
-    where, fault = ".".join(map(str, location)), faults[0]
+    where = ".".join(map(str, location))
+    fault = faults[0]
     if fault["type"] == RULES:
         return [within(where, problem) for problem in fault["ctx"]["problems"]]
     value: Any = tree
@@ -260,8 +262,8 @@ def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     schema = model.model_json_schema()
     value = schema
     for part in location:
-        for one in (value, *value.get("anyOf", ())):
-            section = schema["$defs"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        for option in (value, *value.get("anyOf", ())):
+            section = schema["$defs"][option["$ref"].rpartition("/")[2]] if "$ref" in option else option
             if below := section.get("properties", {}).get(part) or section.get("additionalProperties"):
                 value = below
                 break
@@ -276,17 +278,18 @@ def _shown(value: Any) -> str:
 def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """Returns the known key nearest to an unknown one: its name in the same section, its full path in another."""
     sections = dict(_walk(model))
-    own = sections.get("".join(f"{part}." for part in location[:-1]), model)
-    key, near = str(location[-1]), list[tuple[float, str]]()
-    for path, section in [("", own), *sections.items()]:
+    siblings = sections.get("".join(f"{part}." for part in location[:-1]), model)
+    key = str(location[-1])
+    near = list[tuple[float, str]]()
+    for path, section in [("", siblings), *sections.items()]:
         for name in section.model_fields:
-            part = section is own and len(key) > 3 and key in name  # such as episodes of evaluation_episodes
+            part = section is siblings and len(key) > 3 and key in name  # such as episodes of evaluation_episodes
             if (ratio := difflib.SequenceMatcher(None, key, name).ratio()) >= _NEAR or part:
-                named = repr(path + name) if path or section is own else f"{name!r} at the top level"
-                near.append((ratio + (_OWN_SECTION if section is own else 0), named))
+                named = repr(path + name) if path or section is siblings else f"{name!r} at the top level"
+                near.append((ratio + (_OWN_SECTION if section is siblings else 0), named))
     if not near:
-        return f"Known keys: {', '.join(own.model_fields)}"
-    _, named = max(near, key=lambda one: one[0])  # the first of equals: the section's own, then the outer ones
+        return f"Known keys: {', '.join(siblings.model_fields)}"
+    _, named = max(near, key=lambda scored: scored[0])  # the first of equals: the section's own, then the outer ones
     return f"Did you mean {named}?"
 
 

@@ -22,7 +22,7 @@ class PublishConfig(Section):
     def rules(self) -> Iterator[Problem]:
         """Yields an unknown estimator, with the nearest known one."""
         if self.estimator not in ESTIMATORS_IN_WORDS:
-            known = f"Known: {', '.join(ESTIMATORS_IN_WORDS)}"
+            advice = f"Known: {', '.join(ESTIMATORS_IN_WORDS)}"
             yield self.wrong(
-                "estimator", "an estimator", nearest(self.estimator, list(ESTIMATORS_IN_WORDS), otherwise=known)
+                "estimator", "an estimator", nearest(self.estimator, list(ESTIMATORS_IN_WORDS), otherwise=advice)
             )

@@ -17,7 +17,8 @@ class RainbowConfig(Section):
     dueling_architecture: bool = True
     """Q = V(s) + A(s, a) - mean of A over the allowed actions."""
     bcq: bool = False
-    """Take only actions that an imitator of the log finds likely enough: in targets, evaluation, play and export."""
+    """Take only actions that an imitator of the log finds likely enough: in targets, evaluation, play and export. With
+    evaluation.propensities "estimate" the estimated logging policy takes the imitator's place."""
     bcq_drop_threshold: Share = 0.1
     """Keep actions whose imitated probability is at least this share of the largest."""
     categorical: bool = False

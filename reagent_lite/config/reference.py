@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section, type_in_words
@@ -19,6 +20,7 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
     "workflows.simulate": SimulateConfig,
     "workflows.evaluate": EvaluateConfig,
     "workflows.score": ScoreConfig,
+    "workflows.inspect": InspectConfig,
     "workflows.timeline": TimelineConfig,
     "workflows.normalize": NormalizeConfig,
     "workflows.shard": ShardConfig,
@@ -36,7 +38,8 @@ meaning says what happens without it. [DATA.md](DATA.md) explains data and stage
 
 def reference() -> str:
     """Returns the page in Markdown: the keys of each workflow, then those of its sections; each section once."""
-    lines, shown = [_HEAD], dict[str, str]()
+    lines = [_HEAD]
+    shown = dict[str, str]()
     for title, model in _WORKFLOWS.items():
         schema = model.model_json_schema()
         lines.append(f"## {title}\n")
@@ -61,7 +64,7 @@ def _name(title: str) -> str:
 
 
 def _section_of(field: dict[str, Any]) -> str:
-    kinds = (one["$ref"].rpartition("/")[2] for one in (field, *field.get("anyOf", ())) if "$ref" in one)
+    kinds = (option["$ref"].rpartition("/")[2] for option in (field, *field.get("anyOf", ())) if "$ref" in option)
     return next(kinds, "")
 
 

@@ -21,9 +21,11 @@ class RLConfig(Section):
     """true: the best allowed next action (Q-learning); false: the logged next action (SARSA)."""
     reward_boost: dict[str, float] | None = None
     """{action name: reward added whenever it is taken}; discrete actions only."""
-    temperature: Positive | None = None
+    temperature: Positive | Literal["auto"] | None = None
     """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions, with algorithm crr and
-    iql softmax(logits / temperature). Absent: 0.01 for values, and 1 for logits: the policy as it was learned."""
+    iql softmax(logits / temperature). Absent: 0.01 for values, and 1 for logits: the policy as it was learned. auto:
+    the temperature at which the policy's mean entropy is the logging policy's, found anew at each evaluation; the
+    exported model has the number. It needs propensities, logged or estimated, and no simulation."""
     softmax_policy: Literal[0, 1] | bool = 1
     """The run's one policy, which is evaluated on logs, played in simulation and exported: 1: softmax at temperature;
     0: epsilon-greedy at epsilon."""

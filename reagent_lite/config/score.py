@@ -9,7 +9,7 @@ from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
 
 SCORE_COLUMNS = ("mdp_id", "sequence_number", "action", "index", "score", "action_probability", "scores")
-"""What every table of scores has; `scores` where that is asked for."""
+"""Columns of every table of scores; `scores` if it is asked for."""
 
 
 class ScoreConfig(Section):

@@ -83,12 +83,12 @@ class Section(BaseModel):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields what is wrong beyond single keys in this section and below; `path` is the section's own."""
-        found = [
+        at_this_level = [
             *self.rules(),
             *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items() if key in self.changed),
             *(problem for rule in self.no_effect for problem in rule.problems(self)),
         ]
-        yield from (within(path, problem) for problem in found)
+        yield from (within(path, problem) for problem in at_this_level)
         for name in type(self).model_fields:
             if isinstance(section := getattr(self, name), Section):
                 yield from section.problems(f"{path}.{name}" if path else name)
@@ -130,7 +130,7 @@ def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
 def type_in_words(field: dict[str, Any]) -> str:
     """Returns the type of a key by its JSON Schema, as in: integer >= 1 or null."""
     if "anyOf" in field:
-        return " or ".join(type_in_words(one) for one in field["anyOf"])
+        return " or ".join(type_in_words(option) for option in field["anyOf"])
     if "const" in field or "enum" in field:
         return ", ".join(f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
     if "prefixItems" in field:

@@ -42,17 +42,17 @@ class ShardConfig(Section):
                 yield self.wrong("local_path", "a folder on this machine's disk, with node_index")
             if self.node_index >= self.num_nodes:
                 yield self.wrong("node_index", f"0 to {self.num_nodes - 1}, as num_nodes is {self.num_nodes}")
-        yield from self._places_in_the_way()
+        yield from self._overlapping_paths()
 
-    def _places_in_the_way(self) -> Iterator[Problem]:
-        places = {key: getattr(self, key) for key in ("training_data_path", "shards_path", "local_path")}
-        given = [(key, path, _resolved(path)) for key, path in places.items() if path]
-        for number, (key, path, place) in enumerate(given):
-            for other, _, taken in given[:number]:
-                if place == taken:
-                    yield Problem(key, f"another place than {other}", repr(path))
-                elif isinstance(place, Path) and isinstance(taken, Path) and place.is_relative_to(taken):
-                    yield Problem(key, f"a place outside {other}", f"{path!r}, which is inside {taken}")
+    def _overlapping_paths(self) -> Iterator[Problem]:
+        paths = {key: getattr(self, key) for key in ("training_data_path", "shards_path", "local_path")}
+        given = [(key, path, _resolved(path)) for key, path in paths.items() if path]
+        for number, (key, path, resolved) in enumerate(given):
+            for other, _, earlier in given[:number]:
+                if resolved == earlier:
+                    yield Problem(key, f"another path than {other}", repr(path))
+                elif isinstance(resolved, Path) and isinstance(earlier, Path) and resolved.is_relative_to(earlier):
+                    yield Problem(key, f"a path outside {other}", f"{path!r}, which is inside {earlier}")
 
 
 def _resolved(path: str) -> Path | str:

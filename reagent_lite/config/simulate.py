@@ -11,17 +11,16 @@ from reagent_lite.config.section import Count, Episodes, Fraction, LocalPath, No
 from reagent_lite.errors import Problem
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
-MINARI_SUFFIX: Final = ".minari"
 
 
 def output_problems(path: str, suffixes: tuple[str, ...]) -> Iterator[Problem]:
-    """Yields what keeps `output_path` from naming a file of one of the formats, or a Minari dataset."""
+    """Yields what keeps `output_path` from naming a file of one of the formats."""
     name = path.rstrip("/").rpartition("/")[2]
     if not path:
         yield Problem("output_path", "a path", "nothing")
     elif not any(name.endswith(suffix) and name != suffix for suffix in suffixes):
         yield Problem("output_path", f"a name that ends in {', '.join(suffixes)}", repr(path))
-    elif Path(path).expanduser().is_dir() and not name.endswith(MINARI_SUFFIX):
+    elif Path(path).expanduser().is_dir():
         yield Problem("output_path", "a file", f"the folder {path}", "Choose another name")
 
 
@@ -101,7 +100,7 @@ class SimulateConfig(EnvironmentConfig):
     """Write actions as candidates with features, for parametric DQN."""
     policy: PolicyConfig = PolicyConfig()
     policies: dict[str, str] = {}
-    """Who plays which type of agents, by the names of the environment's types: "random" (uniformly random actions), or
+    """The policy of each agent type, by the names of the environment's types: "random" (uniformly random actions), or
     the folder of an exported model, which plays as it is. A type that is absent plays by `policy`."""
     value_of: ValueOfConfig | None = None
     """A policy whose true value is computed as well: printed, and written to output_path + ".truth.json"."""

@@ -10,7 +10,8 @@ from reagent_lite.errors import Problem
 
 ALSO_WITHOUT_LEARNING = (*EnvironmentConfig.model_fields, "share", "evaluation_episodes", "stop_at_return", "pictures")
 """Keys that have an effect where the environment is only played in."""
-LEARN, RANDOM = "learn", "random"
+LEARN = "learn"
+RANDOM = "random"
 
 
 class ReplayConfig(Section):
@@ -62,7 +63,7 @@ class SimulationConfig(EnvironmentConfig):
     epsilon_decay_steps: Count | None = None
     """Environment steps over which epsilon falls linearly; absent: a tenth of all."""
     policies: dict[str, str] = {}
-    """Who plays which type of agents, by the names of the environment's types: "learn", "random" (uniformly random
+    """The policy of each agent type, by the names of the environment's types: "learn", "random" (uniformly random
     actions), or the folder of an exported model, which plays as it is.
 
     A type that is absent learns. Each type that learns has a policy, a replay and an exported model of its own.

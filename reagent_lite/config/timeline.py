@@ -13,7 +13,7 @@ from reagent_lite.errors import Problem
 
 RESERVED_COLUMNS = frozenset(
     {
-        *(name for name, one in COLUMNS.items() if name not in ("reward", "metrics") and not one.alias_of),
+        *(name for name, column in COLUMNS.items() if name not in ("reward", "metrics") and not column.alias_of),
         *("folder", "place", "part", "_folder", "_place", "_rule", "_file", "_line"),
     }
 )
@@ -31,7 +31,7 @@ Date = Annotated[str, checked_by(_date)]
 
 
 class TimelineSection(Section):
-    """Which events become which transitions. Keys in camelCase are those of 2019."""
+    """Timeline: how events become transitions. Keys in camelCase are those of 2019."""
 
     inputTableName: str = ""
     """Events: a file or a folder of files, local or a URL."""
@@ -102,11 +102,11 @@ class TimelineSection(Section):
     def _column_problems(self) -> Iterator[Problem]:
         if "reward" not in self.rewardColumns:
             yield Problem("rewardColumns", "reward among them", str(list(self.rewardColumns)))
-        for key, own in (("rewardColumns", set()), ("extraFeatureColumns", {"reward", "metrics"})):
+        for key, reserved in (("rewardColumns", set()), ("extraFeatureColumns", {"reward", "metrics"})):
             columns = getattr(self, key)
             names = [column.lower() for column in columns]  # as engines compare them
             for column, name in zip(columns, names, strict=True):
-                if (name in RESERVED_COLUMNS | own) or (name != column and name in ("reward", "metrics")):
+                if (name in RESERVED_COLUMNS | reserved) or (name != column and name in ("reward", "metrics")):
                     yield Problem(key, "columns that a timeline does not make itself", repr(column))
                 if names.count(name) > 1 or not name:
                     yield Problem(key, "every name once, upper and lower case alike", repr(column))
@@ -121,7 +121,7 @@ class TimelineSection(Section):
 
 
 class QuerySection(Section):
-    """Which episodes are taken, and which actions they may hold."""
+    """Episodes to read, and the actions they may hold."""
 
     tableSample: Annotated[float, Field(gt=0, le=100)] = 100.0
     """Percent of the episodes, by hash of mdp_id."""
@@ -130,7 +130,7 @@ class QuerySection(Section):
 
 
 class EngineKeys(Section):
-    """What does the work: this machine, or an existing Spark."""
+    """The engine: this machine, or an existing Spark."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local works on this machine's cores and disk, and duckdb is its former name; spark needs reagent-lite[spark],

@@ -24,7 +24,8 @@ from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem
 
 _STEPS_PER_EPOCH = 64  # about, where the minibatch follows the number of rows
-_SMALLEST_MINIBATCH, _LARGEST_MINIBATCH = 64, 4096
+_SMALLEST_MINIBATCH = 64
+_LARGEST_MINIBATCH = 4096
 
 
 class WorkflowConfig(AlgorithmConfig):
@@ -71,7 +72,7 @@ class WorkflowConfig(AlgorithmConfig):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     publish_if: PublishConfig | None = None
-    """What the evaluation must show before the model is exported; absent: it always is."""
+    """Condition on the evaluation for the export of the model; absent: it is always exported."""
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
@@ -250,9 +251,14 @@ class WorkflowConfig(AlgorithmConfig):
 
     @property
     def temperature(self) -> float:
-        """rl.temperature, which is filled in where it is absent."""
-        assert self.rl.temperature is not None
-        return self.rl.temperature
+        """rl.temperature, which is filled in where it is absent; with "auto" the default, until it is found."""
+        given = self.rl.temperature
+        assert given is not None
+        return default_temperature(self.algorithm) if given == "auto" else given
+
+    def with_temperature(self, temperature: float) -> Self:
+        """Returns the config with a number as rl.temperature."""
+        return self.model_copy(update={"rl": self.rl.model_copy(update={"temperature": temperature})})
 
     @property
     def learns_from_scored(self) -> bool:
@@ -358,7 +364,8 @@ class WorkflowConfig(AlgorithmConfig):
             yield self.wrong("data.global_minibatch_size", expected, "Keep one of them", got="both")
 
     def _loss_rules(self) -> Iterator[Problem]:
-        rl, rainbow = self.rl, self.rainbow
+        rl = self.rl
+        rainbow = self.rainbow
         if (rainbow.categorical or rainbow.quantile) and rl.q_network_loss != "mse":
             yield self.wrong(
                 "rl.q_network_loss",
@@ -376,6 +383,12 @@ class WorkflowConfig(AlgorithmConfig):
                 "rl.value_bounds",
                 "[low, high] or null where a simulation is trained on",
                 "What an environment may pay is not known before it is played",
+            )
+        if rl.temperature == "auto" and (self.simulation is not None or not rl.softmax_policy):
+            yield self.wrong(
+                "rl.temperature",
+                "a number with a simulation or with rl.softmax_policy 0",
+                "The logging policy's entropy is known of logged rows, and a softmax alone has a temperature",
             )
         if rainbow.bcq and not rl.maxq_learning:
             yield self.wrong(
@@ -448,7 +461,8 @@ def has_named_actions(tree: Mapping[str, Any], overrides: Iterable[str] = ()) ->
 
     An environment without data fits both workflows, unless its candidates differ from step to step.
     """
-    keys, timeline = {*tree, *overrides}, tree.get("timeline")
+    keys = {*tree, *overrides}
+    timeline = tree.get("timeline")
     keys |= {f"timeline.{key}" for key in timeline} if isinstance(timeline, Mapping) else set()
     return "actions" in keys or not keys & {"training_data_path", "timeline.inputTableName"}
 

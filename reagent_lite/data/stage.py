@@ -33,7 +33,7 @@ from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
     STAGE,
-    Kind,
+    FolderKind,
     canonical,
     opened,
     require_files,
@@ -103,7 +103,7 @@ class StageManifest:
     """
 
     __pydantic_config__ = FIELDS
-    what: ClassVar[Kind] = STAGE
+    what: ClassVar[FolderKind] = STAGE
 
     kind: str
     rows: int
@@ -195,7 +195,7 @@ class StageManifest:
         return replace(self, files=seal_folder(folder, self.document(), self.files))
 
 
-def typed(of: type[T], document: dict[str, Any], where: str, kind: Kind) -> T:
+def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -> T:
     """Returns the dataclass that a manifest's document describes.
 
     Raises:

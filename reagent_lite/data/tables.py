@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from reagent_lite.config.columns import Columns, LogColumns
 from reagent_lite.config.loader import check
@@ -25,7 +24,6 @@ from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.table import FEATURES, by_name, typed_table
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.feature_ids import id_of
 
 
 def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
@@ -46,26 +44,14 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
 
 @dataclass(slots=True)
 class Survey:
-    """The columns and features of a log.
-
-    Attributes:
-        fields: columns with the types that hold all values.
-        state_ids, action_ids: features seen in states and in actions taken.
-    """
+    """The columns of a log, with the types that hold all values."""
 
     fields: dict[str, pa.Field] = field(default_factory=dict)
-    state_ids: set[int] = field(default_factory=set)
-    action_ids: set[int] = field(default_factory=set)
 
     @property
     def names(self) -> list[str]:
         """Columns that have a value in some row."""
         return [name for name, one in self.fields.items() if not pa.types.is_null(one.type)]
-
-    @property
-    def parametric(self) -> bool:
-        """Whether actions are maps of features."""
-        return "action" in self.fields and bool(pa.types.is_map(self.fields["action"].type))
 
     @property
     def indices(self) -> bool:
@@ -76,13 +62,9 @@ class Survey:
 def survey(files: tuple[InputFile, ...]) -> Survey:
     """Returns what all rows of files have, read once."""
     found = Survey()
-    ids_of = {"state_features": found.state_ids, "next_state_features": found.state_ids, "action": found.action_ids}
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
             found.fields = merged(found.fields, table, where)
-            for name, ids in ids_of.items():
-                if name in table.column_names and pa.types.is_map(table[name].type):
-                    ids.update(map(id_of, pc.unique(table[name].combine_chunks().keys).to_pylist()))
     return found
 
 

@@ -60,7 +60,7 @@ class StepAgreement:
         step_seconds = (start - self._since) / max(done - self._last, 1)
         first = self._group.is_first
         votes = torch.tensor([stop, save and first, self._interval if first else 0], dtype=torch.int64)
-        stops, saves, interval = self._group.sum(votes).tolist()
+        stops, saves, interval = self._group.all_reduce(votes).tolist()
         self._last = done
         self._next = done + interval
         self._since = time.perf_counter()

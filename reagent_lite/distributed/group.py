@@ -67,11 +67,13 @@ class Place:
         for name in names:
             text = environment.get(name, "")
             if not text.isdigit():
-                expected, todo = "an integer beside the launcher's others", f"Set all of {', '.join(names)}, or none"
+                expected = "an integer beside the launcher's others"
+                todo = f"Set all of {', '.join(names)}, or none"
                 raise RendezvousError(Problem(f"environment variable {name}", expected, repr(text), todo))
             values.append(int(text))
         rank, world, local, local_world = values
-        node, nodes = environment.get("GROUP_RANK", ""), environment.get("GROUP_WORLD_SIZE", "")
+        node = environment.get("GROUP_RANK", "")
+        nodes = environment.get("GROUP_WORLD_SIZE", "")
         if node.isdigit() and nodes.isdigit():
             return cls(rank, world, local, local_world, int(node), int(nodes))
         return cls(rank, world, local, local_world, rank // local_world, -(-world // local_world))
@@ -105,10 +107,14 @@ class Group:
         self, place: Place, device: torch.device, progress: ProgressReport | None = None, *, gpus: int = 1
     ) -> None:
         self.gpus = gpus
-        self.place, self.device = place, device
-        self.rank, self.world_size = place.rank, place.world_size
-        self.node, self.num_nodes = place.node, place.num_nodes
-        self.is_first, self.is_first_on_node = place.rank == 0, place.local_rank == 0
+        self.place = place
+        self.device = device
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.node = place.node
+        self.num_nodes = place.num_nodes
+        self.is_first = place.rank == 0
+        self.is_first_on_node = place.local_rank == 0
         self.cores = max(len(os.sched_getaffinity(0)) // place.local_world_size, 1)
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._progress = progress
@@ -122,14 +128,14 @@ class Group:
         if self._progress is not None:
             self._progress.enter_collective(step)
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """Returns the tensor summed over ranks, in place."""
         if self.world_size > 1:
             self.enter_collective()
             dist.all_reduce(tensor)
         return tensor
 
-    def max(self, tensor: Tensor) -> Tensor:
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """Returns the largest of each element over ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
@@ -137,13 +143,13 @@ class Group:
 
     def barrier(self) -> None:
         """Waits until every rank has come here."""
-        self.sum(torch.zeros(1))
+        self.all_reduce(torch.zeros(1))
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
         """Returns the bytes of rank `source` on every rank; what other ranks give does not count."""
         if self.world_size == 1:
             return data or b""
-        size = self.each(len(data or b""))[source]
+        size = self.all_gather(len(data or b""))[source]
         block = _block(data or b"") if self.rank == source else torch.empty(size, dtype=torch.uint8)
         for part in torch.split(block, _PART_BYTES):
             dist.broadcast(part, source)
@@ -153,11 +159,11 @@ class Group:
         """Returns rank 0's text on every rank."""
         return self.broadcast_bytes((text or "").encode()).decode()
 
-    def each(self, number: int) -> tuple[int, ...]:
+    def all_gather(self, number: int) -> tuple[int, ...]:
         """Returns the numbers of all ranks, in their order, on every rank."""
         table = torch.zeros(self.world_size, dtype=torch.int64)
         table[self.rank] = number
-        return tuple(self.sum(table).tolist())
+        return tuple(self.all_reduce(table).tolist())
 
     def gather_text(self, text: str) -> list[str]:
         """Returns the texts of all ranks, in their order, on every rank."""
@@ -179,7 +185,7 @@ class Group:
         those of every rank; the sizes of dimensions may differ. One rank's tensor is in flight at a time. Every rank
         must run it to its end.
         """
-        shapes = list(zip(*(self.each(size) for size in tensor.shape), strict=True))
+        shapes = list(zip(*(self.all_gather(size) for size in tensor.shape), strict=True))
         if not self.is_first:
             # the stride of a dimension of one may be anything, which a view as bytes does not take
             _send(tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8), 0)
@@ -195,12 +201,12 @@ class Group:
             dist.recv(size, 0)
             return _received(int(size), 0).numpy().tobytes()
         assert parts is not None
-        own = next(parts)
+        first_part = next(parts)
         for rank in range(1, self.world_size):
             data = next(parts)
             dist.send(torch.tensor([len(data)]), rank)
             _send(_block(data), rank)
-        return own
+        return first_part
 
     @contextmanager
     def waiting_at_most(self, seconds: float, *, then: float) -> Iterator[None]:
@@ -313,7 +319,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, 
     _arrive(store, place, timeout)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     group = Group(place, device, ProgressReport(timeout_seconds))
-    total = int(group.sum(torch.ones(1)))
+    total = int(group.all_reduce(torch.ones(1)))
     if total != place.world_size:
         raise RendezvousError(Problem("first sum over all ranks", str(place.world_size), str(total)))
     try:

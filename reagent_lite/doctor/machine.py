@@ -24,7 +24,8 @@ from reagent_lite.errors import ConfigError, DataError, NoRowsError, counted, ne
 from reagent_lite.files import free_disk_bytes, is_writable, nearest_existing
 from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
-from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnings_of
+from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of
+from reagent_lite.run.memory import networks
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.training.tracking import require_trackers
@@ -124,7 +125,7 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
     text = f"{folder}: writable, {size_text(free)} free"
     if spec is None:  # the size of the model is known only after the data has been read
         return ok(name, text)
-    need = sum(network.bytes for network in network_needs(config, spec)) * (config.checkpoint.keep + 1 + _MODEL_TIMES)
+    need = networks(config, spec).bytes * (config.checkpoint.keep + 1 + _MODEL_TIMES)
     text += f"; {size_text(need)} for checkpoints and model, without replay"
     return ok(name, text) if free > need else failed(name, text, todo)
 

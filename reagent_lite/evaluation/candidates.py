@@ -83,21 +83,21 @@ def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_know
         lengths.index_add_(0, counted, ones)
         weights, values = _weighted(page, features)
         moments += torch.stack((weights.sum((1, 2)), (weights * values).sum((1, 2))), 1)
-    weight, total = group.sum(moments).unbind(1)
+    weight, total = group.all_reduce(moments).unbind(1)
     mean = total / weight
     squares = torch.zeros_like(mean)
     for page, features in chunks():  # a second pass: a sum of squares alone would lose a small spread to rounding
         weights, values = _weighted(page, features)
         squares += (weights * (values - mean.nan_to_num(0.0)[:, None, None]).square()).sum((1, 2))
-    stddev = (group.sum(squares) / weight).sqrt()
-    rows, same, propensity, probability_sum = group.sum(sums).tolist()
+    stddev = (group.all_reduce(squares) / weight).sqrt()
+    rows, same, propensity, probability_sum = group.all_reduce(sums).tolist()
     return {
         "rows": int(rows),
         "same": _ratio(same, rows),
         "propensity": _ratio(propensity, rows) if propensities_known else None,
         "probability": _ratio(probability_sum, rows),
-        "by_propensity": _by_propensity(group.sum(bins), rows) if propensities_known else [],
-        "candidates": {_length(k): count / rows for k, count in enumerate(group.sum(lengths).tolist()) if count},
+        "by_propensity": _by_propensity(group.all_reduce(bins), rows) if propensities_known else [],
+        "candidates": {_length(k): count / rows for k, count in enumerate(group.all_reduce(lengths).tolist()) if count},
         "features": {
             str(name): {"logged": logged, "policy": policy, "difference": _difference(logged, policy)}
             for name, logged, policy in zip(ids, *map(_figures, mean, stddev), strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
@@ -23,6 +24,7 @@ from reagent_lite.evaluation.verdict import (
     model_verdict,
     reliance_on_model,
     weights_verdict,
+    with_calibration,
 )
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import (
@@ -38,6 +40,7 @@ from reagent_lite.rl.estimators import (
 from reagent_lite.rl.likelihood import Contributions, intervals
 from reagent_lite.rl.sums import EpisodeSums, Estimator, Evidence
 
+ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
 MODELLED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.model)
 
@@ -134,6 +137,11 @@ class CPEResult:
     num_rows_beyond_horizon: int
 
     @property
+    def calibration(self) -> Calibration | None:
+        """Calibration of the propensities, if they are estimated and rows were scored."""
+        return None if self.overlap is None else self.overlap.calibration
+
+    @property
     def one_step(self) -> bool:
         """Whether every scored episode is a single row, so that its reward is its return."""
         return self.overlap is not None and self.overlap.horizon == 1
@@ -146,6 +154,7 @@ def evaluate_page(
     config: EvaluationConfig,
     generator: torch.Generator,
     missing: Mapping[str, str] | None = None,
+    calibration: Calibration | None = None,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
@@ -159,6 +168,7 @@ def evaluate_page(
         config: limits, level, range of rewards and number of resamples.
         generator: draws the resamples, and the episodes if there are too many; on the CPU.
         missing: result of missing_estimates: these estimates are undefined and not to be used.
+        calibration: that of the propensities, if they are estimated.
         show: called with the number of outcomes done and the number of all outcomes.
     """
     missing = missing or {}
@@ -174,7 +184,9 @@ def evaluate_page(
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
             sums = sums_of_rows(part, rows, gamma, ESTIMATORS)
             samples = sums.estimates(drawn.blocks())
-            overlap = overlap or measure_overlap(page, rows, sums, samples[0]["mean_weight"], config)
+            overlap = overlap or replace(
+                measure_overlap(page, rows, sums, samples[0]["mean_weight"], config), calibration=calibration
+            )
             for number, name in enumerate(part.names):
                 bounds = config.reward_range if first + number == 0 else None
                 evaluated = _Outcome(
@@ -240,18 +252,20 @@ def effective_episodes(
     return float(sums.effective_episodes()[sums.judged_step])
 
 
-def missing_estimates(*, rows: int, without_propensity: int, unfitted: str) -> dict[str, str]:
+def missing_estimates(*, rows: int, without_propensity: int, unfitted: str, unestimated: str = "") -> dict[str, str]:
     """Returns the estimators that lack propensities or fitted models, each with the reason.
 
     Args:
         rows: number of rows of the log.
         without_propensity: number of rows without a propensity.
         unfitted: why the models were not fitted; empty if they were.
+        unestimated: why propensities could not be estimated; empty if the config does not ask for it.
     """
     reasons = dict.fromkeys(MODELLED, unfitted) if unfitted else {}
     if without_propensity:
         rows_have = counted(rows, "row of the log has", "rows of the log have")
-        reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {rows_have} no propensity")
+        why = f", and none is estimated: {unestimated}" if unestimated else f"; log it, or set {ESTIMATE}"
+        reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {rows_have} no propensity{why}")
     return reasons
 
 
@@ -493,6 +507,8 @@ class _Outcome:
                     constant=low == high and self._bounds is None,
                     events=events if self._bounds is None else None,
                 )
+            if overlap.calibration is not None and name not in self._missing:
+                verdicts[name] = with_calibration(verdicts[name], overlap.calibration)
         return verdicts
 
 

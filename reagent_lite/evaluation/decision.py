@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.cpe import CPEResult, Estimate
+from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.overlap import Events, Overlap
@@ -263,6 +263,7 @@ def decide(evidence: Evidence) -> ShipDecision:
     )
 
 
+_UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
 _TRY = "give it a small share of the decisions, with their propensities logged."
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
@@ -366,7 +367,11 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"trustworthy estimates contradict each other about the {name}"
         return _finding(FindingSource.LOG, Standing.CONTRADICTED, reason)
     row = min(trusted, key=_width)
+    calibration = None if result is None else result.calibration
     side = row.difference.side
+    if calibration is not None and len(sides) > 1:  # propensities are estimated: all have to agree
+        row = next(other for other in trusted if not other.difference.side)
+        side = 0
     estimates = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
         reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}"
@@ -379,6 +384,8 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         )
     if comparison.events is not None:
         reason += f" ({comparison.events})"
+    if calibration is not None:
+        reason += f"; {calibration}; {_UNSEEN}"
     step = "" if side else more_data(row, comparison.reference, result)
     return _finding(FindingSource.LOG, _standing(side), reason, step)
 
@@ -418,7 +425,12 @@ def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
     if not result.weighted or overlap.unsupported_share > _MOSTLY:
         return (
             "log the probability of every action that is taken (action_probability), of a policy that tries all of "
-            "them now and then, and evaluate again."
+            f"them now and then{'' if result.weighted else f', or set {ESTIMATE}'}, and evaluate again."
+        )
+    if result.calibration is not None and not result.calibration.calibrated:
+        return (
+            "log the probability of every action that is taken (action_probability), or the features that the logging "
+            "policy used, and evaluate again."
         )
     effective = min(overlap.effective_episodes, overlap.effective_rows)
     if effective < overlap.enough:

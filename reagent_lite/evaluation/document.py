@@ -1,7 +1,7 @@
-"""Evaluation results as JSON, TensorBoard tags and text, and all findings of workflows.evaluate."""
+"""Evaluation results as JSON and TensorBoard tags, and all findings of workflows.evaluate."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -12,17 +12,40 @@ from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.decision import Comparison, Evidence, ShipDecision, compared, compared_models, decide
+from reagent_lite.evaluation.decision import Evidence, ShipDecision, compared, compared_models, decide
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import effective, finite, number, percent
+from reagent_lite.evaluation.interval import finite, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
-from reagent_lite.evaluation.played import AGAINST, AIM, MODEL, EstimatedReturn, Played
+from reagent_lite.evaluation.played import AGAINST, MODEL, EstimatedReturn, Played
 
 _NOT_WRITTEN = ("basis", "weighted")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """Figures of the overlap that do not rest on weights."""
+
+
+ESTIMATE_COLUMNS = ("policy", "outcome", "estimator", "estimate", "low", "high", "normalized", "verdict", "reason")
+"""Columns of `estimate_rows`."""
+
+
+def estimate_rows(result: CPEResult, policy: str) -> tuple[dict[str, Any], ...]:
+    """Returns a row for each estimate of every outcome, with its interval; undefined values are NaN."""
+    return tuple(
+        {
+            "policy": policy,
+            "outcome": outcome.name,
+            "estimator": estimate.name,
+            "estimate": estimate.figure.value,
+            "low": estimate.figure.low,
+            "high": estimate.figure.high,
+            "normalized": estimate.normalized,
+            "verdict": str(estimate.verdict),
+            "reason": estimate.reason,
+        }
+        for outcome in result.outcomes
+        for estimate in outcome.estimates
+    )
 
 
 def as_json(result: CPEResult) -> dict[str, Any]:
@@ -78,37 +101,6 @@ def reward_model_scalars(page: EvaluationPage, action_names: tuple[str, ...]) ->
     }
 
 
-def lines(result: CPEResult) -> Iterator[str]:
-    """Yields the result as text: the scored rows, then one line per estimate with interval and verdict."""
-    overlap = result.overlap
-    if overlap is None:
-        yield "CPE: no episodes could be scored"
-        return
-    weights = (
-        f": {effective(overlap.effective_episodes, 'episode')} at step {overlap.judged_step}, "
-        f"mean weight {overlap.mean_weight.written(overlap.mean_weight.value)}, "
-        f"{overlap.horizon_reached} of {overlap.horizon} steps reached"
-    )
-    yield (
-        f"CPE on {counted(overlap.num_episodes, 'scored episode')}, {counted(overlap.num_rows, 'row')}"
-        f"{weights if result.weighted else ''}; intervals at {result.level:.0%}"
-    )
-    if result.num_episodes_left_out or result.num_rows_beyond_horizon:
-        yield f"  {not_scored(result)}"
-    if note := cut_note(overlap):
-        yield f"  {note}"
-    yield from _comparison_lines(compared(result))
-
-
-def _comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    for comparison in comparisons:
-        references = ", ".join(f"{name} {figure}" for name, figure in comparison.references.items())
-        yield f"{comparison.title}: {references}" if references else comparison.title
-        for row in comparison.rows:
-            ratio = f" = {number(row.normalized)} x logged" if math.isfinite(row.normalized) else ""
-            yield f"  {row.name}: {row.figure}{ratio}; {row.verdict}: {row.reason}"
-
-
 LEARNED_FROM = (
     "The policy has learned from scored episodes too; only the models behind its estimates have not. Estimates may "
     "flatter it: set evaluation.learn_from_scored to false, or eval_data_path to episodes it does not learn from."
@@ -144,7 +136,6 @@ class Evaluation:
     Attributes:
         scalars: figures by TensorBoard tag.
         document: sections of evaluation.json.
-        lines: lines of text.
         result: estimates from logs, on rank 0.
         seen: whether scored episodes were in the policy's training data.
         played: returns in simulation.
@@ -153,7 +144,6 @@ class Evaluation:
 
     scalars: dict[str, float] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()
     result: CPEResult | None = None
     seen: bool = False
     played: Played | None = None
@@ -274,32 +264,21 @@ class Findings:
                 document["simulation"] |= {"comparable": self.comparable, "remarks": [*obstacles, *remarks]}
         return document
 
-    def lines(self) -> Iterator[str]:
-        """Yields the report as text, warnings last."""
-        if self.estimates is not None:
-            yield from self._estimate_lines(self.estimates)
-        if self.played is not None:
-            names = {model.key: f"{model.key} {model.path}, {self.policies[model.key]}" for model in self.models}
-            yield from self.played.lines(names, self.gamma, self.config.evaluation.confidence_level)
-        for sentences in self.apart:
-            yield from (f"  {sentence}" for sentence in sentences)
-        yield from (f"warning: {warning}" for warning in self.warnings)
-
-    def _estimate_lines(self, estimates: Estimates) -> Iterator[str]:
-        for model, result in zip(self.models, estimates.results, strict=True):
-            yield f"{model.key} {model.path}, {self.policies[model.key]}, discount {self.gamma:g}:"
-            yield from (f"  {line}" for line in lines(result))
-            if self.played is not None:
-                aim = AIM if self.comparable else "not comparable, see below"
-                yield f"  discounted return in simulation: {self.played.policies[model.key].discounted}; {aim}"
-        yield from _comparison_lines(compared_models(estimates.compared, one_step=estimates.results[0].one_step))
-
     def scores(self) -> dict[str, float | None]:
         """Returns the model's figures by tag, null if undefined."""
         scores = {} if self.estimates is None else values(self.estimates.results[0])
         if self.played is not None:
             scores |= self.played.scores()
         return {tag: finite(value) for tag, value in scores.items()}
+
+    def estimate_rows(self) -> tuple[dict[str, Any], ...]:
+        """Returns the rows of `estimate_rows` of all models."""
+        results = () if self.estimates is None else self.estimates.results
+        return tuple(
+            row
+            for model, result in zip(self.models, results, strict=self.estimates is not None)
+            for row in estimate_rows(result, model.key)
+        )
 
     def differences(self) -> dict[str, list[float | None]] | None:
         """Returns {tag: [model minus against, lower, upper]}; None without another model."""

@@ -22,6 +22,7 @@ from reagent_lite.data.sampling.source import build_rows
 from reagent_lite.data.sampling.spans import single_steps
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
 from reagent_lite.evaluation.episodes import TrainEvalLogs, scored_episodes, spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
@@ -70,7 +71,7 @@ class EvaluationLog:
             "episodes": episodes,
             "fitted_episodes": episodes - scored,
             "scored_episodes": scored,
-            "rows_without_propensity": self.evaluated.without_propensity,
+            "rows_without_propensity": self.copy.counts.get("propensity_absent_rows", 0),
         }
 
     def scored_lines(self) -> dict[str, list[int]]:
@@ -121,6 +122,11 @@ class EvaluationLog:
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, spans, np.arange(len(copy)), raw_columns(copy.state), features)
+        reading = models[0].reading if models else Reading.fitted(copy, config)
+        behavior = None
+        if settings.propensities == "estimate":
+            behavior = estimated_behavior(sides, rows, reading.spec(copy), reading.reader(copy))
+            rows = rows.with_propensity(behavior.propensity)
         evaluated = EvaluationRows(
             sides=sides,
             # the policy's probabilities are computed only for rows that are read
@@ -129,18 +135,19 @@ class EvaluationLog:
             train_rows=rows,
             metric_names=copy.metric_names,
             num_rows=len(copy),
-            without_propensity=copy.counts.get("propensity_absent_rows", 0),
+            without_propensity=without_propensity(behavior, copy.counts, len(copy)),
             gamma=gamma,
             settings=config.evaluation,
             seed=config.seed,
+            behavior=behavior,
         )
         return cls(
             copy=copy,
             evaluated=evaluated,
             columns=columns,
-            reading=models[0].reading if models else Reading.fitted(copy, config),
+            reading=reading,
             seen=seen,
-            warnings=(*warnings, *scored.notes),
+            warnings=(*warnings, *scored.notes, *replaced_propensities(behavior, copy.counts, len(copy))),
         )
 
 

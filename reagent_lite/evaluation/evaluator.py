@@ -25,6 +25,7 @@ from reagent_lite.console import progress, with_progress
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.behavior import Behavior
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import (
     CPEResult,
@@ -34,7 +35,7 @@ from reagent_lite.evaluation.cpe import (
     missing_estimates,
 )
 from reagent_lite.evaluation.episodes import TrainEvalLogs
-from reagent_lite.evaluation.fitting import PolicyModels, Split, final_passes, fit_plan, num_steps
+from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -50,11 +51,13 @@ class EvaluationRows:
         train_rows: source of the other rows.
         metric_names: outcomes besides the reward.
         num_rows: number of rows of the log, on all machines.
-        without_propensity: number of these rows without a propensity.
+        without_propensity: number of these rows without a propensity; 0 if propensities are estimated.
         gamma: discount per step.
         settings: settings of the evaluation.
         seed: seed of initial models, of the order of rows, and of resamples.
+        learning: how much the policy learns in this run; None for a policy that was learned before.
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
+        behavior: estimated behaviour policy, which `rows` have the propensities of; None if the log's own are used.
     """
 
     sides: TrainEvalLogs
@@ -67,7 +70,9 @@ class EvaluationRows:
     gamma: float
     settings: EvaluationConfig
     seed: int
+    learning: Learning | None = None
     unknown: dict[str, str] = field(default_factory=dict)
+    behavior: Behavior | None = None
 
     @cached_property
     def fit_rows(self) -> LoggedRows:
@@ -93,9 +98,9 @@ class EvaluationRows:
         """Returns the order in which models are fitted to the rows."""
         return fit_plan(self.sides.shards, self.fit_counts, self.settings, passes, self.seed + 1)
 
-    def steps(self, passes: int) -> int:
-        """Returns the largest number of optimizer steps of the given number of passes."""
-        return num_steps(self.plan(passes), self.settings)
+    def steps(self, *, final: bool) -> int:
+        """Returns the largest number of optimizer steps of a fit after an epoch, or of the fit at the end."""
+        return fit_steps(self.sides.shards, self.fit_counts, self.settings, self.learning, final=final)
 
     def source(self, first_pass: int, steps: int) -> LoggedSource:
         """Returns the fitted rows as batches, starting with a given pass."""
@@ -140,7 +145,7 @@ class PolicyEvaluator:
         self._asked_once = asked_once
         self.models = PolicyModels(heads, log.settings, log.group)
         if sum(log.fit_counts):
-            steps = log.steps(1)
+            steps = num_steps(log.plan(1), log.settings)
             self.models.measure(self._shown("measuring outcomes for", _first(log.source(0, steps), steps)))
             batch = next(log.source(0, 1))
             self.models.rehearse((batch, batch.next_actions.mask.float()))  # does not depend on the policy
@@ -149,13 +154,12 @@ class PolicyEvaluator:
         """Fits the models further and returns the mean losses; empty without rows.
 
         Args:
-            final: makes the passes that the config sets for the end of a run instead of those for an epoch.
+            final: fits as long as the config sets for the end of a run instead of after an epoch.
         """
         log = self.log
         if not sum(log.fit_counts) or (final and log.settings.final_fit_passes is None and not self._can_be_checked()):
             return {}
-        passes = final_passes(log.settings) if final else log.settings.fit_passes
-        steps = log.steps(passes)
+        passes, steps = fit_passes(log.settings, final=final), log.steps(final=final)
         source = log.source(self.models.passes, steps)
         policy = self._remembered(source) if self._asked_once else self.policy
         checked = log.checked if final else ()
@@ -204,6 +208,7 @@ class PolicyEvaluator:
                 config=log.settings,
                 generator=self._generator,
                 missing=self.missing,
+                calibration=None if log.behavior is None else log.behavior.calibration,
                 show=show,
             )
 
@@ -219,7 +224,12 @@ class PolicyEvaluator:
                 f"its model was not fitted: weights leave fewer than {log.settings.min_effective_episodes:g} effective "
                 "episodes, so that nothing could check it; evaluation.final_fit_passes fits it all the same"
             )
-        reasons = missing_estimates(rows=log.num_rows, without_propensity=log.without_propensity, unfitted=unfitted)
+        reasons = missing_estimates(
+            rows=log.num_rows,
+            without_propensity=log.without_propensity,
+            unfitted=unfitted,
+            unestimated="" if log.behavior is None else log.behavior.problem,
+        )
         return reasons | log.unknown
 
     def _can_be_checked(self) -> bool:
@@ -232,7 +242,7 @@ class PolicyEvaluator:
         if page is not None:
             episodes = effective_episodes(page, gamma=log.gamma, config=log.settings, generator=self._generator)
             enough += episodes >= log.settings.min_effective_episodes
-        return bool(log.group.sum(enough))
+        return bool(log.group.all_reduce(enough))
 
     def _part_of_page(self, title: str, models: CPEHeads | None) -> EvaluationPage:
         log = self.log

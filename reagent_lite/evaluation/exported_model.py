@@ -5,6 +5,7 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,33 @@ class Reading:
         specs = fit_columns(columns, settings, where=config.data_path)
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
-    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
-        """Returns models of a policy that read a log's raw columns."""
-        spec = SourceSpec(
+    def spec(self, copy: TrainingCopy) -> SourceSpec:
+        """Returns the numbers of features and choices of a log, once it is normalized."""
+        return SourceSpec(
             num_state_features=self.normalization["state"].width,
             num_action_features=self.normalization["action"].width if copy.parametric else 0,
             action_names=copy.action_names,
             metric_names=copy.metric_names,
         )
+
+    def reader(self, copy: TrainingCopy) -> Callable[[Tensor, Actions], tuple[Tensor, Actions]]:
+        """Returns a function that normalizes a log's raw states and choices."""
+        read_state = self._reader("state", copy.state_ids)
+        read_action = self._reader("action", copy.action_ids) if copy.parametric else None
+
+        def read(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
+            features = None
+            if actions.features is not None:
+                assert read_action is not None
+                flat = actions.features.flatten(0, 1)
+                features = read_action(flat, ~flat.isnan()).view(*actions.mask.shape, -1)
+            return read_state(state, ~state.isnan()), Actions(mask=actions.mask, features=features)
+
+        return read
+
+    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
+        """Returns models of a policy that read a log's raw columns."""
+        spec = self.spec(copy)
         training = self.training
         shape = NetworkSettings(
             hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std

@@ -45,7 +45,7 @@ def figures(
     for batch in batches:
         sums += _sums(batch, learner, count, policy)
     learner.train()
-    rows, squares, *total = group.sum(sums).tolist()
+    rows, squares, *total = group.all_reduce(sums).tolist()
     rows = max(rows, 1.0)
     names = [*_MEANS]
     for tag in ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean", "value/model/{}/mean"):

@@ -34,6 +34,8 @@ from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_sta
 from reagent_lite.types import TransitionBatch
 
 _FINAL_PASSES = 40
+_EPOCH_SHARE, _FINAL_SHARE = 1 / 8, 1 / 4
+_FEWEST_FINAL_STEPS = 200  # a second or two
 
 Asked = tuple[TransitionBatch, Tensor]
 """Rows, and the policy's probabilities [B, K] at their next states."""
@@ -54,20 +56,36 @@ class Split:
     checked: NDArray[np.int64]
 
 
-def split_log(sides: TrainEvalLogs, scored: Scored, settings: EvaluationConfig) -> Split:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """How much the policy learns, beside which fits of models should take little time.
+
+    Attributes:
+        rows: rows that it learns from in an epoch, on all machines.
+        epochs: number of epochs.
+    """
+
+    rows: int
+    epochs: int
+
+
+def split_log(
+    sides: TrainEvalLogs, scored: Scored, settings: EvaluationConfig, learning: Learning | None = None
+) -> Split:
     """Divides the episodes of a log; every rank calls it.
 
     Args:
         sides: training and eval data.
         scored: the scored episodes.
         settings: settings of the evaluation.
+        learning: how much the policy learns in this run; None for a policy that was learned before.
     """
     copy = sides.train
     hashes = sides.hashes(sides.train)
     unscored = ~np.isin(hashes, scored.hashes)
     checked = np.zeros(len(hashes), bool)
     counts = sides.shards.counts(int(unscored[copy.episode].sum()))
-    if num_steps(fit_plan(sides.shards, counts, settings, final_passes(settings)), settings) > FEWEST_STEPS:
+    if fit_steps(sides.shards, counts, settings, learning, final=True) > FEWEST_STEPS:
         checked = unscored & held_out(mix(hashes), CHECKED_SHARE)
     has_action = np.asarray(copy.action) >= 0
     return Split(
@@ -77,9 +95,9 @@ def split_log(sides: TrainEvalLogs, scored: Scored, settings: EvaluationConfig) 
     )
 
 
-def final_passes(settings: EvaluationConfig) -> int:
-    """Returns the passes of the fit at the end of a run."""
-    return settings.final_fit_passes or _FINAL_PASSES
+def fit_passes(settings: EvaluationConfig, *, final: bool) -> int:
+    """Returns the most passes of a fit after an epoch, or of the fit at the end."""
+    return (settings.final_fit_passes or _FINAL_PASSES) if final else (settings.fit_passes or 1)
 
 
 def fit_plan(
@@ -99,8 +117,34 @@ def fit_plan(
 
 
 def num_steps(plan: ReadPlan, settings: EvaluationConfig) -> int:
-    """Returns the largest number of optimizer steps that a fit takes."""
+    """Returns how many steps of a plan max_fit_rows leaves."""
     return min(plan.num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
+
+
+def fit_steps(
+    shards: Shards, counts: tuple[int, ...], settings: EvaluationConfig, learning: Learning | None, *, final: bool
+) -> int:
+    """Returns the largest number of optimizer steps of a fit.
+
+    Where the config does not set the passes, the models are fitted to an eighth of an epoch's rows after an epoch, and
+    at the end to a quarter of the rows of all epochs: a row takes them about as long as it takes the policy.
+
+    Args:
+        shards: assignment of rows to processes.
+        counts: number of fitted rows of each shard.
+        settings: settings of the evaluation.
+        learning: how much the policy learns in this run; None for a policy that was learned before.
+        final: the fit at the end of a run instead of one after an epoch.
+    """
+    steps = num_steps(fit_plan(shards, counts, settings, fit_passes(settings, final=final)), settings)
+    if learning is None or (settings.final_fit_passes if final else settings.fit_passes) is not None:
+        return steps
+    rows_per_step = settings.minibatch_size * shards.group.world_size
+    if final:
+        return min(
+            steps, max(round(_FINAL_SHARE * learning.rows * learning.epochs / rows_per_step), _FEWEST_FINAL_STEPS)
+        )
+    return min(steps, max(round(_EPOCH_SHARE * learning.rows / rows_per_step), 1))
 
 
 class PolicyModels:
@@ -139,7 +183,7 @@ class PolicyModels:
     def measure(self, batches: Iterable[TransitionBatch]) -> None:
         """Sets the scales of outcomes and values from all fitted rows."""
         sums = torch.stack([self.heads.scale_sums(batch) for batch in batches]).sum(0)
-        self.heads.set_scales(self._group.sum(sums))
+        self.heads.set_scales(self._group.all_reduce(sums))
 
     def rehearse(self, rows: Asked) -> None:
         """Fixes the order in which processes add gradients; see distributed.group.rehearse."""
@@ -156,15 +200,15 @@ class PolicyModels:
             checked: rows whose loss may end the fit early; if no rank has any, the fit uses all batches.
         """
         stop = None
-        if sum(self._group.each(len(checked))):
+        if sum(self._group.all_gather(len(checked))):
             stop = EarlyStopping(self.heads, lambda: self._loss(checked))
         losses = fit_heads(self.heads, batches, policy, self._optimizer, loss=self._wrapped, stop=stop)
-        return {name: float(self._group.sum(loss)) / self._group.world_size for name, loss in losses.items()}
+        return {name: float(self._group.all_reduce(loss)) / self._group.world_size for name, loss in losses.items()}
 
     @torch.no_grad()
     def _loss(self, checked: Sequence[Asked]) -> float:
         total = torch.zeros(2, dtype=torch.float64, device=self._group.device)
         for batch, propensities in checked:
             total += torch.stack((self.heads(batch, propensities)[0].double(), batch.weight.sum().double()))
-        loss, rows = self._group.sum(total).tolist()
+        loss, rows = self._group.all_reduce(total).tolist()
         return float(loss / rows)

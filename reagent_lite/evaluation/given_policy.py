@@ -60,7 +60,7 @@ class GivenPolicy:
         if self.path == UNIFORM:
             return log, _uniform
         if column is None:
-            column = PolicyColumn(values=np.array(copy.propensity)[:, None], complete=False)
+            column = PolicyColumn(values=log.rows.scalars[:, 3:].numpy(), complete=False)
         width = log.rows.state.width
         if column.complete:
             values = column.values

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
@@ -75,6 +76,7 @@ class Overlap:
         mean_weight_by_step: [horizon] mean rho_t.
         cut_share: share of episodes whose last row is not an end (time limit, or cut at the scored horizon): estimates
             by weights alone count the logged part, those with value models also what follows.
+        calibration: that of the propensities, if they are estimated.
     """
 
     num_rows: int
@@ -96,6 +98,7 @@ class Overlap:
     effective_episodes_by_step: tuple[float, ...]
     mean_weight_by_step: tuple[float, ...]
     cut_share: float
+    calibration: Calibration | None = None
 
 
 def measure_overlap(

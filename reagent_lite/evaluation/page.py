@@ -161,8 +161,8 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
     """
     if group.world_size == 1:
         return part
-    sizes = group.each(len(part))
-    num_choices = max(group.each(part.mask.shape[1]))
+    sizes = group.all_gather(len(part))
+    num_choices = max(group.all_gather(part.mask.shape[1]))
     keys = [list(group.gather(key)) for key in (sequence, part.episode)]
     indices = torch.split(_order(*map(torch.cat, keys)), list(sizes)) if group.is_first else ()
     columns = {}

@@ -1,4 +1,4 @@
-"""Returns of policies in simulation, compared with each other and with a log's estimates: figures, JSON, text, tags."""
+"""Returns of policies in simulation, compared with each other and with a log's estimates: figures, JSON, tags."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reagent_lite.errors import counted
-from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import estimates
 from reagent_lite.sim.spec import EnvSpec
 
@@ -78,7 +77,7 @@ class Played:
     def of(
         cls, spec: EnvSpec, time_limit: int, tables: Mapping[str, Tensor], *, level: float, resamples: int, seed: int
     ) -> "Played":
-        """Returns means with intervals, given the `Returns.table` of each policy on the same starts."""
+        """Returns means with intervals, given the table of `returns.play` of each policy on the same starts."""
         model = tables[MODEL]
         others = {key: model[:2] - table[:2] for key, table in tables.items() if key != MODEL}
         earned = torch.cat([*(table[:2] for table in tables.values()), *others.values()]).T
@@ -127,25 +126,6 @@ class Played:
         if RANDOM in self.policies:
             scores |= self.policies[RANDOM].total.tags("simulation/random_return")
         return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
-
-    def lines(self, names: Mapping[str, str], gamma: float, level: float) -> list[str]:
-        """Returns the simulation as text; `names` are names of the models by key."""
-        text = [
-            f"simulation of {self.env}: {counted(self.episodes, 'episode')} of each policy, of at most "
-            f"{counted(self.time_limit, 'step')}; intervals at {level:.0%}"
-        ]
-        for key, policy in self.policies.items():
-            text.append(
-                f"  {names.get(key, 'uniformly random actions')}: return {policy.total}, "
-                f"discounted return at {gamma:g} a step {policy.discounted}; mean length {number(policy.length)}, "
-                f"{policy.cut_share:.1%} end by the limit"
-            )
-        for key, difference in self.differences.items():
-            text.append(
-                f"  model minus {key}, on the same starts: return {difference.total}, "
-                f"discounted return {difference.discounted}"
-            )
-        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Only the first episode of every environment counts, so that short episodes are n
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,31 +13,42 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
-from reagent_lite.sim.rollout import Player, Step, act
+from reagent_lite.sim.rollout import Observer, Player, Step, play_step
 
 _CHECK_EVERY = 16  # steps; checking whether all episodes are over waits for the device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returns:
-    """Results of E episodes.
+class _FirstEpisodes(Observer):
+    """Sums of the first episode of each environment, on the device."""
 
-    Attributes:
-        total: [E] float64, sum of rewards; with several agents, the mean over agents.
-        discounted: [E] float64, sum of gamma^t r_t.
-        length: [E] int64 steps.
-        terminated: [E] bool, false if the time limit ended the episode.
-    """
+    def __init__(self, env: VectorEnv, gamma: float) -> None:
+        shape = (env.num_envs, env.spec.agents)
+        self._env = env
+        self._gamma = gamma
+        self._factor = torch.ones((), dtype=torch.float64, device=env.device)
+        self.total = torch.zeros(shape, dtype=torch.float64, device=env.device)
+        self.discounted = torch.zeros_like(self.total)
+        self.length = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        self.terminated = torch.zeros_like(self.length, dtype=torch.bool)
+        self.running = ~self.terminated
 
-    total: Tensor
-    discounted: Tensor
-    length: Tensor
-    terminated: Tensor
+    def after(self) -> None:
+        """Adds the step to the episodes that are not over."""
+        env = self._env
+        reward = env.reward.view_as(self.total).double() * self.running.unsqueeze(1)
+        self.total.add_(reward)
+        self.discounted.add_(self._factor * reward)
+        self.length.add_(self.running)
+        self.terminated.logical_or_(self.running & env.terminated)
+        self.running.logical_and_(env.ended == 0)
+        self._factor.mul_(self._gamma)
 
-    @property
-    def table(self) -> Tensor:
-        """[4, E] float64 on the CPU: return, discounted return, length, whether the time limit ended the episode."""
-        return torch.stack((self.total, self.discounted, self.length.double(), (~self.terminated).double())).cpu()
+    def table(self, player: Player) -> Tensor:
+        """Returns the results of a player, see `play`."""
+        earned = torch.stack((self.total, self.discounted)).flatten(1)
+        rows = earned if player.rows is None else earned[:, player.rows]
+        means = rows.view(2, len(self.length), -1).mean(2)
+        return torch.stack((*means, self.length.double(), (~self.terminated).double())).cpu()
 
 
 @torch.no_grad()
@@ -48,13 +59,16 @@ def play(
     gamma: float,
     on_step: Callable[[int], None] = lambda ended: None,
     capture: Callable[[Step], Step] = lambda step: step,
-) -> tuple[Returns, ...]:
-    """Plays one episode in every environment, from a fresh start, and returns the results of each player.
+) -> tuple[Tensor, ...]:
+    """Plays one episode in every environment, from a fresh start, and returns a table of each player's results.
+
+    A table is [4, E] float64 on the CPU: return, discounted return, length, and whether the time limit ended the
+    episode, for E episodes. A return is a sum of rewards, that of several agents their mean.
 
     Args:
         env: the environments; they are reset.
         players: a single player, or one for each agent type.
-        gamma: discount of `Returns.discounted`.
+        gamma: discount a step.
         on_step: called every few steps with the number of episodes that have ended.
         capture: turns a step on fixed buffers into one that is replayed on the device.
 
@@ -63,50 +77,26 @@ def play(
     """
     env.reset()
     count = env.num_envs
-    device = env.device
-    total, discounted = torch.zeros(2, count, env.spec.agents, dtype=torch.float64, device=device).unbind()
-    length = torch.zeros(count, dtype=torch.int64, device=device)
-    terminated = torch.zeros_like(length, dtype=torch.bool)
-    running = torch.ones_like(length, dtype=torch.bool)
-    factor = torch.ones((), dtype=torch.float64, device=device)
+    results = _FirstEpisodes(env, gamma)
     active: Tensor | None = None  # environments that the policies act in; None for all
-
-    def play_step() -> None:
-        act(env, players, envs=active)
-        env.advance()
-        reward = env.reward.view(count, -1).double() * running.unsqueeze(1)
-        total.add_(reward)
-        discounted.add_(factor * reward)
-        length.add_(running)
-        terminated.logical_or_(running & env.terminated)
-        running.logical_and_(env.ended == 0)
-        factor.mul_(gamma)
-
-    whole_step = capture(play_step)
+    step_all = partial(play_step, env, players, results, step=env.advance)
+    whole_step = capture(step_all)
     for step in range(env.time_limit):
         if active is None:
             whole_step()
         else:  # of another size each time
-            play_step()
+            step_all(envs=active)
         if step % _CHECK_EVERY == 0:
-            left = int(running.sum())
+            left = int(results.running.sum())
             on_step(count - left)
             if not left:
                 break
             if 2 * left < (count if active is None else len(active)):  # few long episodes are left
-                active = running.nonzero()[:, 0]  # the policies take most of the time
+                active = results.running.nonzero()[:, 0]  # the policies take most of the time
     env.check()
-    require_finite_returns(total, env.spec.name)
+    require_finite_returns(results.total, env.spec.name)
     on_step(count)
-
-    def mean(earned: Tensor, player: Player) -> Tensor:
-        """Returns the mean over the player's agents, [E]."""
-        return (earned if player.rows is None else earned.flatten()[player.rows].view(count, -1)).mean(1)
-
-    return tuple(
-        Returns(total=mean(total, player), discounted=mean(discounted, player), length=length, terminated=terminated)
-        for player in players
-    )
+    return tuple(results.table(player) for player in players)
 
 
 def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Interval, ...]:

@@ -95,10 +95,8 @@ class Arena:
         with progress(f"playing {key}", "episodes") as show:
             # at temperature 1, the softmax of log probabilities is the probabilities
             player = Player(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
-            (played,) = play(self._env, (player,), gamma=gamma, on_step=lambda ended: show(ended, count))
-        if not played.total.isfinite().all():
-            raise _not_finite(f"rewards of {self._env.spec.name}")
-        return played.table
+            (table,) = play(self._env, (player,), gamma=gamma, on_step=lambda ended: show(ended, count))
+        return table
 
 
 class _LogProbabilities:
@@ -111,10 +109,6 @@ class _LogProbabilities:
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         """Returns log probabilities [N, K] for observations; -inf for a choice that is never taken."""
         if not observation.isfinite().all():  # the model would read NaN as missing
-            raise _not_finite(f"observations of {self._name}")
+            todo = "Look at the environment's dynamics and constants"
+            raise SimulationError(Problem(f"observations of {self._name}", "finite numbers", "others", todo))
         return self._policy.probabilities(observation, mask, features).log().float().to(observation.device)
-
-
-def _not_finite(where: str) -> SimulationError:
-    advice = "Look at the environment's dynamics and constants"
-    return SimulationError(Problem(where, "finite numbers", "others", advice))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Events, Overlap
 from reagent_lite.rl.estimators import SWITCH_TAU
@@ -22,6 +23,8 @@ _EPISODES_TOO_HEAVY = 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
 _FITTED_ERROR = 1e-3  # relative, of a fitted value, which never equals an estimate without spread exactly
 _MAX_LARGEST_SHARE = 0.25
+# Estimated propensities that may be off by more than this without being noticed support other estimates only.
+_MAX_RESOLUTION = 0.5
 
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
@@ -64,6 +67,7 @@ def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None
         faults.append((Verdict.DO_NOT_USE, _ONE_EPISODE))
     if count < overlap.enough:
         faults.append((Verdict.DO_NOT_USE, f"weights leave {effective(count, unit)}, fewer than {overlap.enough:g}"))
+    faults += _faults_of_calibration(overlap.calibration) if overlap.calibration is not None else ()
     faults += _faults_of_rows(overlap)
     faults += _faults_of_episodes(overlap) if sequential else ()
     if overlap.num_episodes < overlap.enough:
@@ -148,6 +152,18 @@ def model_verdict(
     return Verdict.SUPPORT, (
         f"agrees with the weighted estimate, {interval}; its own interval leaves out the model's error"
     )
+
+
+def with_calibration(verdict: Reasoned, calibration: Calibration) -> Reasoned:
+    """Returns a verdict whose reason says that propensities are estimated, and how well."""
+    return verdict[0], f"{verdict[1]}; {calibration}"
+
+
+def _faults_of_calibration(calibration: Calibration) -> Iterator[Reasoned]:
+    if not calibration.calibrated:
+        yield Verdict.DO_NOT_USE, "the estimated logging policy has not passed its check"
+    elif calibration.resolution > _MAX_RESOLUTION:
+        yield Verdict.SUPPORT, "too few rows check the estimated logging policy closely"
 
 
 def _faults_of_support(overlap: Overlap) -> Iterator[Reasoned]:

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
+CONFIG_FILE: Final = "config.json"
 _OUTPUTS: Final = {"q", "greedy", "propensities", "choices"}
 _EXPORT_AGAIN: Final = "Export the model again with this release"
 
 FeatureMap = Mapping[str, float | None] | Mapping[int, float | None]
+Columns = dict[str, str | list[str]]
+"""{field of the contract: name of the log's column, or the names of one column for each feature}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,8 @@ class Prediction:
         # u < 1, but u * total can round up to total
         target = np.minimum(rng.random(len(total)) * total, np.nextafter(total, 0))
         actions: NDArray[np.int64] = np.where(some, (cumulative > target[:, None]).argmax(1), -1)
-        taken = self.propensities[np.arange(len(total)), actions]
-        return actions, np.where(some, taken / np.where(some, total, 1.0), 0.0)
+        drawn = self.propensities[np.arange(len(total)), actions]
+        return actions, np.where(some, drawn / np.where(some, total, 1.0), 0.0)
 
 
 class Bundle:
@@ -74,20 +77,24 @@ class Bundle:
         action_names: names of the fixed actions; empty where choices are candidates.
         policy: what propensities are computed for, in the exported graph: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}, where epsilon 0 is greedy.
+        columns: the names that its training log had for columns of the contract, data.columns of its config.
     """
 
-    def __init__(self, manifest: dict[str, Any], session: "InferenceSession", golden: bytes) -> None:
+    def __init__(
+        self, manifest: dict[str, Any], session: "InferenceSession", golden: bytes, columns: Columns | None = None
+    ) -> None:
         self.manifest = manifest
         self.workflow: str = manifest["workflow"]
         self.state_feature_ids = read(manifest["state_feature_ids"])
         self.action_feature_ids = read(manifest["action_feature_ids"])
         self.action_names = tuple(manifest["action_names"])
         self.policy: dict[str, Any] = manifest["policy"]
+        self.columns = columns or {}
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._golden = golden
         self._columns = [
-            {str(one): column for column, one in enumerate(ids)}
+            {str(feature): column for column, feature in enumerate(ids)}
             for ids in (self.state_feature_ids, self.action_feature_ids)
         ]
 
@@ -217,8 +224,8 @@ class Bundle:
         infinite = np.isinf(values) & present
         if infinite.any():
             bad = np.argwhere(infinite)
-            place = f"{where}{[int(i) for i in bad[0]]}"
-            raise BundleError(Problem(place, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
+            cell = f"{where}{[int(i) for i in bad[0]]}"
+            raise BundleError(Problem(cell, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
         return [values, present]
 
     def _padded(
@@ -231,9 +238,10 @@ class Bundle:
                 Problem("candidates", expected, "nothing" if candidates is None else f"{len(candidates)}")
             )
         width = len(self.action_feature_ids)
+        empty = np.empty((0, width))
         arrays = [
-            _dense(f"candidates[{row}]", one if len(one) else np.empty((0, width)), self._columns[1])  # type: ignore[arg-type]
-            for row, one in enumerate(candidates)
+            _dense(f"candidates[{row}]", options if len(options) else empty, self._columns[1])  # type: ignore[arg-type]
+            for row, options in enumerate(candidates)
         ]
         longest = max([1, *(len(array) for array in arrays)])
         values = np.full((num_rows, longest, width), np.nan, dtype=np.float32)
@@ -253,7 +261,8 @@ def parts(widths: Iterable[int], most: int) -> Iterator[slice]:
     for stop, width in enumerate(widths):
         if start < stop and max(widest, width) * (stop + 1 - start) > most:
             yield slice(start, stop)
-            start, widest = stop, 0
+            start = stop
+            widest = 0
         widest = max(widest, width)
     yield slice(start, stop + 1)
 
@@ -287,13 +296,15 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
         expected_outputs = f"the outputs {listed(sorted(_OUTPUTS))}"
         got = f"no {listed(sorted(missing))}"
         raise BundleError(Problem(str(folder / MODEL_FILE), expected_outputs, got, _EXPORT_AGAIN))
-    states, candidates = len(manifest["state_feature_ids"]), len(manifest["action_feature_ids"])
+    states = len(manifest["state_feature_ids"])
+    candidates = len(manifest["action_feature_ids"])
     names = len(manifest["action_names"])
     expected = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
     if widths != expected:
         wanted = f"features and actions of {MODEL_FILE}: {widths}"
         raise BundleError(Problem(str(folder / FILE_NAME), wanted, str(expected), _EXPORT_AGAIN))
-    return Bundle(manifest, session, files[GOLDEN_FILE])
+    columns = json.loads(files[CONFIG_FILE]).get("data", {}).get("columns")
+    return Bundle(manifest, session, files[GOLDEN_FILE], columns)
 
 
 def _require_model(folder: Path, manifest: dict[str, Any]) -> None:
@@ -304,12 +315,13 @@ def _require_model(folder: Path, manifest: dict[str, Any]) -> None:
     ]
     raise_any(problems, BundleError)
     if (manifest["workflow"] == "dqn") != bool(manifest["action_names"]):
-        expected, got = "dqn with action_names, or parametric_dqn without", f"{manifest['workflow']!r}"
+        expected = "dqn with action_names, or parametric_dqn without"
+        got = f"{manifest['workflow']!r}"
         raise BundleError(Problem(f"{folder / FILE_NAME}, workflow", expected, got, _EXPORT_AGAIN))
 
 
 def _are_names(value: Any) -> bool:
-    names = isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+    names = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
     return names and len(set(value)) == len(value)
 
 
@@ -347,7 +359,7 @@ def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     while True:
         before = _identity(folder)
         try:
-            return verified(folder, BUNDLE, keep=(MODEL_FILE, GOLDEN_FILE))
+            return verified(folder, BUNDLE, keep=(MODEL_FILE, GOLDEN_FILE, CONFIG_FILE))
         except BundleError:
             if _identity(folder) == before:
                 raise
@@ -377,11 +389,11 @@ def _dense(where: str, given: Any, columns: Mapping[str, int]) -> NDArray[np.flo
     """Returns [N, F] float32 of an array, or of a frame's columns by name, NaN for missing; errors as of `_array`."""
     names = getattr(given, "column_names", getattr(given, "columns", None))  # of Arrow; of pandas and polars
     if names is not None and columns:
-        known = {str(name): name for name in names}
-        if lacking := [name for name in columns if name not in known]:
+        by_text = {str(name): name for name in names}
+        if lacking := [name for name in columns if name not in by_text]:
             advice = "A feature that no row has is a column of NaN"
             raise BundleError(Problem(where, f"the columns {listed(columns)}", f"no {listed(lacking)}", advice))
-        given = np.stack([_column(f"{where}, column {name}", given[known[name]]) for name in columns], axis=1)
+        given = np.stack([_column(f"{where}, column {name}", given[by_text[name]]) for name in columns], axis=1)
     with np.errstate(over="ignore"):
         shape = (None, len(columns))
         return _array(where, given, shape, "fiu", "real numbers, NaN where missing").astype(np.float32)
@@ -451,7 +463,7 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
         values = dense.astype(np.float32)
     names = list(columns)
     for row, column in zip(*np.nonzero(np.isinf(values)), strict=True):
-        place = f"{where}[{row}], feature {names[column]}"
-        problems.append(Problem(place, "a finite float32, or null", f"{dense[row, column]:g}"))
+        cell = f"{where}[{row}], feature {names[column]}"
+        problems.append(Problem(cell, "a finite float32, or null", f"{dense[row, column]:g}"))
     raise_any(problems, BundleError)
     return values

@@ -13,7 +13,7 @@ from reagent_lite.export.bundle import Bundle, Prediction
 from reagent_lite.sim.spec import EnvSpec
 
 CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
-"""What a model decides among, in words: by whether it is parametric."""
+"""The choices of a model in words, by whether it is parametric."""
 
 
 class Choices:
@@ -29,7 +29,9 @@ class Choices:
     def __init__(
         self, bundle: Bundle, state_ids: Sequence[int], action_names: Sequence[str], action_ids: Sequence[int]
     ) -> None:
-        self._bundle, self._state_ids, self._action_ids = bundle, state_ids, action_ids
+        self._bundle = bundle
+        self._state_ids = state_ids
+        self._action_ids = action_ids
         names = () if bundle.parametric else action_names
         self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
 
@@ -116,7 +118,7 @@ def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
         "action": (bundle.action_feature_ids, spec.action_feature_size),
     }
     for name, (ids, size) in sizes.items():
-        unknown = [str(one) for one in ids if not 0 <= one < size]
+        unknown = [str(feature) for feature in ids if not 0 <= feature < size]
         if unknown:
             expected = f"{name} features among 0 to {size - 1} of {spec.name}"
             problems.append(Problem(where, expected, ", ".join(unknown), advice))

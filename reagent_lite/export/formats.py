@@ -50,12 +50,13 @@ def _write_onnx(predictor: Predictor, path: Path) -> None:
     """Writes the whole predictor as one ONNX file with dynamic batch (and candidate) axes."""
     from reagent_lite.export.onnx_graph import OPSET, onnx_model
 
-    inputs, outputs = predictor.inputs, predictor.outputs
+    inputs = predictor.inputs
+    outputs = predictor.outputs
     if all(type(module).__module__.partition(".")[0] in _OWN_PACKAGES for module in predictor.modules()):
         path.write_bytes(onnx_model(predictor, _example(predictor), inputs=inputs, outputs=outputs).SerializeToString())
         return
     axes = {
-        name: {place: axis for place, axis in enumerate(all_axes) if isinstance(axis, str)}
+        name: {dimension: axis for dimension, axis in enumerate(all_axes) if isinstance(axis, str)}
         for name, all_axes in {**inputs, **outputs}.items()
     }
     with _strictly_traced():
@@ -93,10 +94,11 @@ def _write_safetensors(predictor: Predictor, path: Path) -> None:
 def _replay_safetensors(predictor: Predictor, path: Path) -> Replay:
     """Puts the file's weights in the place of a copy's own, all of them."""
     restored = copy.deepcopy(predictor)
-    saved, own = load_file(path), _weights(restored)
-    if saved.keys() != own.keys():
-        raise BundleError(Problem(path.name, f"tensors {sorted(own)}", f"{sorted(saved)}"))
-    for name, tensor in own.items():
+    saved = load_file(path)
+    restored_weights = _weights(restored)
+    if saved.keys() != restored_weights.keys():
+        raise BundleError(Problem(path.name, f"tensors {sorted(restored_weights)}", f"{sorted(saved)}"))
+    for name, tensor in restored_weights.items():
         tensor.copy_(saved[name])
     return _replay(predictor, path.name, lambda inputs: restored(*inputs))
 
@@ -105,7 +107,7 @@ def _write_pt2(predictor: Predictor, path: Path) -> None:
     """Writes a torch.export archive. On request only: torch.export.load may execute pickles, so trust the sender."""
     names = {name: torch.export.Dim(name) for name in _EXAMPLE}
     shapes = tuple(
-        {place: names[axis] for place, axis in enumerate(axes) if isinstance(axis, str)}
+        {dimension: names[axis] for dimension, axis in enumerate(axes) if isinstance(axis, str)}
         for axes in predictor.inputs.values()
     )
     with _torch_deprecates_itself():
@@ -192,9 +194,9 @@ def _strictly_traced() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    known = tuple(f"{folder}{os.sep}" for folder in (Path(str(torch.__file__)).parent, Path(__file__).parents[1]))
+    trusted = tuple(f"{folder}{os.sep}" for folder in (Path(str(torch.__file__)).parent, Path(__file__).parents[1]))
     for warning in caught:
-        if warning.category.__name__ == "TracerWarning" and not warning.filename.startswith(known):
+        if warning.category.__name__ == "TracerWarning" and not warning.filename.startswith(trusted):
             where = f"{Path(warning.filename).name}:{warning.lineno}"
             expected = "no branches on values of tensors"
             raise BundleError(Problem(where, expected, str(warning.message).partition(". ")[0]))

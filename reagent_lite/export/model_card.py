@@ -63,11 +63,12 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
 
 def _use(predictor: Predictor, score: str) -> str:
     rows = []
-    for kind, found in (("input", predictor.inputs), ("output", predictor.outputs)):
-        for name, axes in found.items():
+    for kind, tensors in (("input", predictor.inputs), ("output", predictor.outputs)):
+        for name, axes in tensors.items():
             dtype, what = _TENSORS[name.removeprefix("state_")]
             rows.append(f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what.format(score=score)} |")
-    action, names = _first(predictor.action_feature_ids), list(predictor.inputs)[:-1]
+    action = _first(predictor.action_feature_ids)
+    names = list(predictor.inputs)[:-1]
     return _USE.format(
         state=_first(predictor.state_feature_ids),
         candidates=f", [[{{{action}: 1.0}}, {{{action}: 2.0}}]]" if predictor.parametric else "",
@@ -83,7 +84,7 @@ def _use(predictor: Predictor, score: str) -> str:
 def _choices(predictor: Predictor) -> str:
     if not predictor.parametric:
         return "\n".join(f"{i}. {_code(name)}" for i, name in enumerate(predictor.action_names))
-    ids = ", ".join(plain(str(one)) for one in predictor.action_feature_ids)
+    ids = ", ".join(plain(str(feature)) for feature in predictor.action_feature_ids)
     return f"A list of candidates per row, of any length, each with the features, in this order: {ids}."
 
 

@@ -161,7 +161,7 @@ def _compared(operator: str) -> _Call:
 
     def write(w: _Writer, *x: Any) -> str:
         dtype = torch.result_type(*map(w.value_of, x))
-        return w.add(operator, *(w.operand(one, dtype) for one in x))
+        return w.add(operator, *(w.operand(operand, dtype) for operand in x))
 
     return write
 
@@ -209,12 +209,14 @@ def _clamp(w: _Writer, x: Node, min: float | None = None, max: float | None = No
 
 def _item(w: _Writer, x: Node, index: Any) -> str:
     """Slices axes, and drops those of which one place is wanted; a size stays a list of one."""
-    whole, name, dropped = w.value_of(x), w.name_of(x), []
+    whole = w.value_of(x)
+    name = w.name_of(x)
+    dropped = []
     if isinstance(whole, torch.Size):
         return w.add("Slice", name, w.ints(index), w.ints(index + 1 or _END))
     index = index if isinstance(index, tuple) else (index,)
-    place = index.index(...) if ... in index else len(index)
-    index = (*index[:place], *[slice(None)] * (whole.dim() - len(index) + 1), *index[place + 1 :])
+    ellipsis = index.index(...) if ... in index else len(index)
+    index = (*index[:ellipsis], *[slice(None)] * (whole.dim() - len(index) + 1), *index[ellipsis + 1 :])
     for axis, part in enumerate(index[: whole.dim()]):
         if isinstance(part, int):
             dropped.append(axis)

@@ -173,10 +173,10 @@ class ParametricPredictor(Predictor):
         infinite_features = infinite(action_values, action_presence)
         in_candidates = (infinite_features & action_mask.unsqueeze(2)).any(2).any(1)
         # infinity in padding must not reach sums over candidates, where infinity * 0 is NaN
-        known = action_presence & ~infinite_features
+        usable = action_presence & ~infinite_features
         in_state = infinite(state_values, state_presence).any(1)
         state = self.state_preprocessor(state_values, state_presence)
-        features = self.action_preprocessor(action_values, known)
+        features = self.action_preprocessor(action_values, usable)
         q = self.scorer(state, action_mask, features)
         choices = self.restriction(state, action_mask, features)
         return decide(q, choices, in_state | in_candidates, self.policy)

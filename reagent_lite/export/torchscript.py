@@ -27,7 +27,7 @@ from reagent_lite.export.tolerance import compare_choices
 
 _EXAMPLE_ROWS: Final = 3
 _EXCLUDED: Final = 1e10
-"""What q of an excluded choice is lowered by; float32 keeps nothing of q itself then."""
+"""The q of an excluded choice is lowered by this; float32 keeps nothing of q itself then."""
 
 
 def write_torchscript(predictor: Predictor, path: Path) -> None:
@@ -60,10 +60,10 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
         values, presence, candidates, candidate_presence, mask = inputs
         q = torch.zeros(mask.shape)
         for part in _rounds(predictor, values, presence):
-            row, place = mask[part].nonzero(as_tuple=True)
+            row, slot = mask[part].nonzero(as_tuple=True)
             row = part[row]
-            pairs = (candidates[row, place], candidate_presence[row, place])
-            q[row, place] = module((values[row], presence[row]), pairs)[1].squeeze(1)
+            pairs = (candidates[row, slot], candidate_presence[row, slot])
+            q[row, slot] = module((values[row], presence[row]), pairs)[1].squeeze(1)
         live, _, _, choices = predictor(*inputs)
         return _kept(path.name, live[mask], choices[mask], q[mask])
 
@@ -71,7 +71,7 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
 
 
 class _Contract(nn.Module):
-    """What both call contracts have: the state's preprocessor and the ids of columns."""
+    """Shared part of both call contracts: the state's preprocessor and the ids of columns."""
 
     state_ids: list[int]
     action_ids: list[int]
@@ -139,8 +139,8 @@ class ParametricModule(_Contract):
         state = self.state_preprocessor(state_values, _present(state_values, state_presence))
         action = self.action_preprocessor(action_values, _present(action_values, action_presence))
         if self.lists and state.shape[0] > 0:
-            states, features, mask, group, place = candidate_lists(state, action)
-            q = self.scorer(states, mask, features)[group, place].unsqueeze(1)
+            states, features, mask, group, slot = candidate_lists(state, action)
+            q = self.scorer(states, mask, features)[group, slot].unsqueeze(1)
         else:
             alone = torch.ones((state.shape[0], 1), dtype=torch.bool, device=state.device)
             q = self.scorer(state, alone, action.unsqueeze(1))
@@ -155,18 +155,18 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
         action: [N, W].
 
     Returns:
-        states [G, S], features [G, K, W], mask [G, K]; and of each pair its state [N] and its place in the list [N].
+        states [G, S], features [G, K, W], mask [G, K]; and of each pair its state [N] and its slot in the list [N].
     """
     states, group, counts = torch.unique(state, dim=0, return_inverse=True, return_counts=True)
     order = torch.argsort(group, stable=True)
     starts = torch.cumsum(counts, 0) - counts
-    place = torch.empty_like(group)
-    place[order] = torch.arange(state.shape[0], device=state.device) - starts[group[order]]
+    slot = torch.empty_like(group)
+    slot[order] = torch.arange(state.shape[0], device=state.device) - starts[group[order]]
     longest = int(counts.max())
     features = torch.zeros((states.shape[0], longest, action.shape[1]), dtype=action.dtype, device=action.device)
-    features[group, place] = action
+    features[group, slot] = action
     mask = torch.arange(longest, device=state.device).unsqueeze(0) < counts.unsqueeze(1)
-    return states, features, mask, group, place
+    return states, features, mask, group, slot
 
 
 class _Served(nn.Module):
@@ -212,9 +212,9 @@ def _rounds(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[
         yield torch.arange(values.shape[0])
         return
     state = predictor.state_preprocessor(values, presence)
-    place = candidate_lists(state, state)[4]
-    for number in range(int(place.max()) + 1):
-        yield (place == number).nonzero().squeeze(1)
+    slot = candidate_lists(state, state)[4]
+    for number in range(int(slot.max()) + 1):
+        yield (slot == number).nonzero().squeeze(1)
 
 
 def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:

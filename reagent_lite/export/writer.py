@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted
-from reagent_lite.export.bundle import GOLDEN_FILE, load_bundle
+from reagent_lite.export.bundle import CONFIG_FILE, GOLDEN_FILE, load_bundle
 from reagent_lite.export.content import DEFAULT_FORMATS, BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
@@ -116,7 +116,7 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
         FORMATS[name].write(live, writing / FORMATS[name].file)
     documents: dict[str, dict[str, Any]] = {
         "normalization.json": dict(content.normalization),
-        "config.json": content.config,
+        CONFIG_FILE: content.config,
         "evaluation.json": content.evaluation,
         GOLDEN_FILE: _golden(live, content),
     }

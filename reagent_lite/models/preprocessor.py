@@ -50,7 +50,8 @@ class Logit(Stateless):
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""
         # 1 - x is clamped by itself: 1 - float32(1 - 1e-5) is 0.1 % away from 1e-5, which would shift the logit of 1.
-        low, high = 1e-5, 1 - 1e-5
+        low = 1e-5
+        high = 1 - 1e-5
         return torch.log(x.clamp(low, high)) - torch.log((1 - x).clamp(low, high))
 
 
@@ -132,7 +133,8 @@ class Quantile(nn.Module):
         super().__init__()
         quantiles = [_float64(f.quantiles) for f in features]
         longest = max(len(q) for q in quantiles)
-        low, high = torch.stack([q[0] for q in quantiles]), torch.stack([q[-1] for q in quantiles])
+        low = torch.stack([q[0] for q in quantiles])
+        high = torch.stack([q[-1] for q in quantiles])
         start = high.unsqueeze(1).repeat(1, longest - 1)
         length = torch.ones_like(start)
         for row, q in enumerate(quantiles):
@@ -207,12 +209,15 @@ class Preprocessor(nn.Module):
         if spec != NormalizationSpec.ordered({f.feature_id: f for f in spec.features}):
             raise ValueError("features must be in column order: NormalizationSpec.ordered gives it")
         self.missing_as_zero = missing_as_zero
-        self.starts, self.stops, self.one_hot = [], [], []
+        self.starts = []
+        self.stops = []
+        self.one_hot = []
         self.transforms = nn.ModuleList()
         stop = 0
         for feature_type, group in groupby(spec.features, key=lambda feature: feature.feature_type):
             features = tuple(group)
-            start, stop = stop, stop + len(features)
+            start = stop
+            stop = stop + len(features)
             if any(feature.width for feature in features):
                 self.starts.append(start)
                 self.stops.append(stop)
@@ -229,14 +234,15 @@ class Preprocessor(nn.Module):
             values: [..., F] float32 raw values in the order of the spec's `feature_ids`.
             presence: [..., F] bool, false where the value is absent.
         """
-        known = presence & ~torch.isnan(values) & (values != self.missing_value)
-        x = torch.where(known, values, self.absent)
+        usable = presence & ~torch.isnan(values) & (values != self.missing_value)
+        x = torch.where(usable, values, self.absent)
         outputs: list[Tensor] = []
         for i, transform in enumerate(self.transforms):
-            start, stop = self.starts[i], self.stops[i]
+            start = self.starts[i]
+            stop = self.stops[i]
             normalized = transform(x[..., start:stop])
             if not (self.missing_as_zero or self.one_hot[i]):
-                normalized = torch.where(known[..., start:stop], normalized, 0.0)
+                normalized = torch.where(usable[..., start:stop], normalized, 0.0)
             outputs.append(normalized)
         if len(outputs) == 0:
             return x[..., :0]

@@ -197,7 +197,8 @@ def allowed_values(network: nn.Module, state: Tensor, actions: Actions) -> Tenso
 
 
 def _skips_padding(network: nn.Module, actions: Actions) -> bool:
-    mask, features = actions.mask, actions.features
+    mask = actions.mask
+    features = actions.features
     return (
         isinstance(network, CandidateQNetwork | DuelingCandidateQNetwork)
         and features is not None
@@ -211,7 +212,8 @@ def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: T
     """Returns [B, H] of one choice per row, [B] int64; one candidate is scored instead of K where that is the same."""
     if actions.features is None or network.needs_candidate_list:
         return chosen(allowed_values(network, state, actions), choice)
-    mask, features = actions.mask.gather(1, choice.unsqueeze(1)), chosen(actions.features, choice).unsqueeze(1)
+    mask = actions.mask.gather(1, choice.unsqueeze(1))
+    features = chosen(actions.features, choice).unsqueeze(1)
     return network(state, mask, features).squeeze(1)  # type: ignore[no-any-return]
 
 
@@ -234,7 +236,8 @@ def own_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Mo
     Raises:
         ConfigError: there is no such class, or it is no Q-network of this source.
     """
-    where, choices = "training.network", len(spec.action_names) or 2
+    where = "training.network"
+    choices = len(spec.action_names) or 2
     features = torch.zeros(3, choices, spec.num_action_features) if spec.parametric else None
     module, _, attribute = name.partition(":")
     try:
@@ -248,7 +251,7 @@ def own_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Mo
         raise ConfigError(Problem(where, f"a module that can be made and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
-    if not any(one.requires_grad for one in network.parameters()):
+    if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ConfigError(Problem(where, "a module with parameters to learn", f"{name}, which has none"))
     if not hasattr(network, "needs_candidate_list"):
         network.needs_candidate_list = spec.parametric
@@ -266,11 +269,12 @@ def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
 
 def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
     """Returns [B, K, H] of layers over state [B, S] and features [B, K, F], 0 outside `only` where that is given."""
-    lists, longest = features.shape[0], features.shape[1]
+    lists = features.shape[0]
+    longest = features.shape[1]
     if only is None:
         return layers(torch.cat((state.unsqueeze(1).expand(-1, longest, -1), features), 2))  # type: ignore[no-any-return]
-    place = only.flatten().nonzero().squeeze(1)
-    of_list = state.index_select(0, place // longest)
-    values: Tensor = layers(torch.cat((of_list, features.flatten(0, 1).index_select(0, place)), 1))
-    result = values.new_zeros(lists * longest, values.shape[1]).index_copy(0, place, values)
+    scored = only.flatten().nonzero().squeeze(1)
+    of_list = state.index_select(0, scored // longest)
+    values: Tensor = layers(torch.cat((of_list, features.flatten(0, 1).index_select(0, scored)), 1))
+    result = values.new_zeros(lists * longest, values.shape[1]).index_copy(0, scored, values)
     return result.view(lists, longest, values.shape[1])

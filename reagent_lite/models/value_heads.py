@@ -1,4 +1,4 @@
-"""What the H outputs of a choice mean: a value, a categorical distribution, or quantiles of the return.
+"""Meaning of the H outputs of a choice: a value, a categorical distribution, or quantiles of the return.
 
 A head's `loss` returns the loss of each row, [B], and its priority in replay, [B] without a gradient: the absolute TD
 error, and for distributions the loss, as in Rainbow (Hessel et al., 2018). `half_squares` is the loss of a small TD
@@ -31,11 +31,11 @@ class ScalarHead(nn.Module):
 
     @torch.jit.unused
     def loss(
-        self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+        self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
         """Returns TD loss and absolute TD error; rl.losses.td_loss has the kinds."""
-        target = td_target(reward, discount, next_taken.squeeze(1), bounds)
-        prediction = taken.squeeze(1)
+        target = td_target(reward, discount, next_outputs.squeeze(1), bounds)
+        prediction = outputs.squeeze(1)
         return td_loss(prediction, target, self.kind), td_error(prediction.detach(), target, self.kind)
 
 
@@ -56,12 +56,12 @@ class CategoricalHead(nn.Module):
 
     @torch.jit.unused
     def loss(
-        self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+        self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
         """Returns the cross-entropy against the projected target distribution, twice."""
-        returns = td_target(reward, discount, self.support.expand_as(next_taken))
-        target = categorical_projection(next_taken.softmax(1), returns, self.support)
-        loss = -(target * taken.log_softmax(1)).sum(1)
+        returns = td_target(reward, discount, self.support.expand_as(next_outputs))
+        target = categorical_projection(next_outputs.softmax(1), returns, self.support)
+        loss = -(target * outputs.log_softmax(1)).sum(1)
         return loss, loss.detach()
 
 
@@ -80,16 +80,16 @@ class QuantileHead(nn.Module):
 
     @torch.jit.unused
     def loss(
-        self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+        self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
         """Returns the quantile Huber loss, twice."""
-        target = td_target(reward, discount, next_taken, bounds)
-        loss = quantile_huber_loss(taken, target)
+        target = td_target(reward, discount, next_outputs, bounds)
+        loss = quantile_huber_loss(outputs, target)
         return loss, loss.detach()
 
 
 class Scorer(nn.Module):
-    """Network and head as one module, from states and choices to values; what evaluation and export use."""
+    """Network and head as one module, from states and choices to values, as evaluation and export use it."""
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         super().__init__()

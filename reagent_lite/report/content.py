@@ -61,7 +61,7 @@ class Section:
         charts, facts, tables: what it holds; a fact is a name and its value.
         rest: sentences on omitted parts.
         folded: (name, text) that opens on demand.
-        in_brief: whether its first table is shown below a cell of a notebook as well.
+        in_brief: how many of its tables a log shows as well; a notebook shows the first of them.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     rest: tuple[str, ...] = ()
     folded: tuple[str, str] | None = None
-    in_brief: bool = False
+    in_brief: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.charts or self.facts or self.tables or self.folded)

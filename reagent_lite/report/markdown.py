@@ -1,4 +1,4 @@
-"""A report in Markdown, for the model card: the same decision, facts and tables as on the page."""
+"""A report in Markdown, for the model card, and as text, for the log: the facts and tables of the page."""
 
 from collections.abc import Iterator, Sequence
 
@@ -40,6 +40,27 @@ def _section_blocks(section: Section) -> Iterator[str]:
 
 
 def _grid(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    lines = [[plain(name) for name, _ in columns], ["---"] * len(columns)]
-    lines += [[plain(written(cell, kind)) for cell, (_, kind) in zip(row, columns, strict=True)] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *lines = _words(columns, rows)
+    lines = [head, ["---"] * len(columns), *lines]
+    return "\n".join(f"| {' | '.join(map(plain, line))} |" for line in lines)
+
+
+def _words(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    """Returns the names of columns, then every row as it is shown."""
+    shown = [[written(cell, kind) for cell, (_, kind) in zip(row, columns, strict=True)] for row in rows]
+    return [[name for name, _ in columns], *shown]
+
+
+def text_of(report: Report) -> Iterator[str]:
+    """Yields lines of text: facts, and what the policy was estimated to be worth, without warnings and decision."""
+    for name, value in report.facts:
+        yield f"{name}: {written(value)}"
+    for section in report.sections:
+        for note in filter(None, section.notes if section.in_brief else ()):
+            yield f"{section.title}: {note}"
+        for table in section.tables[: section.in_brief]:
+            yield table.title
+            lines = _words(table.columns, table.rows)
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            for line in lines:
+                yield "  " + "  ".join(map(str.ljust, line, widths)).rstrip()

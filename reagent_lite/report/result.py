@@ -1,10 +1,15 @@
 """What a notebook shows of a result: the decision first, then a small table of figures with their intervals."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from reagent_lite.evaluation.decision import ShipDecision
+from reagent_lite.evaluation.document import ESTIMATE_COLUMNS
 from reagent_lite.report.content import Report, Table
 from reagent_lite.report.page import rendered
+
+if TYPE_CHECKING:
+    from reagent_lite.data.result_frames import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +37,18 @@ class Result:
 
     Attributes:
         brief: what is shown; None where there is nothing to show, as on ranks other than 0. It is not printed.
+        estimate_rows: rows of `estimates`; not printed.
     """
 
     brief: Brief | None = field(default=None, repr=False, compare=False)
+    estimate_rows: tuple[dict[str, Any], ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def estimates(self) -> "DataFrame":
+        """The estimates from the log, a row for each of every policy and outcome, as a frame of pandas."""
+        from reagent_lite.data.result_frames import frame_of
+
+        return frame_of(self.estimate_rows, ESTIMATE_COLUMNS)
 
     def _repr_html_(self) -> str | None:
         return None if self.brief is None else rendered("brief.html.j2", self.brief.decision, brief=self.brief)

@@ -187,7 +187,11 @@ def evaluation_of_run(
     return Report(
         title="Evaluation",
         decision=decision,
-        notes=(*evaluation.document.get("warnings", ()), *evaluation_notes(result)),
+        notes=(
+            *evaluation.document.get("warnings", ()),
+            *evaluation.document.get("policy", {}).get("notes", ()),
+            *evaluation_notes(result),
+        ),
         facts=tuple((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
         sections=evaluation_sections(
             evidence,

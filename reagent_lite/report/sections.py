@@ -1,6 +1,7 @@
 """What an evaluation found, as sections of the pages of runs and evaluations and of the model card."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from reagent_lite.config.evaluation import EvaluationConfig
@@ -84,11 +85,13 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
     return Section(
         title="Estimates",
-        notes=(note, _weight_of(evidence.overlap), cut_note(evidence.overlap), rest if len(shown) > 1 else ""),
-        charts=tuple(_estimates_chart(one, plain) for one in shown),
-        tables=(*map(_estimates_table, shown), *_glossary(shown)),
+        notes=(_weight_of(evidence.overlap), cut_note(evidence.overlap), rest if len(shown) > 1 else ""),
+        charts=tuple(
+            _estimates_chart(comparison, plain, "" if place else note) for place, comparison in enumerate(shown)
+        ),
+        tables=(*(_estimates_table(comparison, level) for comparison in shown), *_glossary(shown)),
         rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
-        in_brief=True,
+        in_brief=len(shown),
     )
 
 
@@ -112,17 +115,18 @@ def _weight_of(overlap: Overlap | None) -> str:
     )
 
 
-def _estimates_chart(one: Comparison, plain: bool) -> Chart:
-    return interval_chart(
+def _estimates_chart(one: Comparison, plain: bool, note: str) -> Chart:
+    chart = interval_chart(
         one.title,
         [(_words(row.name), row.figure, row.verdict) for row in one.rows],
         one.references or {one.reference_name: Interval(value=0.0, low=0.0, high=0.0)},
         one.simulated,
         plain=plain or not one.decides,
     )
+    return replace(chart, note=note)
 
 
-def _estimates_table(one: Comparison) -> Table:
+def _estimates_table(one: Comparison, level: float) -> Table:
     rows: list[tuple[Cell, ...]] = [(name, figure, "", "", "", "") for name, figure in one.references.items()]
     if one.simulated is not None:
         rows.append(("in simulation", one.simulated, "", "", "", "the value that estimates aim at"))
@@ -138,7 +142,7 @@ def _estimates_table(one: Comparison) -> Table:
         title=f"{one.title}, beside the {one.reference_name}",
         columns=(
             ("Estimator", "name"),
-            ("Estimate (interval)", "number"),
+            (f"Estimate ({level:.0%} interval)", "number"),
             ("Difference", "number"),
             (f"Times the {one.reference_name}", "number"),
             ("Verdict", "mark"),
@@ -171,7 +175,7 @@ def simulated_section(played: Played | None, names: Mapping[str, str], level: fl
         ],
         note="The return of an episode is the sum of its rewards; in the discounted return later rewards count less.",
     )
-    return Section(title="Simulation", notes=(note,), tables=(table,), in_brief=True)
+    return Section(title="Simulation", notes=(note,), tables=(table,), in_brief=1)
 
 
 def weights_section(overlap: Overlap | None, enough: float) -> Section:
@@ -222,7 +226,30 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
         lines = (Line(name=name, points=points),)
         title_of = f"{name.capitalize()} by step"
         charts.append(curve_chart(Curves(title=title_of, x="step of the episode", y=name, lines=lines, mark=mark)))
-    return Section(title=title, notes=(note,), charts=tuple(charts), facts=facts)
+    if overlap.calibration is None:
+        return Section(title=title, notes=(note,), charts=tuple(charts), facts=facts)
+    sentence = str(overlap.calibration)
+    table = Table(
+        title="Calibration of the estimated propensities, the groups that deviate most",
+        columns=(
+            ("Action", "name"),
+            ("Estimated probability", "name"),
+            ("Logged", "number"),
+            ("Expected", "number"),
+            ("z", "number"),
+        ),
+        rows=[
+            (group.action or "candidates", f"{group.low:g} to {group.high:g}", group.observed, group.expected, group.z)
+            for group in overlap.calibration.largest
+        ],
+    )
+    return Section(
+        title=title,
+        notes=(note, f"{sentence[:1].upper()}{sentence[1:]}."),
+        charts=tuple(charts),
+        facts=facts,
+        tables=(table,),
+    )
 
 
 def actions_section(shares: Shares, where: str) -> Section:

@@ -3,7 +3,8 @@
 A run has a single policy, which is evaluated on logs, simulated and exported.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final
 
@@ -12,6 +13,10 @@ from torch import Tensor
 
 LOWEST: Final = torch.finfo(torch.float32).min
 """Value of a choice that is not allowed; unlike -inf it can be subtracted from itself."""
+
+
+_MOST_RATIO = 1e6
+_BISECTIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,34 @@ class EpsilonGreedy:
 
 
 TargetPolicy = Softmax | EpsilonGreedy
+
+
+def entropy(propensities: Tensor) -> Tensor:
+    """Returns the entropy of each row in nats, [B], of probabilities [B, K]."""
+    nats: Tensor = torch.special.entr(propensities).sum(1)
+    return nats
+
+
+def temperature_with(wanted: float, mean_entropy: Callable[[float], float], scale: float) -> float:
+    """Returns the temperature of a softmax with a mean entropy, by bisection of its logarithm.
+
+    Beyond the entropies that a softmax of these values can have, it is a millionth or a million times the scale.
+
+    Args:
+        wanted: mean entropy in nats.
+        mean_entropy: mean entropy at a temperature, which increases with it.
+        scale: largest difference of two values of a row; if it is 0 every temperature gives the same policy.
+    """
+    if not scale > 0:
+        return 1.0
+    low, high = math.log(scale / _MOST_RATIO), math.log(scale * _MOST_RATIO)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if mean_entropy(math.exp(middle)) < wanted:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
 
 
 def policy_json(policy: TargetPolicy) -> dict[str, Any]:

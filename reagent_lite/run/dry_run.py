@@ -20,9 +20,9 @@ from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, 
 from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
-from reagent_lite.run.learner import build_learner
+from reagent_lite.run.memory import Need, networks, simulation_memory
 from reagent_lite.run.roles.policies import most_frames_ahead
-from reagent_lite.run.simulated import ring_settings, simulated_plan
+from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -31,25 +31,6 @@ from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.training.tracking import require_trackers
 from reagent_lite.types import SourceSpec
-
-# numbers that torch's optimizers keep for each parameter with our settings; variants of Adam keep two
-_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "ASGD": 1, "Adafactor": 1}
-_ADAM_STATES = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """Memory that a process needs for one purpose.
-
-    Attributes:
-        name: the purpose.
-        bytes: size.
-        formula: how the size is computed.
-    """
-
-    name: str
-    bytes: int
-    formula: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +72,6 @@ class DryRun:
         processes: processes on this machine.
         inputs: data and environment.
         needs: memory of one process, by purpose.
-        page: memory of the evaluation on rank 0, or None if it is known only after the data is read.
         free: free memory for one process in bytes, or None if the driver does not report it.
         free_of: the memory that `free` is a part of.
     """
@@ -102,7 +82,6 @@ class DryRun:
     processes: Processes
     inputs: Inputs
     needs: tuple[Need, ...]
-    page: Need | None
     free: int | None
     free_of: str
 
@@ -143,7 +122,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     world = processes.count * config.num_nodes if place is None else place.world_size
     needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
     if inputs.spec is not None:
-        needs += network_needs(config, inputs.spec, sum(one.learns for one in inputs.types) or 1)
+        needs.append(networks(config, inputs.spec, sum(one.learns for one in inputs.types) or 1))
     if inputs.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
         size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
@@ -155,11 +134,30 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         processes=processes,
         inputs=inputs,
         needs=tuple(needs),
-        page=None if inputs.copy is None else _page_need(config, inputs.copy),
         free=free,
         free_of=free_of,
     )
     return run if run.rows is None else replace(run, config=config.with_minibatch_for(run.rows, world))
+
+
+def require_first_rows(config: WorkflowConfig) -> None:
+    """Checks that training can read the first rows of the logs that this machine has.
+
+    Raises:
+        DataError: a file that cannot be read, or what is wrong in its first rows, with file and line.
+    """
+    paths = [path for path in (config.training_data_path, config.eval_data_path) if path]
+    if not paths or (config.timeline is not None and config.timeline.on_refused != "error"):
+        return
+    with needing("data", "training_data_path"):
+        from reagent_lite.data.copy.first_look import first_rows
+        from reagent_lite.data.stage import data_files
+    for path in paths:
+        try:
+            data_files(path, config.data.columns)
+        except ReagentLiteError:  # another machine may have the files: a warning, see `_with_data`
+            continue
+        first_rows(path, config.actions or None, config.data.columns)
 
 
 def _inputs(config: WorkflowConfig) -> Inputs:
@@ -247,81 +245,26 @@ def _environment(config: WorkflowConfig) -> VectorEnv:
         return open_envs(backend, num_envs=1, time_limit=settings.time_limit, parametric=config.parametric)
 
 
-def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> list[Need]:
-    """Returns the memory that a process needs for networks, gradients and optimizers of so many learners."""
-    with torch.device("meta"):
-        learner = build_learner(config, spec, torch.device("meta"))
-    weights = learners * sum(p.numel() * p.element_size() for p in learner.parameters())
-    trained = learners * sum(p.numel() * p.element_size() for p in learner.parameters() if p.requires_grad)
-    name = config.training.optimizer_class
-    states = _STATES.get(name, _ADAM_STATES)
-    count = trained // 4
-    return [
-        Need(
-            name="networks",
-            bytes=weights,
-            formula=f"{count:,} trained parameters and {(weights - trained) // 4:,} of the target, 4 bytes each",
-        ),
-        Need(
-            name="gradients and optimizer",
-            bytes=trained * (1 + states),
-            formula=f"{count:,} parameters x 4 bytes x (1 gradient + {states} of {name})",
-        ),
-    ]
-
-
 def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[AgentType, ...], world: int) -> list[Need]:
     """Returns the memory for environments and replay of the process that has the most environments."""
     settings = config.environments
     if not config.simulated_share:
         return []
+    learners = 0 if config.collects else sum(one.learns for one in types)
+    memory = simulation_memory(config, env, learners, world)
     own = -(-settings.num_envs // world)
-    share = f"{own:,} of {settings.num_envs:,} environments"
-    needs = []
-    for one in types:
-        if one.learns and not config.collects:
-            agents = len(one.agents)
-            ring = ring_settings(config, env.spec, own, agents)
-            each = f"{share} x {counted(agents, 'agent')}" if env.spec.agents > 1 else share
-            needs.append(
-                Need(
-                    name=f"replay ring{f' of {one.name}' if one.name else ''}",
-                    bytes=ring.slots * ring.num_envs * ring.row_bytes,
-                    formula=f"{ring.slots:,} steps x {each} x {ring.row_bytes:,} bytes",
-                )
-            )
-    return [
-        *needs,
-        Need(
-            name="environments",
-            bytes=own * env.bytes_per_env,
-            formula=f"{own:,} environments x {env.bytes_per_env:,} bytes",
-        ),
-    ]
-
-
-def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
-    """Returns the memory of the evaluation on rank 0: the scored rows of all machines, and as much for the estimates.
-
-    None for eval data and for candidates, where the size is known only after the data is read.
-
-    Args:
-        config: the run's config.
-        copy: training copy on this machine; with shards, every machine is assumed to have as many rows.
-    """
-    episodes = copy.counts.get("episodes", 0) * (config.num_nodes if config.data.layout == "shards" else 1)
-    if config.eval_data_path is not None or not copy.action_names or not episodes:
-        return None
-    settings, choices, outcomes = config.evaluation, len(copy.action_names), 1 + len(copy.metric_names)
-    scored = min(round(episodes * settings.held_out_share), settings.max_episodes)
-    length = copy.rows / copy.counts["episodes"]
-    # columns of EvaluationPage; the mask has 1 byte each
-    row = 8 * (5 + choices + 2 * outcomes + 2 * choices * outcomes) + choices
-    return Need(
-        name="evaluation",
-        bytes=round(2 * scored * length * row),
-        formula=f"2 x {scored:,} episodes x {length:g} rows x {row:,} bytes",
+    several = f" x {learners} types of agents" if learners > 1 else ""
+    replay = Need(
+        name="replay",
+        bytes=memory.replay,
+        formula=f"{settings.replay.capacity:,} rows x {memory.row:,} bytes{several} / {counted(world, 'process')}",
     )
+    environments = Need(
+        name="environments",
+        bytes=round(own * memory.per_env),
+        formula=f"{own:,} environments x {round(memory.per_env):,} bytes, with the rows that are learned from for each",
+    )
+    return [replay, environments] if learners else [environments]
 
 
 def _free(processes: Processes) -> tuple[int | None, str]:
@@ -366,8 +309,6 @@ def memory_lines(run: DryRun) -> Iterator[str]:
     if run.inputs.copy is not None:
         size = sum(int(one["size"]) for one in run.inputs.copy.files.values())
         yield f"training copy of {size_text(size)}: mapped from disk, not counted"
-    if run.page is not None:
-        yield f"{run.page.name} {size_text(run.page.bytes)} = {run.page.formula}: on rank 0 only, not counted"
     for need in run.needs:
         yield f"{need.name} {size_text(need.bytes)} = {need.formula}"
     free = "not known" if run.free is None else size_text(run.free)

@@ -8,7 +8,7 @@ The rows of all machines are used. Each process builds its part of the page; ran
 estimates. It holds the rows of at most evaluation.max_episodes episodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -20,22 +20,26 @@ from torch import Tensor
 
 from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.learners import Learner
-from reagent_lite.algorithms.policy_learner import PolicyLearner, network_settings
+from reagent_lite.algorithms.policy_learner import PolicyLearner, evaluating, network_settings
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.source import rows_in_order
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import counted
-from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, lines, reward_model_scalars
+from reagent_lite.errors import DataError, Problem
+from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
+from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
+from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
 from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.fitting import split_log
+from reagent_lite.evaluation.fitting import Learning, split_log
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
+from reagent_lite.report.sections import evaluation_notes
+from reagent_lite.rl.policies import Softmax
 from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
 from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
@@ -45,6 +49,20 @@ from reagent_lite.training.checkpoint import Tree
 from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
+_ENTROPY_ROWS = 8192
+_STEPS_BETWEEN_ESTIMATES, _FEWEST_ESTIMATES = 20, 30
+
+
+def estimates_due(epoch: int, epochs: int, steps_per_epoch: int) -> bool:
+    """Returns whether estimates are due after an epoch: after each, or after every few of many short ones.
+
+    Args:
+        epoch: number of epochs done.
+        epochs: epochs of the run.
+        steps_per_epoch: optimizer steps of one.
+    """
+    every = min(_STEPS_BETWEEN_ESTIMATES // steps_per_epoch, epochs // _FEWEST_ESTIMATES)
+    return epoch % max(every, 1) == 0
 
 
 class Evaluator(Protocol):
@@ -58,13 +76,22 @@ class Evaluator(Protocol):
         """Restores a state that `state_dict` returned."""
         ...
 
-    def after_epoch(self, *, final: bool) -> dict[str, float]:
-        """Returns figures by TensorBoard tag; `final` is true after the last epoch of the run."""
+    def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
+        """Returns figures by TensorBoard tag.
+
+        Args:
+            final: whether this was the last epoch of the run.
+            estimates: whether estimates from a log are due; see `estimates_due`.
+        """
         ...
 
     def satisfied(self) -> bool:
         """Returns whether the run may end early."""
         return False
+
+    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+        """Returns the config with a number in place of rl.temperature "auto"."""
+        return config
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Returns the evaluation of the learner; `final` is true once, at the end of the run."""
@@ -90,17 +117,23 @@ class Evaluators:
         for name, part in self._parts.items():
             part.load_state_dict(state.get(name, {}))
 
-    def after_epoch(self, *, final: bool) -> dict[str, float]:
+    def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
         """Returns the figures of all evaluators; an epoch is final too once one of them is satisfied."""
         scalars: dict[str, float] = {}
         for part in self._parts.values():
-            scalars |= part.after_epoch(final=final)
+            scalars |= part.after_epoch(final=final, estimates=estimates)
             final |= part.satisfied()
         return scalars
 
     def satisfied(self) -> bool:
         """Returns whether one of the evaluators lets the run end early."""
         return any(part.satisfied() for part in self._parts.values())
+
+    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+        """Returns the config with the numbers that the evaluators found, the same on every rank."""
+        for part in self._parts.values():
+            config = part.found(config)
+        return config
 
     def at_end(self) -> Evaluation:
         """Returns the final evaluation, whose document has a section for each evaluator."""
@@ -110,7 +143,6 @@ class Evaluators:
             whole = Evaluation(
                 scalars=whole.scalars | part.scalars,
                 document=whole.document | part.document,
-                lines=whole.lines + part.lines,
                 result=whole.result or part.result,
                 seen=whole.seen or part.seen,
                 played=whole.played or part.played,
@@ -135,23 +167,33 @@ class LogEvaluator(Evaluator):
         self._target = target_policy(config)
         self._evaluated = data.evaluated.rows
         self.policy = self._policy_evaluator()
+        self._logged_entropy = self._mean_entropy_of_the_log()
+        if config.rl.temperature == "auto" and self._logged_entropy is None:
+            todo = 'Log the propensities, set evaluation.propensities to "estimate", or give a number'
+            where = config.eval_data_path or config.training_data_path
+            raise DataError(Problem(where, 'propensities in all rows with rl.temperature "auto"', "not all", todo))
 
     def state_dict(self) -> Tree:
         """Returns the models fitted so far and the number of passes over the rows."""
-        return self.policy.models.state_dict()
+        chosen = {"temperature": self._target.temperature} if self._config.rl.temperature == "auto" else {}
+        return {**self.policy.models.state_dict(), **chosen}
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores a state that `state_dict` returned; an empty one changes nothing."""
+        if "temperature" in state:
+            self._target = Softmax(float(state["temperature"]))
         if state:
             self.policy.models.load_state_dict(state)
 
-    def after_epoch(self, *, final: bool) -> dict[str, float]:
+    def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
         """Returns figures by TensorBoard tag, with estimates if evaluation.calc_cpe_in_training is true.
 
         Args:
             final: computes the figures from all evaluated rows instead of a fixed sample, and leaves the estimates to
                 the `evaluate` that follows.
+            estimates: whether estimates are due.
         """
+        self._find_temperature()
         batches: Iterable[TransitionBatch] = self._sample
         if final:
             numbers = self._part_of_rows(sum(self._counts))
@@ -159,7 +201,7 @@ class LogEvaluator(Evaluator):
             batches = with_progress("valuing rows", rows, len(numbers), enabled=self._group.is_first)
         names = self._data.spec.action_names
         scalars = figures(batches, self._learner, self._group, action_names=names, policy=self._target)
-        if self._config.evaluation.calc_cpe_in_training and not final:
+        if self._config.evaluation.calc_cpe_in_training and estimates and not final:
             scalars |= self.evaluate(final=False).scalars
         return scalars
 
@@ -188,7 +230,9 @@ class LogEvaluator(Evaluator):
             final: fits as often as the config says for the end of a run, and computes all estimators with intervals and
                 verdicts; otherwise fits as often as it says for an epoch, and computes the cheap estimates alone.
         """
+        self._find_temperature()
         self._learner.eval()  # no dropout, fixed batch statistics
+        entropy = self._policy_entropy() if final else None
         losses = self.policy.fit(final=final)
         page, choices = self.policy.page(final=final)
         self._learner.train()
@@ -201,32 +245,87 @@ class LogEvaluator(Evaluator):
             return Evaluation(scalars=scalars | self.policy.values(page))
         result = self.policy.result(page)
         scalars |= cpe_scalars(result)
+        policy = {} if entropy is None else {"policy": entropy.json()}
+        notes = () if entropy is None else entropy.notes
         seen = self._data.seen and result.overlap is not None
         warnings = [LEARNED_FROM] if seen else [WARM_START] if self._config.training.warm_start_model_path else []
+        for sentence in (*warnings, *notes, *evaluation_notes(result)):
+            logger.warning(sentence)
         return Evaluation(
             scalars=scalars,
-            document={"cpe": as_json(result) | choices, "warnings": warnings},
-            lines=(*lines(result), *warnings),
+            document={"cpe": as_json(result) | choices, "warnings": warnings, **policy},
             result=result,
             seen=seen,
         )
+
+    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+        """Returns the config with the temperature of the last evaluation, if it is to be found."""
+        if self._config.rl.temperature != "auto":
+            return config
+        return config.with_temperature(self._target.temperature)
+
+    def _mean_entropy_of_the_log(self) -> float | None:
+        """Returns the logging policy's mean entropy in nats, the mean of -log of propensities; None if some lack."""
+        if self.policy.log.without_propensity:
+            return None
+        numbers = torch.from_numpy(self._part_of_rows(sum(self._counts)))
+        propensity = self._evaluated.scalars[:, 3].cpu()[numbers].double()
+        sums = torch.stack((-propensity.log().sum(), torch.tensor(float(len(propensity)), dtype=torch.float64)))
+        total, count = self._group.all_reduce(sums).tolist()
+        return float(total / max(count, 1.0))
+
+    def _find_temperature(self) -> None:
+        """Sets the temperature at which the policy has the logging policy's mean entropy, if the config asks for it."""
+        if self._config.rl.temperature == "auto":
+            assert self._logged_entropy is not None
+            self._target = Softmax(self._softmax_rows().temperature(self._logged_entropy))
+
+    def _policy_entropy(self) -> PolicyEntropy | None:
+        if not isinstance(self._target, Softmax):
+            return None
+        return PolicyEntropy.of(self._softmax_rows(), self._target, self._logged_entropy)
+
+    def _softmax_rows(self) -> SoftmaxRows:
+        """Returns the scores of a sample of the evaluated rows."""
+
+        @torch.no_grad()
+        def parts() -> Iterator[tuple[Tensor, Tensor]]:
+            numbers = self._part_of_rows(_ENTROPY_ROWS)
+            for batch in rows_in_order(self._evaluated, numbers, self._group.device):
+                arguments = (batch.state, batch.actions.mask, batch.actions.features)
+                yield self._scorer(*arguments), self._restriction(*arguments)
+
+        with evaluating(self._learner):
+            return SoftmaxRows(parts(), self._group)
 
     def _policy_evaluator(self) -> PolicyEvaluator:
         """Returns the evaluator of the policy, with models of it in the units of the rows."""
         config, data, group = self._config, self._data, self._group
         train, scored = data.train, data.evaluated
         rows = single_step_rows(config, scored, data, group)
+        learning = Learning(rows=sum(data.counts), epochs=config.epochs)
+        behavior = None
+        if config.evaluation.propensities == "estimate":
+            behavior = estimated_behavior(data.sides, rows, data.spec)
+            logger.info(f"evaluation: {behavior.problem or behavior.calibration}")
+            rows = rows.with_propensity(behavior.propensity)
+            self._evaluated = self._evaluated.with_propensity(behavior.propensity)
+        counts, num_rows = scored.found.counts, sum(scored.found.rows)
+        for note in replaced_propensities(behavior, counts, num_rows) if group.is_first else ():
+            logger.warning(note)
         log = EvaluationRows(
             sides=data.sides,
-            split=split_log(data.sides, data.scored, config.evaluation),
+            split=split_log(data.sides, data.scored, config.evaluation, learning),
             rows=rows,
             train_rows=rows if scored is train else single_step_rows(config, train, data, group),
             metric_names=data.spec.metric_names,
-            num_rows=sum(scored.found.rows),
-            without_propensity=scored.found.counts.get("propensity_absent_rows", 0),
+            num_rows=num_rows,
+            without_propensity=without_propensity(behavior, counts, num_rows),
             gamma=config.rl.gamma,
             settings=config.evaluation,
             seed=config.seed,
+            learning=learning,
+            behavior=behavior,
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")
@@ -278,7 +377,7 @@ class SimulationEvaluator(Evaluator):
         """Restores a state that `state_dict` returned."""
         self.latest = float(state["latest"])
 
-    def after_epoch(self, *, final: bool) -> dict[str, float]:
+    def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
         """Returns the policy's returns by TensorBoard tag, from the same episodes after each epoch."""
         return self.evaluate(final=False).scalars
 
@@ -324,13 +423,8 @@ class SimulationEvaluator(Evaluator):
         scores = {tag_of(kind, tag): value for tag, value in played.scores().items()}
         if RANDOM not in tables:
             return Evaluation(scalars=scores)
-        line = (
-            f"simulation: {spec.name}: {f'{kind}: ' if kind else ''}{self._target}: return {earned.total} over "
-            f"{counted(played.episodes, 'episode')}, {evaluation.confidence_level:.0%} interval; "
-            f"uniformly random actions {played.policies[RANDOM].total}"
-        ) + (f"; in all episodes {others}" if (others := self._others(kind)) else "")
         document = {"simulated": earned.json(), "simulation": played.json()}
-        return Evaluation(scalars=scores, document=document, lines=(line,), played=played)
+        return Evaluation(scalars=scores, document=document, played=played)
 
     def _others(self, kind: str) -> str:
         """Returns which policies the other types of agents play."""
@@ -340,18 +434,12 @@ class SimulationEvaluator(Evaluator):
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
-        earned = ", ".join(f"{kind} {value:.4g}" for kind, value in returns.items())
-        lines = [line for one in found.values() for line in one.lines]
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
         scalars |= {tag: value for one in found.values() for tag, value in one.scalars.items()}
         agents = {"terminated_share": ended, "returns": returns}
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},
             document={"agents": agents},
-            lines=(
-                *lines,
-                f"simulation: {ended:.1%} of episodes ended before the time limit; return of an agent: {earned}",
-            ),
             agents={
                 kind: replace(one, document=one.document | {"agents": {**agents, "others": self._others(kind)}})
                 for kind, one in found.items()
@@ -359,7 +447,7 @@ class SimulationEvaluator(Evaluator):
         )
 
     def _play(self, stream: int, random: str | None = None) -> dict[str, Tensor]:
-        """Plays the evaluation's episodes and returns `Returns.table`, [4, E], by type of agents.
+        """Plays the evaluation's episodes and returns the table of `play`, [4, E], by type of agents.
 
         Args:
             stream: number of the stream of random numbers.
@@ -373,6 +461,6 @@ class SimulationEvaluator(Evaluator):
             players = self._reader.players(env, self._learner, self._target, random)
             capture = rollout_capture(self._config, env.device)
             played = play(env, players, gamma=self._config.rl.gamma, capture=capture)
-            tables[:, :, first:stop] = torch.stack([one.table for one in played])
-        tables = self._group.sum(tables)
+            tables[:, :, first:stop] = torch.stack(played)
+        tables = self._group.all_reduce(tables)
         return {one.name: table for one, table in zip(self._simulation.types, tables, strict=True)}

@@ -35,7 +35,7 @@ from reagent_lite.distributed.verdict import Declaration, check_compatibility, d
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import NoRowsError, Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity
-from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
+from reagent_lite.run.dry_run import dry_run, lines_of, require_first_rows, warnings_of
 from reagent_lite.run.train import train
 from reagent_lite.training.stop import StopSignal
 
@@ -177,6 +177,7 @@ def _collect(config: WorkflowConfig, group: Group) -> "Collected":
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
     _log_choice(processes)
+    require_first_rows(config)
     run = dry_run(config, processes)
     for line in lines_of(run):
         logger.info(line)

@@ -147,7 +147,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         held_out=None if held_out is None else scored_log,
         learned=learned,
         counts=counts,
-        continues=any(group.each(int(learned.continues))),
+        continues=any(group.all_gather(int(learned.continues))),
         sides=sides,
         scored=scored,
         seen=seen,
@@ -158,7 +158,7 @@ def _to_learn(config: WorkflowConfig, log: Log, sides: TrainEvalLogs, scored: Sc
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
     both = np.isin(sides.hashes(log.copy), scored.hashes)
     if config.learns_from_scored:
-        seen = any(sides.shards.group.each(int(both.any())))
+        seen = any(sides.shards.group.all_gather(int(both.any())))
         return log.rows, seen and config.simulated_share < 1  # at 1 the rows are evaluated only
     rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
     return log.rows.only(rows[~both[log.copy.episode[rows]]]), False

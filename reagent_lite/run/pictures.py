@@ -1,5 +1,6 @@
 """A picture of a run: an animation of one episode of the learned policy."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, Reader
 from reagent_lite.run.learner import target_policy
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import act
+from reagent_lite.sim.rollout import Observer, play_step
 
 PICTURE_FILE = "rollout.gif"
 
@@ -42,9 +43,8 @@ def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
     env.reset()
     seen, places, actions, rewards = [_row(env.observation)], [_places(env)], [], []
     for _ in range(env.time_limit):
-        act(env, players)
+        play_step(env, players, Observer(), step=partial(env.step, stay=True))
         actions.append(int(env.action[0]))
-        env.step(stay=True)
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))
         places.append(_places(env))

@@ -9,10 +9,10 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.worker import report_model_saved
 from reagent_lite.errors import ConfigError, Problem, nearest
-from reagent_lite.evaluation.document import Evaluation
+from reagent_lite.evaluation.document import Evaluation, estimate_rows
 from reagent_lite.evaluation.gate import Gate, decide
 from reagent_lite.evaluation.page import REWARD_NAME
 from reagent_lite.export.content import BundleContent
@@ -39,7 +39,7 @@ from reagent_lite.files import LOCK, alone_in, nearest_existing, require_writabl
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
-from reagent_lite.report.markdown import decision_of, findings
+from reagent_lite.report.markdown import decision_of, findings, text_of
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.report.run import PAGE, Facts, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.learner import target_policy
@@ -50,6 +50,9 @@ from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
 from reagent_lite.training.loop import Position
 from reagent_lite.training.metrics import Conclusion
+
+if TYPE_CHECKING:
+    from reagent_lite.data.result_frames import DataFrame
 
 FOLDER = "model_output_path"
 _NOT_PUBLISHED = "not_published.json"
@@ -143,6 +146,7 @@ class Outcome(Result):
         seconds: total wall-clock time since this start.
         scores: scores of the policy by TensorBoard tag.
         not_published: why publish_if blocked the export; None, and not printed, if it did not.
+        folder: folder of the run; not printed.
     """
 
     model: str | dict[str, str] | None
@@ -153,6 +157,14 @@ class Outcome(Result):
     seconds: float
     scores: dict[str, float | None]
     not_published: str | None = None
+    folder: str = field(default="", repr=False, compare=False)
+
+    @property
+    def metrics(self) -> "DataFrame":
+        """Figures of the run, metrics.jsonl, a row for each step that has some, as a frame of pandas."""
+        from reagent_lite.data.result_frames import frame_of_lines
+
+        return frame_of_lines(Path(self.folder) / "metrics.jsonl")
 
     def line(self) -> str:
         """Returns the outcome as one line of JSON."""
@@ -213,7 +225,8 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         found = {kind: _report_of(config, learned, gate, kind) for kind in {ONLY, *source.types}}
         brief = Brief.of(found[ONLY])
         decision = found[ONLY].decision.json()
-        logger.info(str(found[ONLY].decision))
+        for line in (*text_of(found[ONLY]), str(found[ONLY].decision)):
+            logger.info(line)
         if gate is None or gate.passed:
             _export(config, source, learned, found)
         else:
@@ -225,6 +238,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         _write_report(config, source, facts, learned, found[ONLY])
         report_model_saved()
     group.barrier()
+    result = learned.evaluation.result
     models = {kind: str(model_folder(config.folder, kind)) for kind in source.types}
     return Outcome(
         model=None if reason else models.get(ONLY, models),
@@ -236,6 +250,8 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         scores=learned.scores,
         not_published=reason,
         brief=brief,
+        estimate_rows=() if result is None else estimate_rows(result, "model"),
+        folder=str(config.folder),
     )
 
 

@@ -62,10 +62,10 @@ def _described(
     sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
     known = torch.from_numpy(sample.astype(np.float64))
     present = ~known.isnan()
-    count, total = shards.group.sum(torch.stack((present.double().sum(0), known.nansum(0))))
+    count, total = shards.group.all_reduce(torch.stack((present.double().sum(0), known.nansum(0))))
     mean = total / count
-    square = shards.group.sum(torch.where(present, (known - mean).square(), 0.0).sum(0))
-    rows = max(sum(shards.group.each(len(numbers))), 1)
+    square = shards.group.all_reduce(torch.where(present, (known - mean).square(), 0.0).sum(0))
+    rows = max(sum(shards.group.all_gather(len(numbers))), 1)
     columns = zip((count / rows).tolist(), mean.tolist(), (square / count).sqrt().tolist(), strict=True)
     facts = [FeatureFacts(present=share, mean=mean, stddev=stddev) for share, mean, stddev in columns]
     return dict(zip(wanted, facts, strict=True))

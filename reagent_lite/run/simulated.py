@@ -90,7 +90,7 @@ def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) ->
     seed = config.seed + group.rank
     torch.manual_seed(seed)
     own = replace(settings, seed=None if group.device.type == "cuda" else seed)
-    return ReplayRing(own, group.device, over_ranks=group.max)
+    return ReplayRing(own, group.device, over_ranks=group.all_reduce_max)
 
 
 def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
@@ -184,7 +184,7 @@ def tag_of(kind: str, tag: str) -> str:
 
 def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
     """Returns the number of environment steps so far, and figures of the episodes that ended since the last call."""
-    episodes, lengths, *returns = group.sum(source.rollout.finished().cpu()).tolist()
+    episodes, lengths, *returns = group.all_reduce(source.rollout.finished().cpu()).tolist()
     figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
     if episodes:
         figures["simulation/training_length/mean"] = lengths / episodes

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from reagent_lite.algorithms.bcq import LoggingPolicy
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
@@ -19,6 +20,7 @@ from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.behavior import fit_logging_policy
 from reagent_lite.export.content import SampleRows
 from reagent_lite.report.run import Facts
 from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged
@@ -137,6 +139,10 @@ class Source(Protocol):
         """Returns the evaluators of the learner."""
         ...
 
+    def fit_logging_policy(self, learner: Learner) -> None:
+        """Gives BCQ the estimated logging policy, if the config asks for it."""
+        return
+
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns at most `count` raw rows in the model's column order, on which the export is checked.
 
@@ -210,6 +216,12 @@ class Logged(Source):
         if captures(self.config, self._group):
             source = FixedBatches(source, plan.rows_of_step(0))
         return Stream(source=source, plan=plan, order=order, group=self._group, warning=warning)
+
+    def fit_logging_policy(self, learner: Learner) -> None:
+        """Fits BCQ's logging policy to the rows that the learner learns from, if propensities are estimated."""
+        imitator = getattr(learners_of(learner)[ONLY], "imitator", None)
+        if isinstance(imitator, LoggingPolicy):
+            fit_logging_policy(imitator, self.data.train.copy, self.data.learned, self.spec, self.data.shards)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)

@@ -12,14 +12,13 @@ import torch
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import ShowProgress, logger, progress
-from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.evaluators import Evaluators
+from reagent_lite.run.evaluators import Evaluators, estimates_due
 from reagent_lite.run.learner import (
     build_learners,
     build_optimization,
@@ -66,6 +65,7 @@ class Callback:
 
 
 _SILENT = Callback()
+_AUTO = "softmax of q at the temperature with the logging policy's mean entropy"
 
 
 def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) -> Outcome:
@@ -104,8 +104,10 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
                 source.write_fitted()
                 step = setup.running.position.step
                 writer.add(file_sinks(folder, history.run, parameters(config), lines=history.lines, step=step))
-            logger.info(f"policy: {target_policy(config)}; it is evaluated, simulated and exported")
+            policy = _AUTO if config.rl.temperature == "auto" else str(target_policy(config))
+            logger.info(f"policy: {policy}; it is evaluated, simulated and exported")
             learned = learn(setup, writer, signal, callback)
+            config = setup.evaluators.found(config)
             outcome = publish(config, group, source, learned, time.monotonic() - start)
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
@@ -153,6 +155,7 @@ def set_up(source: Source, history: History) -> Setup:
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
         logger.info(warm_start(config.training.warm_start_model_path, learner, optimizer, group))
+    source.fit_logging_policy(learner)
     stream = source.stream(learner)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
     evaluators = source.evaluators(learner)
@@ -207,8 +210,6 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     evaluation = setup.evaluators.at_end()
     writer.write(position.step, evaluation.scalars)
     writer.keep()
-    for line in evaluation.lines:
-        logger.info(line)
     evaluation = replace(evaluation, document=evaluation.document | _learning_of(setup, writer.figures, evaluation))
     callback.on_evaluation(evaluation.document)
     return Learned(
@@ -248,7 +249,6 @@ class _RunHooks(Hooks):
     ) -> None:
         self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
         self._callback = callback
-        self._fault = fault_here(setup.history.group.place)
         self._excess = 0.0  # of the last warning of `Payable`
         self._note = ""
         position = setup.running.position
@@ -261,8 +261,6 @@ class _RunHooks(Hooks):
         return {"updates": step, "rows": rows, "frames": self._setup.stream.frames}
 
     def before_step(self, step: int) -> None:
-        if self._fault is not None:
-            self._fault.before_step(step)
         try:
             self._setup.stream.before_step(step)
         except Preempted:  # on every rank, while it waited for collectors
@@ -289,7 +287,7 @@ class _RunHooks(Hooks):
         }
         self._counted = counts
         if report.end_of_epoch:
-            self._writer.figures = self._evaluated(final=report.step == self._setup.stream.plan.num_steps)
+            self._writer.figures = self._evaluated(report)
             scalars |= self._writer.figures
             payable, mean = self._setup.payable, scalars.get("value/model/mean")
             if payable is not None and mean is not None and self._setup.history.group.is_first:
@@ -301,10 +299,13 @@ class _RunHooks(Hooks):
         if report.end_of_epoch:
             self._callback.on_epoch({"step": float(report.step), **scalars})
 
-    def _evaluated(self, *, final: bool) -> dict[str, float]:
+    def _evaluated(self, report: Report) -> dict[str, float]:
         group, waits = self._setup.history.group, self._setup.history.config.rendezvous
+        plan = self._setup.stream.plan
+        final = report.step == plan.num_steps
+        due = estimates_due(report.epoch, self._setup.history.config.epochs, plan.steps_per_epoch)
         with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
-            figures = self._setup.evaluators.after_epoch(final=final)
+            figures = self._setup.evaluators.after_epoch(final=final, estimates=due)
             group.barrier()  # rank 0 estimates while the others have nothing left to do
         return figures
 

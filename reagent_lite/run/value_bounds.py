@@ -109,7 +109,9 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
             ends = torch.maximum(ends, extremes.cpu())
     lows, highs = zip(*found, strict=True)
     bounds = torch.tensor([-min(lows), max(highs)], dtype=torch.float64)
-    lowest, high, least_reward, most_reward, least_factor, most_factor = group.max(torch.cat((bounds, ends))).tolist()
+    lowest, high, least_reward, most_reward, least_factor, most_factor = group.all_reduce_max(
+        torch.cat((bounds, ends))
+    ).tolist()
     low = -lowest
     if config.rl.value_bounds == "rewards" and math.isinf(low) and math.isinf(high):
         raise ConfigError(

@@ -87,7 +87,8 @@ async def rank(body: CandidateLists, request: Request) -> Rankings:
         predicted = bundle.predict(states[part], candidates=candidates[part])
         for q, mask in zip(predicted.q, predicted.mask, strict=True):
             if not np.isfinite(values := q[mask]).all():
-                where, bad = f"rows.{len(rankings)}.possible_actions", values[~np.isfinite(values)]
+                where = f"rows.{len(rankings)}.possible_actions"
+                bad = values[~np.isfinite(values)]
                 raise RefusedError(422, Problem(where, "candidates of finite value", f"{bad[0]}"))
             order = np.argsort(-q, kind="stable")
             rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
@@ -110,7 +111,7 @@ async def reward(body: Reward, request: Request) -> None:
 
 @of_any_model.get("/healthz", responses={503: ERRORS[503]})
 async def healthz(request: Request) -> Health:
-    """Says whether decisions are made and logged."""
+    """Health check."""
     worker = _worker(request)
     if worker.log.failure:
         raise OSError(worker.log.failure)

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from reagent_lite.export import Bundle
+from reagent_lite.export.bundle import Columns
 
 _LARGEST = 3.4e38  # of float32
 _ORDER = 2**53  # of sequence numbers; JSON carries larger integers through floats
@@ -146,16 +147,41 @@ class Health(BaseModel):
     """Decisions of this worker that are in no Parquet file yet."""
 
 
+def with_contract_names(tree: Any, columns: Columns) -> Any:
+    """Returns a body in which the names that the model's training log has for fields are those of the contract.
+
+    Args:
+        tree: the JSON of a body; its rows, or the body itself, may have such names.
+        columns: the model's, see Bundle.columns.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    rows = tree.get("rows")
+    if isinstance(rows, list):
+        return {**tree, "rows": [with_contract_names(row, columns) for row in rows]}
+    found = dict(tree)
+    for name, source in columns.items():
+        if name in tree:
+            continue
+        if isinstance(source, str):
+            if source in found:
+                found[name] = found.pop(source)
+        elif features := {feature: found.pop(feature) for feature in source if feature in found}:
+            found[name] = features
+    return found
+
+
 def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
     """Returns an OpenAPI document in which the features and actions are those of a model."""
     schemas = document["components"]["schemas"]
     for name, ids in (("StateFeatures", bundle.state_feature_ids), ("CandidateFeatures", bundle.action_feature_ids)):
         if name in schemas:
             value = schemas[name]["additionalProperties"]
-            schemas[name] |= {"properties": {str(one): value for one in ids}, "additionalProperties": False}
+            schemas[name] |= {"properties": {str(feature): value for feature in ids}, "additionalProperties": False}
     # one feature is a number, see `_some`
     schemas["StateFeatures"]["anyOf"] = [
-        {"required": [str(one)], "properties": {str(one): {"type": "number"}}} for one in bundle.state_feature_ids
+        {"required": [str(feature)], "properties": {str(feature): {"type": "number"}}}
+        for feature in bundle.state_feature_ids
     ]
     if "ActionName" in schemas:
         schemas["ActionName"]["enum"] = list(bundle.action_names)

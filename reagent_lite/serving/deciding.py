@@ -57,23 +57,27 @@ class _Batch:
     """Requests for one model."""
 
     def __init__(self, model: ServedModel) -> None:
-        self.bundle, self.version = model.bundle, model.version
+        self.bundle = model.bundle
+        self.version = model.version
         self.requests: list[_Request] = []
 
     def draw(self, rng: np.random.Generator) -> None:
         """Draws for all rows of the requests."""
-        states = np.concatenate([one.states for one in self.requests])
-        choices: Any = [choice for one in self.requests for choice in one.choices]
-        name, index, propensities = "candidates" if self.bundle.parametric else "mask", [], []
+        states = np.concatenate([request.states for request in self.requests])
+        choices: Any = [choice for request in self.requests for choice in request.choices]
+        name = "candidates" if self.bundle.parametric else "mask"
+        index = []
+        propensities = []
         for part in parts(map(len, choices), MOST_CHOICES):
             drawn = self.bundle.act(states[part], **{name: choices[part]}, rng=rng)
             index += drawn[0].tolist()
             propensities += drawn[1].tolist()
         start = 0
-        for one in self.requests:
-            own = slice(start, start + len(one.rows))
-            one.index, one.propensities = index[own], propensities[own]
-            start = own.stop
+        for request in self.requests:
+            rows = slice(start, start + len(request.rows))
+            request.index = index[rows]
+            request.propensities = propensities[rows]
+            start = rows.stop
 
 
 class Decider:
@@ -87,7 +91,10 @@ class Decider:
     """
 
     def __init__(self, model: ServedModel, log: DecisionLog, figures: Figures, rng: np.random.Generator) -> None:
-        self._model, self._log, self._figures, self._rng = model, log, figures, rng
+        self._model = model
+        self._log = log
+        self._figures = figures
+        self._rng = rng
         self._batch: _Batch | None = None
 
     async def decide(self, rows: Rows) -> bytes:
@@ -98,7 +105,8 @@ class Decider:
             RefusedError: actions that it does not know, or a row without one that may be taken.
             OSError: the log cannot be written.
         """
-        bundle, loop = self._model.bundle, asyncio.get_running_loop()
+        bundle = self._model.bundle
+        loop = asyncio.get_running_loop()
         states = bundle.states([row.state_features for row in rows])
         choices, possible, places = _choices(bundle, rows)
         request = _Request(
@@ -118,25 +126,25 @@ class Decider:
     def _finish(self, batch: _Batch) -> None:
         if batch is self._batch:
             self._batch = None
-        batch.requests = [one for one in batch.requests if not one.answer.done()]  # others were cancelled
+        batch.requests = [request for request in batch.requests if not request.answer.done()]  # others were cancelled
         try:
             self._decide(batch)
         except Exception as error:
-            for one in batch.requests:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
+            for request in batch.requests:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
 
     def _decide(self, batch: _Batch) -> None:
         batch.draw(self._rng)
         decided: list[tuple[_Request, list[Any]]] = []
-        for one in batch.requests:
-            if min(one.index) < 0:
-                place = f"rows.{one.index.index(-1)}.possible_actions"
-                problem = Problem(place, "an action that the model may take", "none")
-                one.answer.set_exception(RefusedError(422, problem))
+        for request in batch.requests:
+            if min(request.index) < 0:
+                where = f"rows.{request.index.index(-1)}.possible_actions"
+                problem = Problem(where, "an action that the model may take", "none")
+                request.answer.set_exception(RefusedError(422, problem))
                 continue
-            options = one.possible if batch.bundle.parametric else repeat(batch.bundle.action_names)
-            decided.append((one, [each[place] for each, place in zip(options, one.index, strict=False)]))
+            options = request.possible if batch.bundle.parametric else repeat(batch.bundle.action_names)
+            decided.append((request, [names[k] for names, k in zip(options, request.index, strict=False)]))
         ids = iter(
             self._log.append(
                 {
@@ -148,20 +156,20 @@ class Decider:
                     "possible_actions": possible,
                     "action_probability": propensity,
                 }
-                for one, actions in decided
+                for request, actions in decided
                 for row, possible, action, propensity in zip(
-                    one.rows, one.possible, actions, one.propensities, strict=True
+                    request.rows, request.possible, actions, request.propensities, strict=True
                 )
             )
         )
-        for one, actions in decided:
-            index = [places[k] for places, k in zip(one.places, one.index, strict=True)]
-            found = zip(actions, index, one.propensities, strict=True)
-            decisions = [{"decision_id": next(ids), "action": a, "index": k, "propensity": p} for a, k, p in found]
-            one.answer.set_result(to_json({"decisions": decisions, "model": batch.version}))
+        for request, actions in decided:
+            index = [places[k] for places, k in zip(request.places, request.index, strict=True)]
+            drawn = zip(actions, index, request.propensities, strict=True)
+            decisions = [{"decision_id": next(ids), "action": a, "index": k, "propensity": p} for a, k, p in drawn]
+            request.answer.set_result(to_json({"decisions": decisions, "model": batch.version}))
         if decided:
             self._figures.decided([action for _, actions in decided for action in actions], batch.bundle)
-            self._figures.missing(np.isnan(np.concatenate([one.states for one, _ in decided])), batch.bundle)
+            self._figures.missing(np.isnan(np.concatenate([request.states for request, _ in decided])), batch.bundle)
 
 
 def present(features: dict[str, float | None]) -> dict[str, float]:
@@ -180,8 +188,10 @@ def _choices(bundle: Bundle, rows: Sequence[Any]) -> tuple[Choices, Sequence[Seq
         first = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(given))).first_equal
         each = np.split(first == np.arange(len(first)), np.cumsum(lengths)[:-1])
         places = [np.flatnonzero(kept).tolist() for kept in each]
-        possible = [[present(row.possible_actions[k]) for k in own] for row, own in zip(rows, places, strict=True)]
-        return [candidates[own] for candidates, own in zip(given, places, strict=True)], possible, places
+        possible = [
+            [present(row.possible_actions[k]) for k in indices] for row, indices in zip(rows, places, strict=True)
+        ]
+        return [candidates[indices] for candidates, indices in zip(given, places, strict=True)], possible, places
     names = bundle.action_names
     mask = np.ones((len(rows), len(names)), np.bool_)
     for number, row in enumerate(rows):

@@ -60,7 +60,7 @@ _WAL_BYTES = 32_000_000  # of the write-ahead log, which then begins again
 _NO_REWARD = to_json({"reward": 0.0})
 
 Joined = Literal["joined", "again", "unknown"]
-"""What became of a reward: its decision waited for it; it has one, or was written; no such decision is known."""
+"""Outcome of a reward: its decision waited for it; it has one, or was written; no such decision is known."""
 
 
 class DecisionLog:

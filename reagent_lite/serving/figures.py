@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus; with PROMETHEUS_MULTIPROC_DIR the figures of all workers."""
+"""Counters of a server for Prometheus; with PROMETHEUS_MULTIPROC_DIR the figures of all workers."""
 
 import os
 from collections import Counter as Counts

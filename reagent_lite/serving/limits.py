@@ -17,15 +17,20 @@ class Limits:
     """ASGI middleware that reads bodies within limits and measures requests."""
 
     def __init__(self, app: Any, config: ServeConfig, figures: Figures) -> None:
-        self._app, self._config, self._figures = app, config, figures
-        self._most, self._posts = int(config.max_body_kb * 1000), 0
+        self._app = app
+        self._config = config
+        self._figures = figures
+        self._most = int(config.max_body_kb * 1000)
+        self._posts = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Hands a request on, or answers 408, 413, or 503 where more arrive than can be handled."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status, posted = time.perf_counter(), 500, scope["method"] == "POST"
+        begun = time.perf_counter()
+        status = 500
+        posted = scope["method"] == "POST"
         self._posts += posted
 
         async def sending(message: Any) -> None:
@@ -48,7 +53,9 @@ class Limits:
     async def _body(self, scope: Any, receive: Any) -> bytes:
         if self._posts > _MOST_AT_ONCE:
             raise RefusedError(503, Problem("requests", f"at most {_MOST_AT_ONCE} at once", "more", TRY_LATER))
-        body, more, length = b"", True, int(dict(scope["headers"]).get(b"content-length", b"0"))
+        body = b""
+        more = True
+        length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         try:
             async with asyncio.timeout(self._config.request_seconds):
                 while more and max(length, len(body)) <= self._most:

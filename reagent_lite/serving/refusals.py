@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
+from reagent_lite.serving.bodies import with_contract_names
 from reagent_lite.strict_json import parse_json
 
 TRY_LATER = "Try again later"
@@ -39,15 +40,16 @@ class RefusedError(HTTPException):
 class _StrictRequest(Request):
     async def json(self) -> Any:
         try:
-            return parse_json(await self.body())
+            tree = parse_json(await self.body())
         except UnicodeDecodeError:
             raise
         except ValueError as error:
             raise RefusedError(422, Problem("body", "JSON", str(error))) from error
+        return with_contract_names(tree, self.app.state.worker.model.bundle.columns)
 
 
 class StrictRoute(APIRoute):
-    """A route whose bodies are read by `strict_json`."""
+    """A route whose bodies are read by `strict_json`, and may have the names of the model's training log."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns what answers a request."""
@@ -61,7 +63,7 @@ class StrictRoute(APIRoute):
 
 def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Returns the answer of `Faults`."""
-    return JSONResponse({"problems": [asdict(one) for one in problems]}, status, headers)
+    return JSONResponse({"problems": [asdict(problem) for problem in problems]}, status, headers)
 
 
 def _answers(texts: dict[int, str]) -> Answers:
@@ -87,7 +89,7 @@ async def refused(request: Request, error: Any) -> Response:
     if isinstance(error, BundleError):
         return refusal(422, error.problems)
     if isinstance(error, RequestValidationError):
-        return refusal(422, [_fault(request, one) for one in error.errors()[:MAX_PROBLEMS]])
+        return refusal(422, [_problem(request, fault) for fault in error.errors()[:MAX_PROBLEMS]])
     where = f"{request.method} {request.url.path}"
     if isinstance(error, HTTPException):
         expected = "a body in UTF-8" if error.status_code == 400 else "a path and method of /docs"
@@ -98,22 +100,24 @@ async def refused(request: Request, error: Any) -> Response:
     return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
 
 
-def _fault(request: Request, found: dict[str, Any]) -> Problem:
-    """Returns what pydantic found in a body."""
-    place, kind, given = found["loc"], found["type"], found["input"]
-    where = ".".join(map(str, place))
+def _problem(request: Request, fault: dict[str, Any]) -> Problem:
+    """Returns the problem of pydantic's description of a fault in a body."""
+    location = fault["loc"]
+    kind = fault["type"]
+    given = fault["input"]
+    where = ".".join(map(str, location))
     if kind == "missing":
         return Problem(where, "a value", "nothing")
     if kind == "extra_forbidden":
         body = get_type_hints(request.scope["endpoint"])["body"]
-        return Problem(where, "a known key", f"unknown key {place[-1]!r}", _advice(body, place[1:]))
+        return Problem(where, "a known key", f"unknown key {location[-1]!r}", _advice(body, location[1:]))
     todo = "Send the header content-type: application/json" if isinstance(given, bytes) else ""
-    return Problem(where, found["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)
+    return Problem(where, fault["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)
 
 
-def _advice(body: type[BaseModel], place: Sequence[int | str]) -> str:
-    """Returns the known key most like an unknown one at a place such as ("rows", 0, "mdp"), else all known keys."""
+def _advice(body: type[BaseModel], location: Sequence[int | str]) -> str:
+    """Returns the known key most like an unknown one at a location such as ("rows", 0, "mdp"), else all known keys."""
     fields = body.model_fields
-    if len(place) > 1:
+    if len(location) > 1:
         fields = get_args(fields["rows"].annotation)[0].model_fields
-    return nearest(str(place[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")
+    return nearest(str(location[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")

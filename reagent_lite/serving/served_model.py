@@ -79,7 +79,7 @@ class ServedModel:
     def _identity(self) -> list[tuple[int, ...]]:
         """Identifies all files, so that a model which is copied file by file is tried again until it is whole."""
         try:
-            found = [file.stat() for file in sorted(self._folder.iterdir())]
+            files = [file.stat() for file in sorted(self._folder.iterdir())]
         except OSError:
             return []
-        return [(one.st_dev, one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
+        return [(entry.st_dev, entry.st_ino, entry.st_mtime_ns, entry.st_size) for entry in files]

@@ -40,7 +40,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """What the workers of a server share.
+    """State that the workers of a server share.
 
     Attributes:
         config: the server's.
@@ -99,15 +99,17 @@ def _listening(config: ServeConfig) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
-        where, got = f"{config.host}:{config.port}", error.strerror or str(error)
+        where = f"{config.host}:{config.port}"
+        got = error.strerror or str(error)
         raise ConfigError(
             Problem("port", f"a free port at {where}", got, "Choose another, or end its server")
         ) from error
 
 
 def _supervise(server: _Server, log: DecisionLog) -> int:
-    context, stopping = multiprocessing.get_context("spawn"), threading.Event()
-    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in _SIGNALS}
+    context = multiprocessing.get_context("spawn")
+    stopping = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in _SIGNALS}
     ready = [context.Event() for _ in range(server.config.workers)]
     workers: list[SpawnProcess] = []
     restarts = 0
@@ -121,15 +123,15 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
     try:
         workers.extend(map(started, range(server.config.workers)))
         while not stopping.is_set():
-            wait([one.sentinel for one in workers], timeout=min(_POLL_SECONDS, server.config.poll_seconds))
+            wait([worker.sentinel for worker in workers], timeout=min(_POLL_SECONDS, server.config.poll_seconds))
             if time.monotonic() - polled > server.config.poll_seconds:
                 _poll(log)
                 polled = time.monotonic()
-            for number, one in enumerate(workers):
-                if one.is_alive() or stopping.is_set():
+            for number, worker in enumerate(workers):
+                if worker.is_alive() or stopping.is_set():
                     continue
-                multiprocess.mark_process_dead(one.pid, str(server.folder))  # type: ignore[no-untyped-call]
-                ended = f"ended with code {one.exitcode}"
+                multiprocess.mark_process_dead(worker.pid, str(server.folder))  # type: ignore[no-untyped-call]
+                ended = f"ended with code {worker.exitcode}"
                 if not ready[number].is_set():
                     raise ConfigError(
                         Problem(
@@ -141,10 +143,10 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
                 restarts += 1
                 workers[number] = started(number)
     finally:
-        for one in workers:
-            one.terminate()
-        for one in workers:
-            one.join()
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
         for number_of_signal, handler in before.items():
             signal.signal(number_of_signal, handler)
     return restarts
@@ -161,8 +163,8 @@ def _work(server: _Server, number: int, ready: Any) -> None:
     """Serves in a process of its own."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else 1000 connections leave no file to the log
-    for one in _SIGNALS:  # uvicorn answers what is under way first
-        signal.signal(one, lambda *_: sys.exit())
+    for signal_number in _SIGNALS:  # uvicorn answers what is under way first
+        signal.signal(signal_number, lambda *_: sys.exit())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(exit_code(lambda: _answer(server, number, ready)))
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Player, act
+from reagent_lite.sim.rollout import Observer, Player, play_step
 
 BLOCK_ROWS = 1 << 15
 _MOST_ROUNDS = 256
@@ -161,11 +161,8 @@ class EpisodeRecorder:
             SimulationError: when the environment was given an action it does not have, or memory does not suffice.
         """
         env, chunk = self._env, self._chunk
-        for step in range(chunk.rounds):
-            chunk.before(step)
-            act(env, players)
-            env.step()
-            chunk.after(step)
+        for _ in range(chunk.rounds):
+            play_step(env, players, chunk)
         env.check()
         rows, ends = chunk.on_host()
         self._list.add(self._held.stop, ends)
@@ -203,11 +200,12 @@ def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
         begin, taken = stop, int(cumulative[stop - 1])
 
 
-class _Chunk:
+class _Chunk(Observer):
     """A recording of some rounds: tensors [rounds, R, ...] on the device, R = N * A rows of A agents."""
 
     def __init__(self, env: VectorEnv, rounds: int) -> None:
         self.rounds = rounds
+        self._round = 0
         self._shape = (rounds, env.num_envs, env.spec.agents)
         self._before = {"state": env.observation}
         self._after = {"action": env.action, "propensity": env.propensity, "reward": env.reward}
@@ -221,17 +219,18 @@ class _Chunk:
         every = self._before | self._after | self._ends
         self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
 
-    def before(self, step: int) -> None:
+    def before(self) -> None:
         """Records what the policy sees."""
-        self._record(step, self._before)
+        self._record(self._before)
 
-    def after(self, step: int) -> None:
-        """Records action, reward and where they led."""
-        self._record(step, self._after | self._ends)
+    def after(self) -> None:
+        """Records action, reward and where they led; the round after the last overwrites the first."""
+        self._record(self._after | self._ends)
+        self._round = (self._round + 1) % self.rounds
 
-    def _record(self, step: int, tensors: dict[str, Tensor]) -> None:
+    def _record(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            self._kept[name][step].copy_(tensor)
+            self._kept[name][self._round].copy_(tensor)
 
     def on_host(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the columns of rows, {name: [rounds, R, ...]}, and those of ends, {name: [rounds, N, A, ...]}.

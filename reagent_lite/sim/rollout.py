@@ -8,7 +8,7 @@ types of agents, each type has a policy, and each type that learns has a ring of
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -71,34 +71,55 @@ class Player:
         return every.view(env.num_envs, -1)[envs].flatten()
 
 
-def act(env: VectorEnv, players: Iterable[Player], *, informed: bool = True, envs: Tensor | None = None) -> None:
-    """Draws the actions of all agents, each type's by its own policy; the order of the types changes nothing.
+class Observer:
+    """Reads the buffers of environments around each step; this one reads nothing."""
 
-    Call it under torch.no_grad().
+    def before(self) -> None:
+        """Reads what policies see, which the step overwrites."""
+
+    def after(self) -> None:
+        """Reads what they did and where it led."""
+
+
+def play_step(
+    env: VectorEnv,
+    players: Iterable[Player],
+    observer: Observer,
+    *,
+    step: Callable[[], None] | None = None,
+    envs: Tensor | None = None,
+) -> None:
+    """Draws the actions of all agents, each type's by its own policy, and takes them; the order of types is irrelevant.
+
+    Rollouts, recorded episodes, returns and pictures all play by it. Call it under torch.no_grad().
 
     Args:
-        env: takes the actions at its next step.
+        env: the environments.
         players: one, or all types of agents.
-        informed: false draws uniformly where a type learns.
+        observer: is called before and after.
+        step: how the environments take the actions; None: by `env.step`.
         envs: [n] the environments whose actions count, or None for all; policies are not evaluated in the others.
     """
+    observer.before()
     drawn = []
     for player in players:
-        q, policy = None, player.policy if informed or player.ring is None else None
-        if policy is not None:
+        q = None
+        if player.policy is not None:
             asked = player.rows_in(env, envs)
             shown = (env.observation, env.mask, env.features)
             observation, mask, features = shown if asked is None else (None if t is None else t[asked] for t in shown)
             assert observation is not None
-            q = policy(observation, mask, features)
+            q = player.policy(observation, mask, features)
             if asked is not None:
                 q = q.new_zeros(env.num_rows, q.shape[1]).index_copy_(0, asked, q)
-        env.act(q, epsilon=player.epsilon, temperature=player.temperature if policy is not None else 0.0)
+        env.act(q, epsilon=player.epsilon, temperature=0.0 if q is None else player.temperature)
         if player.rows is not None:
             drawn.append((player.rows, env.action[player.rows], env.propensity[player.rows]))
     for rows, action, propensity in drawn:
         env.action.index_copy_(0, rows, action)
         env.propensity.index_copy_(0, rows, propensity)
+    (step or env.step)()
+    observer.after()
 
 
 class Experience(Protocol):
@@ -142,7 +163,7 @@ class Experience(Protocol):
         ...
 
 
-class Rollout:
+class Rollout(Observer):
     """Policies in environments.
 
     Args:
@@ -175,13 +196,15 @@ class Rollout:
         env.reset()
         # what the policies saw: a step overwrites it before the transition is complete
         self._seen = {name: tensor.clone() for name, tensor in self._shown().items()}
-        self._informed = capture(lambda: self._step(informed=True))
+        self._uniform = [player if player.ring is None else replace(player, policy=None) for player in players.values()]
+        self._informed = capture(lambda: play_step(env, self.players.values(), self))
 
     def explore(self, epsilon: float) -> None:
         """Sets the share of uniform draws of the types that learn."""
         for name in self.rings:
             self.players[name].epsilon.fill_(epsilon)
 
+    @torch.no_grad()
     def run(self, steps: int, *, informed: bool = True) -> None:
         """Takes steps in every environment.
 
@@ -193,7 +216,7 @@ class Rollout:
             if informed:
                 self._informed()
             else:
-                self._step(informed=False)
+                play_step(self.env, self._uniform, self)
 
     def finished(self) -> Tensor:
         """Returns and resets [2 + players] float64: episodes that ended, their steps, returns of an agent by type.
@@ -236,13 +259,14 @@ class Rollout:
         shown = {"observation": env.observation, "mask": env.mask, "features": features, "present": env.in_game}
         return {name: tensor for name, tensor in shown.items() if tensor is not None}
 
-    @torch.no_grad()
-    def _step(self, *, informed: bool) -> None:
-        env = self.env
+    def before(self) -> None:
+        """Keeps what the policies see."""
         for name, now in self._shown().items():
             self._seen[name].copy_(now)
-        act(env, self.players.values(), informed=informed)
-        env.step()
+
+    def after(self) -> None:
+        """Writes the step into the rings and counts ended episodes."""
+        env = self.env
         step = EnvStep(
             action=env.action,
             reward=env.reward,

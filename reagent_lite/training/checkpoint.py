@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class _State(BaseModel):
     step: NonNegativeInt
     rows: NonNegativeInt
     finished: bool
-    told: _Reported
+    reported: Annotated[_Reported, Field(validation_alias=AliasChoices("reported", "told"))]
     optimizer: _OptimizerSettings
     schedule: dict[str, int] | None
     world: _World
@@ -112,6 +112,8 @@ def read_state(data: bytes, folder: Path) -> Tree:
             Problem(where, "the state of a run of this release", first["msg"], CHECKPOINT.outdated)
         ) from error
     state: Tree = json.loads(data)
+    if "told" in state:  # before release 0.2
+        state["reported"] = state.pop("told")
     return state
 
 
@@ -315,7 +317,7 @@ class Checkpoints:
         if self._step == step:
             return ""
         data = save(flat(own_state(self.running, group)))
-        need = sum(group.each(len(data)))
+        need = sum(group.all_gather(len(data)))
         name = f"step_{step:06d}"
         parts = group.gather_bytes(data)
         failure = self._write(name, need, parts) if group.is_first else ""
@@ -380,7 +382,7 @@ class Checkpoints:
             "serial": self._serial + 1,
             "parent": self.latest,
             "finished": False,
-            "told": running.reported(),
+            "reported": running.reported(),
             "optimizer": settings,
             "schedule": running.optimization.progress(),
         }
@@ -568,7 +570,7 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     Raises:
         PeerError: some ranks hold other values than the majority, or than rank 0 where there is no majority.
     """
-    sums = group.each(checksum(module))
+    sums = group.all_gather(checksum(module))
     counts = Counter(sums)
     if len(counts) == 1:
         return

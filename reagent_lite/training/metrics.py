@@ -58,7 +58,7 @@ class Meter:
         """Returns the mean over all steps and ranks since the last call and resets the sums; every rank calls it."""
         if not self._steps:
             return {}
-        total = group.sum(torch.stack(list(self._sums.values())).double())
+        total = group.all_reduce(torch.stack(list(self._sums.values())).double())
         means = (total / (group.world_size * self._steps)).tolist()
         for value in self._sums.values():
             value.zero_()  # in place: a captured update adds to these very tensors

@@ -165,12 +165,12 @@ class History:
     @property
     def lines(self) -> int:
         """Number of lines of metrics.jsonl to keep."""
-        return 0 if self.state is None else int(self.state["told"]["lines"])
+        return 0 if self.state is None else int(self.state["reported"]["lines"])
 
     @property
     def figures(self) -> dict[str, float]:
         """Figures of the last epoch."""
-        return {} if self.state is None else dict(self.state["told"]["figures"])
+        return {} if self.state is None else dict(self.state["reported"]["figures"])
 
     def require_same(self, identity: Mapping[str, str]) -> None:
         """Refuses to continue with other data.
@@ -231,7 +231,7 @@ class History:
             versions: versions of the software.
         """
         group, state = self.group, self.state
-        nodes = Counter(group.each(group.node))
+        nodes = Counter(group.all_gather(group.node))
         document = {
             "run": self.run,
             "serial": 0 if state is None else state["serial"],

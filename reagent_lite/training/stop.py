@@ -3,30 +3,22 @@
 If the terminal is closed, with or without a signal, the run's output is lost, but the run itself is not.
 """
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from reagent_lite.distributed.worker import stop_signals
 from reagent_lite.errors import Preempted
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
-
-
-_AGAIN_SECONDS = 0.02
 
 
 class StopSignal:
     """Listens inside its `with` block, in the main thread; elsewhere Python delivers no signals and nothing happens.
 
-    The first signal raises Preempted where it arrives, unless it is deferred. If that is a callback whose errors Python
-    only reports (of a weak reference, of ctypes), it is raised again a moment later. An error of the block after a
+    The first signal raises Preempted where it arrives, unless it is deferred. In a callback whose errors Python only
+    reports (of a weak reference, of ctypes) it counts at the next `deferred` block. An error of the block after a
     signal is taken for its consequence and becomes Preempted as well: interrupted libraries raise errors of their own.
 
     Args:
@@ -41,8 +33,6 @@ class StopSignal:
         self.standing = "nothing was saved yet; the same command starts over"
         self._name = ""
         self._raised = False
-        self._again: threading.Timer | None = None
-        self._report = sys.unraisablehook
         self._deferred = False
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
 
@@ -74,16 +64,11 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 self._before[number] = signal.signal(number, self._handle)
-            self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        if self._before:
-            sys.unraisablehook = self._report
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self._last else handler)
         if isinstance(error, Exception) and self.wanted:
@@ -96,11 +81,3 @@ class StopSignal:
         if not (self._raised or self._deferred):  # a second one would only interrupt the cleanup
             self._raised = True
             raise self.preempted()
-
-    def _unraisable(self, what: "UnraisableHookArgs") -> None:
-        if not isinstance(what.exc_value, Preempted):
-            self._report(what)
-            return
-        self._raised = False
-        self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.Signals[self._name]))
-        self._again.start()

@@ -27,8 +27,6 @@ from reagent_lite.training.metrics import Conclusion, Sink
 _RUN_TAG = "reagent_lite.run"
 _FINISHED, _STOPPED, _FAILED = "FINISHED", "KILLED", "FAILED"
 """How a run ended, in MLflow's words."""
-_METRICS, _PARAMETERS = 1000, 100
-"""Most of them that MLflow takes in one request."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
@@ -61,9 +59,8 @@ class _Mlflow:
             return
         tags = importlib.import_module("mlflow.tracking.context.registry").resolve_tags({_RUN_TAG: run})
         self._run = self._client.create_run(experiment, tags=tags, run_name=of.folder.name).info.run_id
-        found = [self._entities.Param(_legal(key), str(value)) for key, value in parameters(of).items()]
-        for at in range(0, len(found), _PARAMETERS):
-            self._client.log_batch(self._run, params=found[at : at + _PARAMETERS])
+        params = [self._entities.Param(_legal(key), str(value)) for key, value in parameters(of).items()]
+        self._client.log_batch(self._run, params=params)
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -79,8 +76,7 @@ class _Mlflow:
         legal = {_legal(name): value for name, value in scalars.items()}
         new = {name: value for name, value in legal.items() if step > self._had.get(name, -1)}
         metrics = [self._entities.Metric(name, value, at, step) for name, value in new.items()]
-        for first in range(0, len(metrics), _METRICS):
-            self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS])
+        self._client.log_batch(self._run, metrics=metrics)
 
     def conclude(self, conclusion: Conclusion) -> None:
         self._client.set_tag(self._run, "decision", conclusion.decision)

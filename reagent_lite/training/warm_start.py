@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, Kind, verified
+from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, FolderKind, verified
 from reagent_lite.training.checkpoint import (
     LEARNER,
     OPTIMIZER,
@@ -88,7 +88,7 @@ def _read(path: Path) -> Files:
     return {_FOLDER: str(folder).encode(), **files}
 
 
-def _find(path: Path) -> tuple[Path, Kind]:
+def _find(path: Path) -> tuple[Path, FolderKind]:
     """Accepts what an earlier run left, at any of its levels; the newest checkpoint where there are several."""
     for folder in (path, path / "checkpoints"):
         if (folder / LEARNER).is_file():

@@ -8,6 +8,7 @@ import torch
 from oracles.batches import make_batch, random_batch
 from torch import Tensor, nn
 
+from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
@@ -87,6 +88,23 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
     found = restricted.evaluate(batch)
     assert (found.q.tolist(), found.choices.tolist(), found.td_loss.item()) == ([[0, 0]], [[True, False]], 2.25)
     assert found.target.tolist() == [1.5]
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
+    """Odds of 3 in state 1, a fifth of uniform choices: 0.8 * 0.75 + 0.2 / 2. A third action is forbidden."""
+    actions = () if parametric else ("a", "b", "c")
+    spec = SourceSpec(num_state_features=1, num_action_features=3 * parametric, action_names=actions, metric_names=())
+    policy = LoggingPolicy(spec)
+    policy.weight.copy_(torch.tensor([[math.log(3)], [0.0], [9.0]]))
+    policy.share.fill_(0.2)
+    mask = torch.tensor([[True, True, False]])
+    features = torch.eye(3).unsqueeze(0) if parametric else None
+    found = policy(torch.ones(1, 1), mask, features).squeeze(2).exp()
+    torch.testing.assert_close(found, torch.tensor([[0.7, 0.3, 0.0]]))
+    kept = LikelyInTheLog(policy, 0.5)(torch.ones(1, 1), mask, features)
+    assert kept.tolist() == [[True, False, False]]
+    assert not list(policy.parameters())
 
 
 def test_evaluated_targets_are_those_of_the_loss() -> None:

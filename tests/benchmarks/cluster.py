@@ -60,7 +60,7 @@ with joined(Place.read(), torch.device("cpu")) as group:
         while time.perf_counter() < until:
             pass
         if step % 50 == 0:
-            group.sum(gradient)  # keeps ranks together, as gradients do; not counted
+            group.all_reduce(gradient)  # keeps ranks together, as gradients do; not counted
         start = time.perf_counter()
         agreement.after_step(step, stop=False, save=False)
         if step % every == 0:

@@ -10,6 +10,7 @@ cover     the least coverage of any estimator's nominal 95 % interval of the val
 low, high most misses of any estimator on a side: intervals above, and below the truth
 ship, not decisions in all logs: where what is done makes no difference (gain 1) both are false
 
+`--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
 """
@@ -25,10 +26,11 @@ from scipy.stats import fisher_exact
 
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
-from tests.oracles.regimes import Regime, measure
+from tests.oracles.hidden_loggers import HiddenLogger
+from tests.oracles.regimes import AnyRegime, Regime, measure
 
 
-def regimes() -> Iterator[tuple[str, Regime]]:
+def regimes() -> Iterator[tuple[str, AnyRegime]]:
     """Yields kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
     sizes = (
         (300, 34, 0.004), (300, 34, 0.02), (300, 2, 0.2), (2_000, 34, 0.004), (2_000, 34, 0.02), (2_000, 200, 0.2),
@@ -54,6 +56,28 @@ def regimes() -> Iterator[tuple[str, Regime]]:
     for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34)):
         yield "gain", Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
     yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
+    yield from (("hidden", regime) for regime in hidden_regimes())
+
+
+def hidden_regimes() -> Iterator[HiddenLogger]:
+    """Yields kinds of logs without propensities, first those of loggers that the estimated policy can be."""
+    yield HiddenLogger(logger="softmax", known=True)
+    yield HiddenLogger(logger="softmax")
+    yield HiddenLogger(logger="softmax", outcome="event")
+    yield HiddenLogger(logger="softmax", episodes=500, actions=2)
+    yield HiddenLogger(logger="uniform")
+    yield HiddenLogger(logger="uniform", actions=34, outcome="event")
+    yield HiddenLogger(logger="steep", near=0.8)
+    yield HiddenLogger(logger="greedy")
+    yield HiddenLogger(logger="greedy", episodes=3_000, outcome="event")
+    yield HiddenLogger(logger="certain", near=0.8)
+    yield HiddenLogger(logger="softmax", episodes=500, horizon=5, near=0.8, known=True)
+    yield HiddenLogger(logger="softmax", episodes=500, horizon=5, near=0.8)
+    yield HiddenLogger(logger="greedy", episodes=500, horizon=5, near=0.8)
+    yield HiddenLogger(logger="softmax", gain=1.0, known=True)
+    yield HiddenLogger(logger="softmax", gain=1.0)
+    for logger in ("network", "hidden", "confounded", "secret"):
+        yield HiddenLogger(logger=logger)
 
 
 def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed: int) -> tuple[float, float]:
@@ -87,8 +111,16 @@ def show_power(logs: int, seed: int) -> None:
             print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {found:.3f} | {fisher:.3f} |", flush=True)
 
 
-def described(regime: Regime) -> str:
+def described(regime: AnyRegime) -> str:
     """Returns a regime in words."""
+    if isinstance(regime, HiddenLogger):
+        steps = f", {regime.horizon} steps" if regime.horizon > 1 else ""
+        gain = f", gain {regime.gain:g}" if regime.gain else ""
+        return (
+            f"{'known ' if regime.known else ''}{regime.logger}, {regime.actions} actions, {regime.episodes:,} episodes"
+            f"{steps}, {regime.outcome}, near {regime.near:g}{gain}"
+        )
+    assert isinstance(regime, Regime)
     rate = f" {regime.rate:.1%}" if regime.sparse else ""
     steps = f", {regime.horizon} steps" if regime.horizon > 1 else ""
     near = f" {regime.near:g}" if regime.policy == "near" else ""

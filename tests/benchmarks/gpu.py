@@ -41,10 +41,10 @@ from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.cuda_build import cuda_problem, find_nvcc
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.capture import Captured
 from reagent_lite.training.loop import Hooks, fit
 from reagent_lite.training.resume import History
-from workflows.simulate import simulate
 
 Figures = dict[str, Any]
 

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from reagent_lite.config import check
 from reagent_lite.config.score import ScoreConfig
+from reagent_lite.tasks.score import score
 from tests.benchmarks.serving import a_model
 from tests.benchmarks.turns import in_turns, options_of, seconds_of
-from workflows.score import score
 
 COLUMNS = [str(one) for one in range(4)]
 

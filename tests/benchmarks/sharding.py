@@ -28,8 +28,8 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.files import sync
+from reagent_lite.tasks.simulate import simulate
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
-from workflows.simulate import simulate
 
 FILES = 16
 

@@ -52,33 +52,6 @@ def test_torchrun_where_names_lead_nowhere(need_hosts: None, lines: list[str], n
         assert (work.out() / "model").exists()
 
 
-def halves(lines: list[str]) -> list[list[str]]:
-    thirds = parts(lines, 3)
-    return [thirds[0], thirds[1] + thirds[2]]
-
-
-@SLOW
-@pytest.mark.parametrize(
-    ("divide", "processes", "changes"),
-    [
-        (lambda lines: [lines, lines], 1, {"data": {"layout": "replicas"}}),
-        (halves, 2, {"data": {"global_minibatch_size": 10_000}, "epochs": 10}),  # one process beside two
-        (lambda lines: [lines, []], 1, {"data": {"global_minibatch_size": 10_000}, "epochs": 5}),
-        (lambda lines: [lines[:-1], lines[-1:]], 1, {"data": {"global_minibatch_size": 10_000}, "epochs": 5}),
-    ],
-    ids=["replicas", "uneven", "no row", "one row"],
-)
-def test_every_division_learns_what_one_process_learns(
-    two_hosts: Hosts, job: Make, lines: list[str], tmp_path: Path, divide: Any, processes: int, changes: dict[str, Any]
-) -> None:
-    """With all rows in each minibatch where shards differ, so that the order of rows does not matter."""
-    work = job(divide(lines), **changes)
-    work.start(two_hosts[0])
-    work.start(two_hosts[1], "--set", f"num_processes_per_node={processes}")
-    work.done()
-    same(learned(work.out()), alone(tmp_path / "alone", lines, **changes), 1e-5)
-
-
 STEPS = {"checkpoint": {"every_steps": 5}, "rendezvous": {"lost_after_seconds": 4.0, "heartbeat_seconds": 0.5}}
 
 
@@ -99,27 +72,6 @@ def test_a_fault_on_purpose_is_survived_bit_for_bit(job: Make, kind: str) -> Non
         assert "beginning again from the last checkpoint: restart 1 of at most 3" in one.stderr
     assert "resuming from checkpoints/step_000020" in started[0].stderr
     same(learned(work.out()), expected, 0)
-
-
-def test_a_wrong_row_on_one_host_ends_both_with_file_and_line(job: Make, lines: list[str]) -> None:
-    first, second = parts(lines, 2)
-    second[3] = second[3].replace('"reward": 1.0', '"reward": NaN')
-    work = job([first, second], **STEPS)
-    started = work.start_all()
-    work.done(2)
-    for one in started:
-        assert "job/train.jsonl:4" in one.stderr
-    assert not (work.out() / "model").exists()
-
-
-def test_missing_data_on_one_host_ends_both_before_training(two_hosts: Hosts, job: Make) -> None:
-    work = job()
-    two_hosts[1].run("rm", two_hosts[1].data / "job/train.jsonl")
-    started = work.start_all()
-    work.done(2)
-    for one in started:
-        assert "node 1 (host node1" in one.stderr
-        assert "train.jsonl" in one.stderr
 
 
 def strike(work: Job, rng: random.Random) -> str:

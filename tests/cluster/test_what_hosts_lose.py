@@ -173,16 +173,6 @@ def test_a_share_that_cannot_be_used(run: Run, fault: Fault, words: str) -> None
     all_end([machine], 3, "share", 20)
 
 
-@SLOW
-def test_a_share_that_hangs_later_does_not_matter(run: Run) -> None:
-    run.under_way(steps=2000)
-    run.hosts.share_fault("hangs")
-    run.let_end()
-    wait_until(run.hosts[0].seen_from_here(run.hosts[0].data / "sum_0").exists, run.logs, 60)
-    run.hosts.share_heal()
-    run.ends_well()
-
-
 def test_a_clock_an_hour_off(run: Run, need_faketime: None) -> None:
     run.start(run.hosts[1], "faketime", "-f", "+1h")
     run.start(run.hosts[0])
@@ -239,12 +229,3 @@ def test_a_machine_without_ipv4(need_hosts: None, kinds: list[str]) -> None:
             all_end(both, 3, "node 0 (10.83.0.1, eth0): expected a connection to node 1 (fd83::2:", 60)
         else:
             run.ends_well()
-
-
-@SLOW
-def test_host_names_are_not_needed(need_gluster: None) -> None:
-    """Names that resolve, Debian's own as 127.0.1.1; in all other tests of this file names do not resolve."""
-    with Hosts(2, names="loopback") as hosts:
-        run = Run(hosts)
-        run.all()
-        run.ends_well()

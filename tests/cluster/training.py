@@ -9,13 +9,14 @@ from typing import Any
 from cluster.hosts import Host, Hosts
 from cluster.machine import Started
 from oracles.cartpole import write_log
+from oracles.interpreters import FAULTS
 from oracles.runs import ROOT, merged, trained
 from oracles.waiting import wait_until
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.testing import assert_close
 
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{FAULTS}", "OMP_NUM_THREADS": "1"}
 BASE: dict[str, Any] = {
     "use_all_avail_gpus": True,
     "actions": ["0", "1"],

@@ -193,7 +193,7 @@ def work(options: dict[str, Any]) -> None:
         with group.waiting_at_most(options.get("wait", 60), then=60):
             for step in range(steps):
                 group.enter_collective(step)
-                total = group.sum(torch.tensor([position.rank + 1, len(stops), (out / "end").exists()]))
+                total = group.all_reduce(torch.tensor([position.rank + 1, len(stops), (out / "end").exists()]))
                 if total[1]:
                     group.barrier()
                     sys.exit(Preempted.exit_code)

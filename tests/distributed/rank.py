@@ -104,7 +104,7 @@ def learn(job: str, group: Group, folder: Path) -> int:
 
 
 def collectives(group: Group) -> dict[str, Any]:
-    total = int(group.sum(torch.tensor([group.rank + 1])))
+    total = int(group.all_reduce(torch.tensor([group.rank + 1])))
     last = group.broadcast_bytes(bytes([group.rank]), group.world_size - 1)[0]
     matrix = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
     return {

@@ -46,7 +46,7 @@ def test_place_is_read_whole_or_refused() -> None:
 
 def test_a_world_of_one_does_nothing() -> None:
     group = Group(Place(), torch.device("cpu"))
-    assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
+    assert group.all_reduce(torch.tensor([2.0])).tolist() == [2.0]
     assert group.broadcast_text("naïve") == "naïve"
     assert [part.tolist() for part in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
     assert list(group.gather_bytes(b"")) == [b""]

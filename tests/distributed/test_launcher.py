@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from machines import ONE, Start, all_end, appears
-from oracles.interpreters import Interpreter, python_path
-from oracles.runs import ROOT
+from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 
 from reagent_lite import memory
@@ -44,17 +43,6 @@ def test_gpus_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index]))
     assert used_gpus(1) == ("GPU-bbbb",)
     assert used_gpus(4) == ("GPU-bbbb", "GPU-aaaa")
-
-
-def test_a_started_process_keeps_the_folders_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels of a machine without a network are in one."""
-    (tmp_path / "carried.py").write_text("NAME = 'carried'")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "tests")}
-    started = Interpreter(["-c", "import carried, oracles, reagent_lite; print(carried.NAME)"], env=environment)
-    assert started.communicate(60)[0] == "carried\n"
-    monkeypatch.delenv("PYTHONPATH")
-    assert python_path(ROOT) == str(ROOT)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The evaluation of a page: intervals, normalised values, differences and diagnostics; as JSON, tags and lines."""
+"""The evaluation of a page: intervals, normalised values, differences and diagnostics; as JSON and tags."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from oracles.pages import bandit_page, estimate_of, evaluated, gridworld_page, n
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe
 from reagent_lite.evaluation.cpe import Estimate, differences, limit
-from reagent_lite.evaluation.document import as_json, lines, reward_model_scalars, scalars
+from reagent_lite.evaluation.document import as_json, reward_model_scalars, scalars
 from reagent_lite.evaluation.page import BY_OUTCOME, EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 
@@ -191,7 +191,7 @@ def test_two_policies_are_compared_on_the_same_episodes() -> None:
     assert worse.reason.startswith("against: the log rarely has the policy's choices")
 
 
-# ---- JSON, tags and lines
+# ---- JSON and tags
 
 
 def test_what_is_undefined_is_null_in_json_and_has_no_tag() -> None:
@@ -204,19 +204,8 @@ def test_what_is_undefined_is_null_in_json_and_has_no_tag() -> None:
     assert all(math.isfinite(value) for value in scalars(result).values())
 
 
-def test_lines_name_each_estimate_with_its_own_numbers() -> None:
-    result = evaluated(HALVED)
-    text = list(lines(result))
-    assert "200 scored episodes, 200 rows" in text[0]
-    for estimate in result.outcomes[0].one_step.estimates:  # all that is shown of episodes of one row
-        (line,) = (line for line in text if line.strip().startswith(f"{estimate.name}:"))
-        assert f": {estimate.figure} = " in line
-        assert str(estimate.verdict) in line
-
-
 def test_a_page_without_rows() -> None:
     result = evaluated(EMPTY)
-    assert list(lines(result)) == ["CPE: no episodes could be scored"]
     assert (scalars(result), as_json(result)["overlap"], differences(result, result)) == ({}, None, {})
 
 

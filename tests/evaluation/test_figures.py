@@ -52,7 +52,7 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
     """Two other rows with targets 4 and 5 on another rank: 0, 1, 4, 5 have mean 2.5 and variance 4.25."""
 
     class Another(Group):
-        def sum(self, tensor: Tensor) -> Tensor:
+        def all_reduce(self, tensor: Tensor) -> Tensor:
             other = torch.zeros_like(tensor)
             # rows, squared targets, targets
             other[0] = 2

@@ -4,6 +4,7 @@ tests/benchmarks/coverage.py prints the whole table, with 500 logs per regime.
 """
 
 import pytest
+from oracles.hidden_loggers import HiddenLogger
 from oracles.regimes import Regime, measure
 
 LOGS = 40
@@ -30,6 +31,22 @@ def test_what_makes_no_difference_is_seldom_shipped_and_intervals_hold_the_truth
     assert figures["cover difference"] >= 1 - MOST_MISSES
     assert figures["ship"] <= MOST_FALSE
     assert figures["do not ship"] <= MOST_FALSE
+
+
+def test_estimated_propensities_serve_as_well_as_logged_ones() -> None:
+    """Of a logger that the estimated policy can be."""
+    figures = measure(HiddenLogger(logger="softmax", episodes=300, actions=3, outcome="event"), LOGS, seed=1000)
+    assert figures["trusted"] > 0.5
+    assert figures["cover"] >= 1 - MOST_MISSES
+    assert figures["cover difference"] >= 1 - MOST_MISSES
+    assert figures["ship"] <= MOST_FALSE
+    assert figures["do not ship"] <= MOST_FALSE
+
+
+def test_a_logger_that_the_estimated_policy_cannot_be_decides_nothing() -> None:
+    figures = measure(HiddenLogger(logger="network"), LOGS // 5, seed=1000)
+    assert figures["trusted"] <= 0.5
+    assert figures["ship"] == figures["do not ship"] == 0
 
 
 def test_a_policy_that_is_ten_times_better_is_found() -> None:

@@ -1,6 +1,7 @@
 """Returns in simulation: by hand on episodes of known length, intervals by arithmetic, no bias to short episodes."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from oracles import gridworld
 from torch import Tensor
 
 from reagent_lite.errors import SimulationError
-from reagent_lite.evaluation.returns import Returns, estimates, play
+from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.rollout import Player
@@ -43,9 +44,18 @@ def stay(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> T
     return torch.tensor([1.0, 0.0]).expand(len(observation), 2)
 
 
+class Returns(NamedTuple):
+    """The rows of a table of `play`."""
+
+    total: Tensor
+    discounted: Tensor
+    length: Tensor
+    truncated: Tensor
+
+
 def played(env: VectorEnv, policy: Policy, gamma: float = 1.0, epsilon: float = 0.0) -> Returns:
-    (result,) = play(env, [Player(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
-    return result
+    (table,) = play(env, [Player(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
+    return Returns(*table)
 
 
 def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> None:
@@ -53,11 +63,11 @@ def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> 
     env.reset()
     first = env.observation[:, 0].long().clone()
     result = played(env, stay, gamma=0.5)
-    assert torch.equal(result.length, first)
+    assert torch.equal(result.length, first.double())
     assert torch.equal(result.total, first.double())
     # 1 + 1/2, or 1 + ... + 1/128
     assert torch.equal(result.discounted, torch.where(first == 2, 1.5, 2 - 2.0**-7).double())
-    assert result.terminated.all()
+    assert not result.truncated.any()
     assert result.total.mean() == pytest.approx(5, abs=4 * 3 / 4000**0.5)  # not 3.2, as by episodes ended per step
 
 
@@ -70,8 +80,8 @@ def test_infinite_returns_are_refused_where_other_episodes_have_followed(tmp_pat
 
 def test_a_time_limit_truncates(tmp_path: Path) -> None:
     result = played(coins(tmp_path, 50, time_limit=5), stay, gamma=1.0)
-    assert torch.equal(result.total, torch.where(result.terminated, 2.0, 5.0).double())
-    assert 0 < result.terminated.sum() < 50
+    assert torch.equal(result.total, torch.where(result.truncated == 0, 2.0, 5.0).double())
+    assert 0 < result.truncated.sum() < 50
 
 
 def test_episodes_that_are_over_are_not_decided_any_more() -> None:
@@ -92,7 +102,7 @@ def test_episodes_that_are_over_are_not_decided_any_more() -> None:
     together = episode(0, 400)
     assert asked[0] == 400
     assert min(asked) < 50
-    assert together.terminated.all()
+    assert not together.truncated.any()
     for number in together.length.argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():
         alone = episode(number, 1)
         assert int(alone.length) == int(together.length[number])

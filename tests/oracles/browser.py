@@ -3,7 +3,6 @@
 Protocol: https://chromedevtools.github.io/devtools-protocol/, messages on descriptors 3 and 4, each ended by a NUL.
 """
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -106,11 +105,6 @@ class Browser:
         """Returns script errors, console messages and the browser's own remarks on the page."""
         methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [json.dumps(event["params"]) for method in methods for event in self._named(method)]
-
-    def pdf(self) -> bytes:
-        """Returns the page in print, its headings as outline."""
-        printed = self.ask("Page.printToPDF", generateDocumentOutline=True, generateTaggedPDF=True)
-        return base64.b64decode(printed["data"])
 
     def _named(self, method: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("method") == method]

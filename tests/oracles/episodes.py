@@ -102,20 +102,3 @@ def gymnasium_episodes(name: str, physical: list[object], rule: Rule, epsilon: f
     env.close()
     returns, lengths, ends = np.array(rows).T
     return Episodes(returns=returns, lengths=lengths, terminated=ends.astype(bool))
-
-
-def random_cartpole_returns(num: int) -> np.ndarray:
-    """Returns of Gymnasium's CartPole, 200 steps at most, under random actions."""
-    import gymnasium
-
-    env = gymnasium.make("CartPole-v1", max_episode_steps=200)
-    env.action_space.seed(0)
-    returns = []
-    for episode in range(num):
-        env.reset(seed=episode)
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
-    return np.array(returns)

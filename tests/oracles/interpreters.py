@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+FAULTS = Path(__file__).with_name("faults")
+"""Folder of the module that makes runs fail where REAGENT_LITE_FAULT says so."""
 READ_WHEN_LOADED = ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
 _waiting: dict[tuple[str | None, ...], "_Waiting"] = {}
 _numbers = itertools.count()
@@ -30,8 +32,8 @@ _folder = tempfile.TemporaryDirectory(prefix="interpreters_")
 
 
 def python_path(*folders: Path) -> str:
-    """Returns PYTHONPATH for a process: these folders, and those of this process, where wheels may be."""
-    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Returns PYTHONPATH for a process: these folders, FAULTS, and those of this process, where wheels may be."""
+    return os.pathsep.join([*map(str, folders), str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class Interpreter:
@@ -191,6 +193,8 @@ def _become(request: dict[str, Any]) -> None:
     first, *others = request["arguments"]
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[0:1] = [request["cwd"] if first.startswith("-") else str(Path(first).parent), *added]
+    if str(FAULTS) in added:  # as Python does when it starts
+        runpy.run_path(str(FAULTS / "sitecustomize.py"))
     sys.argv = request["arguments"] if first[0] != "-" else [first, *others[1:]]
     if first == "-m":
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)

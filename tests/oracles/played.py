@@ -11,7 +11,7 @@ from oracles.bundles import linear_bundle
 
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
-from workflows.evaluate import Evaluated, evaluate
+from reagent_lite.tasks.evaluate import Evaluated, evaluate
 
 Array = NDArray[np.float64]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
 from reagent_lite.evaluation.page import EvaluationPage
@@ -56,6 +58,10 @@ class Regime:
     gain: float = 1.0
     near: float = 0.8
 
+    def draw(self, rng: np.random.Generator) -> LogOfRegime:
+        """Draws tables and a log."""
+        return draw(self, rng)
+
     @property
     def sparse(self) -> bool:
         """Whether only the last row of an episode has an outcome."""
@@ -69,11 +75,25 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOfRegime:
-    """A log: its page, and the exact returns of the evaluated and of the logging policy."""
+    """A log: its page, the exact returns of evaluated and logging policy, and the calibration of its propensities."""
 
     page: EvaluationPage
     value: float
     logged: float
+    calibration: Calibration | None = None
+
+
+class AnyRegime(Protocol):
+    """A kind of log."""
+
+    @property
+    def horizon(self) -> int:
+        """Rows of an episode."""
+        ...
+
+    def draw(self, rng: np.random.Generator) -> LogOfRegime:
+        """Draws a log."""
+        ...
 
 
 def draw(regime: Regime, rng: np.random.Generator) -> LogOfRegime:
@@ -102,7 +122,7 @@ def draw(regime: Regime, rng: np.random.Generator) -> LogOfRegime:
     logged = float((mu * exact).sum(1).mean())
     rows = 1 if regime.sparse else length
     return LogOfRegime(
-        page=_page(pi[context, action], mu[context, action], reward, model_taken, model_expected, rest),
+        page=page_of(pi[context, action], mu[context, action], reward, model_taken, model_expected, rest),
         value=rows * value,
         logged=rows * logged,
     )
@@ -112,15 +132,15 @@ def _logging(regime: Regime, prefers: Array) -> Array:
     if regime.logging == "uniform":
         return np.full(prefers.shape, 1 / regime.actions)
     if regime.logging == "softmax":
-        return _softmax(prefers)
+        return softmax(prefers)
     return 0.9 * np.eye(regime.actions)[prefers.argmax(1)] + 0.1 / regime.actions
 
 
 def _evaluated(regime: Regime, mu: Array, likes: Array) -> Array:
     kinds = {
         "equal": mu,
-        "near": regime.near * mu + (1 - regime.near) * _softmax(3 * likes),
-        "far": _softmax(5 * likes),
+        "near": regime.near * mu + (1 - regime.near) * softmax(3 * likes),
+        "far": softmax(5 * likes),
         "one": np.eye(regime.actions)[likes.argmax(1)],
     }
     return kinds[regime.policy]
@@ -152,12 +172,14 @@ def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
     return events * lognormal if regime.outcome == "purchase" else regime.sign * events
 
 
-def _softmax(scores: Array) -> Array:
+def softmax(scores: Array) -> Array:
     powers = np.exp(scores - scores.max(1, keepdims=True))
     return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
-def _page(taken: Array, propensity: Array, reward: Array, model: Array, expected: Array, rest: Array) -> EvaluationPage:
+def page_of(
+    taken: Array, propensity: Array, reward: Array, model: Array, expected: Array, rest: Array
+) -> EvaluationPage:
     """Returns a page of two choices, the logged action and all others together; arguments [episodes, horizon]."""
     episodes, horizon = reward.shape
 
@@ -186,13 +208,14 @@ def _page(taken: Array, propensity: Array, reward: Array, model: Array, expected
     )
 
 
-def outcome_of(regime: Regime, seed: int) -> tuple[dict[str, tuple[bool, ...]], str]:
+def outcome_of(regime: AnyRegime, seed: int) -> tuple[dict[str, tuple[bool, ...]], str]:
     """Returns on which sides the intervals of each trustworthy estimate miss, and the decision.
 
     Intervals of the value above and below the truth, then intervals of the difference.
     """
-    log = draw(regime, np.random.default_rng(seed))
-    result = evaluate_page(log.page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
+    log = regime.draw(np.random.default_rng(seed))
+    generator = torch.Generator().manual_seed(seed)
+    result = evaluate_page(log.page, gamma=1.0, config=CONFIG, generator=generator, calibration=log.calibration)
     decision = decide(Evidence(result=result, comparisons=tuple(compared(result))))
     misses = {}
     for family, rows in ((result.outcomes[0].sequential, 1), (result.outcomes[0].one_step, regime.horizon)):
@@ -208,7 +231,7 @@ def outcome_of(regime: Regime, seed: int) -> tuple[dict[str, tuple[bool, ...]], 
     return misses, decision.choice
 
 
-def measure(regime: Regime, logs: int, seed: int) -> dict[str, float]:
+def measure(regime: AnyRegime, logs: int, seed: int) -> dict[str, float]:
     """Returns the figures of a regime."""
     trusted = 0
     choices: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from workflows.simulate import Simulated, simulate
+from reagent_lite.tasks.simulate import Simulated, simulate
 
 Array = NDArray[np.float64]
 

@@ -34,7 +34,7 @@ def action_of(value: Any, actions: Actions) -> int:
     if value is None or value == "":
         return -1
     assert isinstance(value, int | float | str | np.integer), value
-    index = actions.index(value) if value in actions else int(float(value))
+    index = actions.index(value) if value in actions else value if isinstance(value, int) else int(float(value))
     return index if index < len(actions) else -1
 
 
@@ -68,7 +68,7 @@ def sequence_of(value: Any) -> int:
     if isinstance(value, str | datetime.date):
         value = pd.Timestamp(value)
     if isinstance(value, pd.Timestamp):
-        return int((value.tz_localize("UTC") if value.tzinfo is None else value).value // 1000)
+        return int((value.tz_localize("UTC") if value.tzinfo is None else value).as_unit("us").asm8.view("i8"))
     return int(value)
 
 

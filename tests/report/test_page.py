@@ -31,7 +31,7 @@ from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report import sections
 from reagent_lite.report.content import Report, Section, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
-from reagent_lite.report.markdown import decision_of, findings
+from reagent_lite.report.markdown import decision_of, findings, text_of
 from reagent_lite.report.page import breakable, render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
 from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
@@ -174,9 +174,25 @@ def test_the_model_card_says_the_same_in_markdown() -> None:
     assert "| IPS a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |" in text
 
 
+def test_the_log_says_the_same_as_text() -> None:
+    """Facts, sentences and tables of what the policy is worth, but the definitions of estimators, in columns."""
+    row = comparison(estimated("IPS_Reward", 12.0, 1.0))
+    section = estimates(row, result=RESULT)
+    about, cut = section.notes[:2]
+    assert list(text_of(replace(report_of(section, weights_section(OVERLAP, 10.0)), facts=(("Rows", 1200),)))) == [
+        "Rows: 1,200",
+        f"Estimates: {about}",
+        f"Estimates: {cut}",
+        section.tables[0].title,
+        "  Estimator      Estimate (95% interval)  Difference  Times the logged policy  Verdict        Reason",
+        "  logged policy  10 (9 to 11)",
+        "  IPS Reward     12 (11 to 13)            2 (1 to 3)  1.2                      ● trustworthy  why",
+    ]
+
+
 def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_only_where_it_decides() -> None:
     row = comparison(estimated("IPS", 12.0, 1.0))
-    _, text, cut = estimates(row, result=RESULT).notes[:3]
+    text, cut = estimates(row, result=RESULT).notes[:2]
     assert text.startswith("30 scored episodes, worth 12.5 of the policy's own")
     assert cut.startswith("12.5% of the episodes are cut before their end")
     assert 'class="dot good"' in estimates(row).charts[0].svg

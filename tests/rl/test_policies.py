@@ -1,8 +1,23 @@
 """Propensities, by hand arithmetic."""
 
-import torch
+import math
 
-from reagent_lite.rl.policies import EpsilonGreedy, Softmax, likely_enough, policy_json, policy_of
+import numpy as np
+import pytest
+import torch
+from oracles.runs import ALONE
+from scipy.optimize import brentq
+
+from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
+from reagent_lite.rl.policies import (
+    EpsilonGreedy,
+    Softmax,
+    entropy,
+    likely_enough,
+    policy_json,
+    policy_of,
+    temperature_with,
+)
 
 MASK = torch.tensor([[True, True, False], [False, False, False]])
 
@@ -39,3 +54,73 @@ def test_likely_enough_compares_with_the_largest_allowed() -> None:
     logits = torch.log(torch.tensor([[0.05, 0.5, 0.45]])).repeat(2, 1)
     kept = likely_enough(logits, torch.tensor([[True, True, True], [True, False, False]]), 0.11)
     assert kept.tolist() == [[False, True, True], [True, False, False]]
+
+
+def test_entropy_by_hand() -> None:
+    """A fair coin, a certain choice, and 1/4 against 3/4."""
+    found = entropy(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.25, 0.75, 0.0]]))
+    three = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    torch.testing.assert_close(found, torch.tensor([math.log(2), 0.0, three]))
+
+
+def test_the_temperature_of_known_log_odds() -> None:
+    """Values that differ by 2 have odds of 3 at temperature 2 / log 3."""
+    wanted = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    q = torch.tensor([[7.0, 5.0]], dtype=torch.float64)
+
+    def mean_entropy(temperature: float) -> float:
+        return float(entropy(Softmax(temperature).propensities(q, torch.ones(1, 2, dtype=torch.bool))).mean())
+
+    assert temperature_with(wanted, mean_entropy, 2.0) == pytest.approx(2 / math.log(3), rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e5])
+def test_the_temperature_that_scipy_finds(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    values = scale * rng.normal(size=(50, 4))
+    mask = np.ones((50, 4), bool)
+    mask[:20, 3] = False
+
+    def mean_entropy(temperature: float) -> float:
+        powers = np.exp((values - values.max(1, keepdims=True)) / temperature) * mask
+        shares = powers / powers.sum(1, keepdims=True)
+        return float(-(shares * np.log(np.where(shares > 0, shares, 1))).sum(1).mean())
+
+    expected = brentq(lambda t: mean_entropy(t * scale) - 0.6, 0.01, 100) * scale
+    rows = SoftmaxRows([(torch.from_numpy(values[:30]), torch.from_numpy(mask[:30])),
+                        (torch.from_numpy(values[30:]), torch.from_numpy(mask[30:]))], ALONE)  # fmt: skip
+    assert rows.temperature(0.6) == pytest.approx(expected, rel=1e-6)
+    assert rows.mean_entropy(expected) == pytest.approx(0.6)
+    assert rows.largest_entropy() == pytest.approx((20 * math.log(3) + 30 * math.log(4)) / 50)
+
+
+def test_entropies_that_no_temperature_has() -> None:
+    q = torch.tensor([[2.0, 1.0]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    rows = SoftmaxRows([(q, mask)], ALONE)
+    assert rows.temperature(1.0) == pytest.approx(1e6)
+    assert rows.temperature(-1.0) == pytest.approx(1e-6)
+    assert SoftmaxRows([(torch.ones(1, 2), mask)], ALONE).temperature(0.3) == 1.0
+    assert SoftmaxRows([], ALONE).temperature(0.3) == 1.0
+
+
+def test_a_policy_that_is_nearly_greedy_or_uniform_says_so() -> None:
+    """Values 0 and log 3: at temperature 1 shares of 1/4 and 3/4, entropy 0.562; log 2 = 0.693 is the largest."""
+    q = torch.tensor([[0.0, math.log(3)]], dtype=torch.float64)
+    rows = SoftmaxRows([(q, torch.ones(1, 2, dtype=torch.bool))], ALONE)
+
+    def notes(temperature: float, logged: float | None) -> tuple[str, ...]:
+        return PolicyEntropy.of(rows, Softmax(temperature), logged).notes
+
+    assert notes(1.0, 0.5) == ()
+    assert notes(0.01, 0.562335) == (
+        "softmax of q at temperature 0.01 is nearly greedy: its mean entropy is 0.0% of that of uniform choices; at "
+        'temperature 1 it is 81.1%, as in the log (rl.temperature "auto")',
+    )
+    assert notes(0.01, 0.01) == ()
+    assert notes(100.0, 0.69) == notes(100.0, None)  # a log of uniform choices is nothing to keep to
+    # half of log 2: shares of 0.11 and 0.89, odds of 8.09, and log 3 / log 8.09
+    assert notes(100.0, None) == (
+        "softmax of q at temperature 100 is nearly uniform: its mean entropy is 100.0% of that of uniform choices; at "
+        "temperature 0.526 it is 50.0%",
+    )

@@ -51,6 +51,21 @@ def test_candidates_are_chosen_and_ranked(candidates: Path, opened: Open) -> Non
     assert [one["propensity"] for one in decided] == propensities.tolist()
 
 
+def test_rows_may_have_the_names_of_the_training_log(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    worker.model.bundle.columns = {"mdp_id": "session", "state_features": ["age", "3"], "possible_actions": "offers",
+                                   "reward": "clicked", "terminal": "last"}  # fmt: skip
+    row = {"session": "7", "age": -0.5, "3": 1.5, "offers": ["wait"]}
+    (decision,) = worker.post("/decide", rows=[row])["decisions"]
+    (logged,) = worker.waiting_rows()
+    assert (logged["mdp_id"], logged["state_features"], logged["action"]) == ("7", {"age": -0.5, "3": 1.5}, "wait")
+    worker.post("/reward", decision_id=decision["decision_id"], clicked=1.0, last=True)
+    assert worker.post("/decide", rows=[{"state_features": {"3": 1.0}, "possible_actions": ["mail"]}])
+    answer = worker.client.post("/decide", json={"rows": [row | {"state_features": {"3": 1.0}}]})
+    assert answer.status_code == 422
+    assert answer.json()["problems"][0]["got"] == "unknown key 'age'"
+
+
 ROW = {"state_features": {"3": 1.0}}
 REFUSED: list[tuple[Any, str]] = [
     (b"{", "body"),

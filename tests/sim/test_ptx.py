@@ -4,7 +4,6 @@ Every other test of what nvcc makes of our kernels rests on it (test_cuda_code.p
 """
 
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -277,45 +276,6 @@ def words(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def test_loops_and_predicates(programs: Machine) -> None:
-    result = words(-1)
-    for number, expected in ((0, 0), (1, 1), (10, 55)):
-        launch(programs, "triangle", words(number), result)
-        assert result.item() == expected
-
-
-def test_threads_of_a_grid_share_memory_and_nothing_else(programs: Machine) -> None:
-    counts, seen = words(0, 7), torch.zeros(96, dtype=torch.int32)
-    launch(programs, "atomics", counts, seen, (3, 32))
-    assert counts.tolist() == [192, 95]
-    assert seen.tolist() == list(range(0, 192, 2))
-    counts.zero_()
-    arguments = struct.pack("PP", counts.data_ptr(), seen.data_ptr())
-    programs.launch("atomics", (3, 32), arguments, regions({"a": counts, "b": seen}), backwards=True)
-    assert seen.tolist() == list(range(190, -1, -2))
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_threads_of_a_block_wait_at_a_barrier(programs: Machine, backwards: bool) -> None:
-    seen = torch.zeros(32, dtype=torch.int32)
-    arguments = struct.pack("PP", seen.data_ptr(), seen.data_ptr())
-    programs.launch("mirror", (3, 32), arguments, regions({"seen": seen}), backwards=backwards)
-    assert seen.tolist() == [31, *range(31)]
-
-
-def test_widths_of_loads_and_stores(programs: Machine) -> None:
-    result = torch.zeros(4, dtype=torch.int32)
-    launch(programs, "widths", words(0x12345680, 0x2FF), result)
-    assert result.tolist() == [-128, 0xFF, 0x2FF, 0x12345680]
-
-
-def test_local_memory_and_tables(programs: Machine) -> None:
-    result = words(0)
-    launch(programs, "spaces", words(0), result)
-    assert result.item() == 42
-    assert programs.data("table") == struct.pack("II", 1, 2)
-
-
 @pytest.mark.parametrize("offset", [-4, 5, 6, 8, 2**40])
 def test_a_byte_outside_is_an_error(programs: Machine, offset: int) -> None:
     first = torch.tensor([offset])
@@ -371,13 +331,3 @@ def test_what_else_is_refused_while_running(programs: Machine) -> None:
 def test_what_is_not_known_is_named_and_never_skipped(line: str) -> None:
     with pytest.raises(PtxError, match=r"is not known|is not|register of type f64"):
         translate(read(HEADER + entry("strange", line)))
-
-
-def test_the_complaint_gives_the_line(tmp_path: Path) -> None:
-    with pytest.raises(PtxError, match=r"line 4: '.func foo"):
-        read(HEADER + ".func foo() { ret; }\n")
-    text = HEADER + entry("strange", "\tadd.ftz.f32 \t%f5, %f1, %f2;")
-    number = 1 + text.split("\n").index("\tadd.ftz.f32 \t%f5, %f1, %f2;")
-    expected = f"line {number} of strange: 'add.ftz.f32 %f5, %f1, %f2;' is not known"
-    with pytest.raises(PtxError, match=expected):
-        Machine(text, tmp_path)

@@ -308,7 +308,7 @@ def resealed(folder: Path, file: str, change: Callable[[Any], object]) -> None:
 STATES: list[Callable[[Any], object]] = [
     *(
         lambda state, key=key: state.pop(key)
-        for key in ("run", "step", "rows", "told", "optimizer", "schedule", "world")
+        for key in ("run", "step", "rows", "reported", "optimizer", "schedule", "world")
     ),
     lambda state: state.clear(),
     lambda state: state.update(run=None),
@@ -332,6 +332,15 @@ def test_a_state_that_no_run_has_is_damage_also_where_its_hash_is_right(
     made = running()
     with pytest.raises(BundleError, match=r"state\.json"):
         warm_start(str(tmp_path), made.learner, made.optimization.optimizer, ALONE)
+
+
+def test_a_checkpoint_of_before_is_continued(tmp_path: Path) -> None:
+    """What was reported had another key in state.json."""
+    saved(tmp_path, 1)
+    resealed(tmp_path / "step_000001", "state.json", lambda state: state.update(told=state.pop("reported")))
+    state = found(tmp_path)
+    assert state is not None
+    assert state["reported"] == {"lines": 0, "figures": {}}
 
 
 TENSORS: list[tuple[str, Callable[[Any], object]]] = [

@@ -1,6 +1,7 @@
 """Training several types of agents: what each learns and leaves, who else may play, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
 from reagent_lite.run.sources import Simulated, open_source
-from workflows.simulate import simulate
+from reagent_lite.tasks.simulate import simulate
 
 Tree = dict[str, Any]
 
@@ -53,7 +54,7 @@ def read(folder: Path) -> Tree:
 def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level("INFO", "reagent_lite"):
         outcome = trained(team)
-    assert caplog.text.count("; in all episodes follower plays its learned policy") == 1
+    assert caplog.text.count("; in all of them follower plays its learned policy.") == 1
     out = tmp_path / "out"
     assert outcome.model == {"leader": str(out / "leader"), "follower": str(out / "follower")}
     assert outcome.rows == 375 * 128 * 2
@@ -127,9 +128,8 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     warm = merged(
         team, {"simulation": {"policies": model}, "training": {"warm_start_model_path": str(tmp_path / "out")}}
     )
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match=re.escape("learners.type_follower")):
         trained(warm | {"model_output_path": str(tmp_path / "third")})
-    assert "learners.type_follower" in str(error.value)
     # a follower that stays two steps with such a leader gets 3 + 30 and 6 + 60, in small steps 1 + 30, 2 + 60, …
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
 
@@ -156,9 +156,8 @@ def test_options_of_learners_hold_for_each_type(team: Tree, tmp_path: Path, work
     outcome = trained(merged(short, change), workflow)
     assert outcome.scores["simulation/follower/return/mean"] is not None
     weights = merged(short, {"training": {"warm_start_model_path": str(tmp_path / "out/leader")}})
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match="got an exported model, which is of one type"):
         trained(merged(weights, change) | {"model_output_path": str(tmp_path / "second")}, workflow)
-    assert "got an exported model, which is of one type" in str(error.value)
 
 
 def test_processes_share_environments_of_several_agents(run: Runner, team: Tree) -> None:
@@ -187,9 +186,8 @@ def test_processes_share_environments_of_several_agents(run: Runner, team: Tree)
     ],
 )
 def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, says: str) -> None:
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match=re.escape(says)):
         open_simulation(checked(merged(team, {"simulation": change})), ALONE)
-    assert says in str(error.value)
 
 
 def test_the_doctor_says_who_plays(team: Tree) -> None:
@@ -211,9 +209,8 @@ def test_a_model_of_other_actions_does_not_play(team: Tree, tmp_path: Path) -> N
     trained(merged(team, {"simulation": {"total_steps": 2500, "num_evaluations": 1}}))
     (tmp_path / "team.cuh").write_text(TEAM.replace("NUM_ACTIONS 3", "NUM_ACTIONS 2"))
     tree = merged(team, {"simulation": {"policies": {"leader": str(tmp_path / "out/leader")}}})
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match="actions 0, 1 of team"):
         open_simulation(checked(tree), ALONE)
-    assert "actions 0, 1 of team" in str(error.value)
 
 
 def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
@@ -257,14 +254,12 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
             'policies.follower: expected "random" or the folder of an exported model',
         ),
     ):
-        with pytest.raises(ReagentLiteError) as error:
+        with pytest.raises(ReagentLiteError, match=re.escape(says)):
             made(tmp_path, **where, **{**played, **change})
-        assert says in str(error.value)
 
 
 def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:
     simulation = team["simulation"] | {"share": 0.5}
     del simulation["total_steps"], simulation["num_evaluations"]
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match="an environment whose agents are of one type beside training_data_path"):
         open_simulation(checked(small | {"simulation": simulation}), ALONE)
-    assert "an environment whose agents are of one type beside training_data_path" in str(error.value)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from oracles.roles import Roles, role, whole_files
-from oracles.runs import ALONE, ROOT, checked, merged, trained
+from oracles.runs import ALONE, checked, merged, trained
 from oracles.shares import Share, mounted_share
 from oracles.team import TEAM
 from oracles.waiting import wait_until
@@ -44,11 +44,11 @@ from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.sim.rollout import Player
+from reagent_lite.tasks.evaluate import evaluate
+from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.checkpoint import flat, nested
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.tracking import require_trackers
-from workflows.evaluate import evaluate
-from workflows.simulate import simulate
 
 Tree = dict[str, Any]
 RANDOM = Player(policy=None, epsilon=torch.ones(1))
@@ -633,7 +633,9 @@ def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
     (line,) = (line for line in lines_of(run) if "simulation.mode" in line)
     assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}; collectors pause about 800 "
                     "environment steps ahead of the learner")  # fmt: skip
-    learns = [word in "\n".join(lines_of(run)) for word in ("evaluated every", "checkpoints", "replay ring")]
+    learns = [
+        word in "\n".join(lines_of(run)) for word in ("evaluated every", "checkpoints", "memory per process: replay ")
+    ]
     assert learns == [mode == "learn"] * 3
     assert not (tmp_path / "data").exists()
 
@@ -837,20 +839,3 @@ def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(role
     largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
     assert before["frames"] < 6000 <= after["frames"] < 6000 + largest
     assert one.outcome["steps"] == 625
-
-
-@pytest.mark.slow
-def test_a_learner_and_a_collector_solve_cartpole_with_about_the_data_of_both(roles: Roles, tmp_path: Path) -> None:
-    online = json.loads((ROOT / "configs/cartpole/online.json").read_text())
-    both = trained({**online, "model_output_path": str(tmp_path / "both")}, "dqn")
-    settings = {**online["simulation"], "dataset": {"path": str(tmp_path / "data")}}
-    changes = {**online, "model_output_path": str(tmp_path / "out"), "simulation": settings}
-    learner, collector = roles.start("learn", changes), roles.start("collect", changes)
-    found = roles.end(learner, timeout=900)
-    assert roles.end(collector).code == found.code == 0, found.err
-    apart = found.outcome
-    largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
-    # the same updates for the same rows; how many an agent needs varies by half with the seed
-    assert 0 <= progress_of(tmp_path)["frames"] - (5008 + 16 * apart["steps"]) <= largest
-    assert 0.3 * both.steps < apart["steps"] < 3 * both.steps
-    assert apart["scores"]["simulation/return/mean"] >= 475

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -95,27 +94,6 @@ def test_values_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
     assert run_here(tmp_path / "log.arrow", tmp_path / "out.parquet").rows == 1
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [("names", ".parquet"), ("maps", ".csv")])
-def test_minari_and_back(tmp_path: Path, kind: str, suffix: str) -> None:
-    """Every row comes back with its id, but for what Minari has no place for; steps are numbered anew."""
-    rows = events(kind)
-    run_here(write_lines(tmp_path / "made.jsonl", rows), tmp_path / f"log{suffix}")
-    options = {"actions": ["left", "right"]} if kind == "names" else {}
-    done = run_here(tmp_path / f"log{suffix}", tmp_path / "log.minari", **options)
-    assert (done.rows, done.episodes, done.dropped_rows) == (len(rows), 60, 0)
-    assert set(done.left_out) == {"ds", "site", "possible_actions", "action_probability", "metrics"}
-    run_here(tmp_path / "log.minari", tmp_path / f"again{suffix}")
-    run_here(tmp_path / f"again{suffix}", tmp_path / "back.jsonl")
-    kept = ("mdp_id", "state_features", "action", "reward", "next_state_features")
-    wanted = [
-        {name: row[name] for name in kept if name in row}
-        | {name: row.get(name, False) for name in ("terminal", "truncated")}
-        | {"sequence_number": row["sequence_number"] // 3}
-        for row in rows
-    ]
-    assert present(tmp_path / "back.jsonl") == wanted
-
-
 def test_types_of_the_written_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One schema for the whole file, also where columns come late or are of the narrower type first."""
     rows: list[Row] = [{"state_features": {}, "action": None, "reward": 1, "possible_actions": []} for _ in range(40)]
@@ -145,33 +123,6 @@ def test_columns_that_no_log_has_stay_what_they_are(tmp_path: Path) -> None:
     assert present(files[3])[0]["nested"] == {"x": [1, 2]}
 
 
-def test_from_a_bucket(tmp_path: Path) -> None:
-    log = write_lines(tmp_path / "log.jsonl", events("names"))
-    fsspec.filesystem("memory").pipe("/convert/shards/a.jsonl", log.read_bytes())
-    run_here("memory://convert/shards", tmp_path / "back.jsonl")
-    assert present(tmp_path / "back.jsonl") == present(log)
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"action": 1}, ":4: expected a name as before in action, got 1. Write actions of one kind"),
-        ({"reward": "much"}, ":4: expected a number in reward"),
-        ({"state_features": {"1.5": 1.0}}, ":4: expected as a feature id an integer"),
-        ({"state_features": {"0": 1e39}}, ":4: expected finite numbers in state_features"),
-        ({"possible_actions": [0, 2]}, "0 or 1"),
-        ({"terminal": 2}, ":4: expected true or false in terminal"),
-    ],
-)
-def test_what_is_wrong_has_its_line_and_leaves_nothing(tmp_path: Path, row: Row, words: str) -> None:
-    good: Row = {"state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "possible_actions": [0, 1]}
-    write_lines(tmp_path / "log.jsonl", [good] * 3 + [good | row])
-    with pytest.raises(DataError) as caught:
-        run_here(tmp_path / "log.jsonl", tmp_path / "out.parquet")
-    assert words in str(caught.value)
-    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
-
-
 def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_path: Path) -> None:
     row = {"state_features": {}, "reward": 1.0}
     for name, action in (("a", "left"), ("b", 1), ("c/c", ""), ("d/d", "{x")):
@@ -188,36 +139,26 @@ def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_pa
 def test_targets_that_would_hurt(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "logs" / "a.jsonl", events("names"))
     write_lines(tmp_path / "logs" / "b.jsonl", events("names"))
-    (tmp_path / "mine.minari").mkdir()
-    (tmp_path / "mine.minari" / "thesis.txt").write_text("irreplaceable")
     (tmp_path / "folder.csv").mkdir()
     before = log.read_bytes()
     for source, target, words in [
         (log, log, "a path apart from the input"),
         (tmp_path / "logs", tmp_path / "logs" / "all.parquet", "a path apart from the input"),
-        (log, tmp_path / "mine.minari", "a folder that is new or a Minari dataset"),
         (log, tmp_path / "folder.csv", "expected a file"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            run_here(source, target, **({"actions": ["left", "right"]} if target.suffix == ".minari" else {}))
+            run_here(source, target)
     assert log.read_bytes() == before
-    assert (tmp_path / "mine.minari" / "thesis.txt").read_text() == "irreplaceable"
-    # a file beside its source is another file, a dataset that stands is replaced
-    run_here(log, tmp_path / "logs" / "c.parquet")
-    for _ in range(2):
-        assert run_here(log, tmp_path / "new.minari", actions=["left", "right"]).episodes == 60
-    with pytest.raises(ConfigError, match="a path apart from the input"):
-        run_here(tmp_path / "new.minari", tmp_path / "new.minari", actions=["left", "right"])
+    run_here(log, tmp_path / "logs" / "c.parquet")  # a file beside its source is another file
 
 
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv", ".minari"])
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv"])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
     rows = [row | {"mdp_id": f"{copy}-{row['mdp_id']}"} for copy in range(15) for row in events("names")]
     log = write_lines(tmp_path / "log.jsonl", rows)
-    options = {"actions": ["left", "right"]} if suffix == ".minari" else {}
     with small_disk(tmp_path / "disk", size="16k", files=40) as disk:
         with pytest.raises(DataError, match="No space left"):
-            run_here(log, disk / f"log{suffix}", **options)
+            run_here(log, disk / f"log{suffix}")
         assert list(disk.iterdir()) == []
 
 
@@ -228,10 +169,8 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
         ({"output_path": "x.tsv"}, "output_path"),
         ({"output_path": "a/.csv"}, "output_path"),
         ({"output_path": "s3://bucket/x.csv"}, "output_path"),
+        ({"output_path": "x.minari"}, "output_path"),
         ({"actions": ["a"]}, "actions"),
-        ({"env_id": "CartPole-v1"}, "env_id"),
-        ({"output_path": "x.minari", "actions": ["a", "a"]}, "actions"),
-        ({"output_path": "x.minari", "dataset_id": "x y"}, "dataset_id"),
         ({"inputpath": "x"}, "inputpath"),
     ],
 )
@@ -239,16 +178,6 @@ def test_the_config_is_checked(tree: Row, where: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(ConvertConfig, {"input_path": "a.jsonl", "output_path": "b.csv"} | tree)
     assert [problem.where for problem in caught.value.problems] == [where]
-
-
-def test_actions_have_to_be_named_for_minari(tmp_path: Path) -> None:
-    for kind, actions, words in (("names", [], "the names of all actions, for a Minari dataset"),
-                                 ("maps", ["left"], "none, where actions are feature maps")):  # fmt: skip
-        log = write_lines(tmp_path / f"{kind}.jsonl", events(kind))
-        with pytest.raises(ConfigError, match=f"actions: expected {words}"):
-            run_here(log, tmp_path / "x.minari", actions=actions)
-    for path, wanted in (("out/My log.minari", "My-log-v0"), ("x.minari/", "x-v0")):
-        assert check(ConvertConfig, {"input_path": "a.csv", "output_path": path}).minari_id == wanted
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:

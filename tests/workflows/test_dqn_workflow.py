@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.errors import BundleError, CheckpointError, ConfigError
+from reagent_lite.errors import BundleError, CheckpointError, ConfigError, DataError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
@@ -164,12 +164,6 @@ def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(smal
     with pytest.raises(RuntimeError, match="stopped"):
         train(checked(small).with_minibatch(4096), ALONE, Stopping())
     assert trained(small).steps == 4
-
-
-def test_the_minibatch_of_two_processes(run: Runner, small: dict[str, Any]) -> None:
-    done = run("dqn", merged(small, {"training": {"minibatch_size": None}}), "--set", "num_processes_per_node=2")
-    assert done.code == 0, done.err
-    assert "global minibatch 128 rows = 2 processes x 64" in done.err
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -440,3 +434,55 @@ def test_a_full_disk_under_the_output_folder_is_said(small: dict[str, Any], tmp_
         (problem,) = caught.value.problems
         assert problem.expected in (f"room in {disk}/out", "free space on a working disk")
         assert not (disk / "out/model").exists()
+
+
+def entropy_of(propensities: np.ndarray) -> float:
+    """Returns the mean entropy of rows of probabilities, in nats."""
+    return float(-(propensities * np.log(np.where(propensities > 0, propensities, 1))).sum(1).mean())
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_a_temperature_that_keeps_the_entropy_of_the_log(tmp_path: Path, estimated: bool) -> None:
+    """Rows of propensity 0.8 and 0.6: mean entropy is estimated by the mean of -log of them."""
+    rows = random_rows(200)
+    for number, row in enumerate(rows):
+        row["action_probability"] = None if estimated else (0.8, 0.6)[number % 2]
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    tree = quick(log, tmp_path / "out", rl={"temperature": "auto"}, epochs=2,
+                 evaluation={"propensities": "estimate" if estimated else "logged"})  # fmt: skip
+    outcome = trained(tree)
+    assert isinstance(outcome.model, str)
+    bundle = load_bundle(outcome.model)
+    figures = json.loads((Path(outcome.model) / "evaluation.json").read_text())["policy"]
+    config = json.loads((Path(outcome.model) / "config.json").read_text())
+    temperature = bundle.policy["temperature"]
+    assert temperature == figures["temperature"] == config["rl"]["temperature"]
+    assert f"softmax of q at temperature {temperature:g}" in (tmp_path / "out" / "report.html").read_text()
+    propensities = bundle.predict_rows([row["state_features"] for row in rows]).propensities
+    assert entropy_of(propensities) == pytest.approx(figures["entropy"], abs=1e-5)
+    assert figures["entropy"] == pytest.approx(figures["logged_entropy"], abs=1e-5)
+    if not estimated:
+        assert figures["logged_entropy"] == pytest.approx(-(np.log(0.8) + np.log(0.6)) / 2, abs=1e-6)
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").glob("step_*")
+    saved = {
+        name: value for name, value in load_file(checkpoint / "judge.safetensors").items() if "temperature" in name
+    }
+    assert [float(value) for value in saved.values()] == [temperature]
+
+
+def test_a_temperature_for_a_log_without_propensities_is_refused(tmp_path: Path) -> None:
+    rows = [{**row, "action_probability": None} for row in random_rows(50)]
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    todo = 'Log the propensities, set evaluation.propensities to "estimate", or give a number'
+    with pytest.raises(DataError, match=todo):
+        trained(quick(log, tmp_path / "out", rl={"temperature": "auto"}))
+
+
+def test_a_policy_that_is_nearly_greedy_says_so(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    outcome = trained(merged(small, {"rl": {"temperature": 1e-6}}))
+    figures = json.loads((Path(str(outcome.model)) / "evaluation.json").read_text())["policy"]
+    (note,) = figures["notes"]
+    assert note in caplog.text
+    assert note.startswith("softmax of q at temperature 1e-06 is nearly greedy")
+    assert note.endswith("it is 50.0%")  # a log of uniform choices is nothing to keep to
+    assert figures["logged_entropy"] == pytest.approx(np.log(2), abs=1e-6)  # as every propensity is a half

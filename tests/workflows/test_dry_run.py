@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from oracles.logs import random_rows
+from oracles.logs import random_rows, write_lines
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
@@ -132,19 +132,17 @@ def test_steps_by_the_metadata_of_parquet(plan: Plan, tmp_path: Path) -> None:
 def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]) -> None:
     """3 features, 8 hidden units, 2 actions: 3 x 8 + 8 + 8 x 2 + 2 = 50 parameters of 4 bytes, the target as many.
 
-    The gradient and Adam's two averages are 3 x 50 x 4 bytes.
+    The gradient and at most two numbers of the optimizer, Adam's averages, are 3 x 50 x 4 bytes.
     """
     copy = prepare_training_copy(small["training_data_path"], actions=("a", "b"))
     lines = plan({"rainbow": {"dueling_architecture": False}})
     assert only(lines, "rows:") == "rows: 200 on this machine, from the training copy"
     assert only(lines, "steps:").startswith("steps: 7 per epoch, 14 in total")  # 200 / 32 = 6.25
-    assert only(lines, "memory per process: networks").startswith("memory per process: networks 400 bytes = 50 ")
-    assert "optimizer 600 bytes = 50 parameters x 4 bytes x (1 gradient + 2 of Adam)" in "\n".join(lines)
+    assert only(lines, "memory per process: networks") == (
+        "memory per process: networks 1000 bytes = 4 bytes x (100 parameters, and for 50 trained ones a gradient and "
+        "at most 2 numbers of Adam)"
+    )
     assert only(lines, "memory per process: 1000 bytes in total; free: ")
-    # a fifth of 20 episodes; a row has 5 numbers, 2 probabilities, 1 outcome and its next value, 2 x 2 predictions of
-    # 8 bytes, 2 of 1
-    page = "evaluation 8.3 KiB = 2 x 4 episodes x 10 rows x 106 bytes: on rank 0 only, not counted"
-    assert f"memory per process: {page}" in lines
     size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
     assert only(lines, f"memory per process: training copy of {size / 1024:.1f} KiB: mapped")
 
@@ -155,8 +153,9 @@ ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluati
 def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     """CartPole: 4 features, reward and propensity in float32, action and end in a byte each.
 
-    400 rows of 4 environments are 100 steps, a process has 2 x 100. A row has the features before and after its step,
-    2 x 4 x 4 + 2 x 4 + 2 = 42 bytes.
+    A process has half of 400 rows. A row has the features before and after its step, 2 x 4 x 4 + 2 x 4 + 2 = 42 bytes.
+    For each of its 2 environments it learns from 16 of 32 rows: 4 x 42 bytes each, and 6 x 4 x (8 + 2) of 8 hidden
+    units and 2 values; an environment has 78 bytes, its observation of 16, and 2 x 4 x (8 + 2) of the policy.
     After 2 rounds of warm-up (one window and what follows it) 400 - 8 environment steps are 98 rounds of learning.
     """
     simulation = {
@@ -168,15 +167,17 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})
     assert only(scaled, "auto-scaling:").endswith("starts from the values shown here")
     assert only(lines, "steps:") == "steps: 98 after 8 of 400 environment steps, evaluated every 14"
-    ring = only(lines, "memory per process: replay ring")
-    assert ring == "memory per process: replay ring 8.2 KiB = 100 steps x 2 of 4 environments x 42 bytes"  # 8400 / 1024
-    assert "environments" in only(lines, "memory per process: environments")
+    replay = only(lines, "memory per process: replay")
+    assert replay == "memory per process: replay 8.2 KiB = 400 rows x 42 bytes / 2 processes"  # 8400 / 1024
+    assert only(lines, "memory per process: environments").startswith(
+        "memory per process: environments 13.1 KiB = 2 environments x 6,702 bytes"  # 78 + 16 + 80 + 16 x 408
+    )
 
 
 def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Path) -> None:
     """3 features before and after a step, reward and propensity in float32, action and end in a byte each: 34 bytes.
 
-    480 rows are 120 steps of a leader in 4 environments, or 60 of two followers; a process has half of each.
+    A process has half of the 480 rows of each type.
     """
     file = tmp_path / "team.cuh"
     file.write_text(TEAM)
@@ -184,31 +185,50 @@ def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Pa
                   "warmup_steps": 1, "replay": {"capacity": 480}}  # fmt: skip
     lines = plan(ONLINE | {"simulation": simulation})
     assert only(lines, "policies:") == "policies: leader (1 agent) learns, follower (2 agents) learns"
-    leader = "replay ring of leader 8.0 KiB = 120 steps x 2 of 4 environments x 1 agent x 34 bytes"
-    follower = "replay ring of follower 8.0 KiB = 60 steps x 2 of 4 environments x 2 agents x 34 bytes"
-    assert f"memory per process: {leader}" in lines
-    assert f"memory per process: {follower}" in lines
+    both = "replay 15.9 KiB = 480 rows x 34 bytes x 2 types of agents / 2 processes"
+    assert f"memory per process: {both}" in lines
     networks = "memory per process: networks"
-    assert only(lines, networks).startswith(f"{networks} 1.9 KiB = 248 trained")
+    assert only(lines, networks).startswith(f"{networks} 4.8 KiB = 4 bytes x (496 parameters, and for 248 trained ones")
     lines = plan(ONLINE | {"simulation": simulation | {"policies": {"follower": "random"}}})
     assert only(lines, "policies:").endswith("follower (2 agents) plays uniformly random actions")
-    assert not any("replay ring of follower" in line for line in lines)
-    assert only(lines, networks).startswith(f"{networks} 992 bytes = 124 trained")
+    assert "memory per process: replay 8.0 KiB = 480 rows x 34 bytes / 2 processes" in lines
+    assert only(lines, networks).startswith(f"{networks} 2.4 KiB = 4 bytes x (248 parameters, and for 124 trained ones")
     unknown = plan(ONLINE | {"simulation": simulation | {"policies": {"captain": "random"}}}, code=2)
     only(unknown, "simulation.policies.captain: expected one of leader, follower")
 
 
-def test_a_ring_that_does_not_fit(plan: Plan) -> None:
+def test_a_replay_that_does_not_fit(plan: Plan) -> None:
     simulation = {"env": "cartpole_v1", "num_envs": 4, "replay": {"capacity": 10**13}}
     lines = plan(ONLINE | {"simulation": simulation})
     # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
-    said = "there is not enough memory; most of it is for the replay ring: 191.0 TiB"
+    said = "there is not enough memory; most of it is for the replay: 191.0 TiB"
     assert only(lines, "warning:") == f"warning: {said}"
 
 
 def test_what_cannot_be_found_out_is_a_warning(plan: Plan, tmp_path: Path) -> None:
     lines = plan({"training_data_path": str(tmp_path / "later.jsonl")})
     assert "later.jsonl: expected a data file or a folder of shards" in only(lines, "warning:")
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "message"),
+    [
+        ({}, {"reward": "much"}, "log.jsonl:3: expected a number in reward, got"),
+        ({"actions": ["left", "right"]}, {}, "log.jsonl:1: expected one of the actions left, right"),
+        (
+            {"data": {"columns": {"reward": "clicked"}}},
+            {},
+            "log.jsonl: expected the columns that data.columns names: clicked",
+        ),
+    ],
+)
+def test_first_rows_that_cannot_be_read_are_an_error(
+    plan: Plan, small: dict[str, Any], changes: dict[str, Any], row: dict[str, Any], message: str
+) -> None:
+    rows = random_rows(200)
+    write_lines(Path(small["training_data_path"]), [*rows[:2], rows[2] | row, *rows[3:]])
+    lines = plan(changes, code=2)
+    assert any(message in line for line in lines), lines
 
 
 def test_packages_of_trackers(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from reagent_lite.export import load_bundle
 from reagent_lite.export.choices import Choices
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
-from workflows.evaluate import COMMAND, Evaluated, evaluate
+from reagent_lite.tasks.evaluate import Evaluated, evaluate
+from workflows.evaluate import COMMAND
 
 AB = ("a", "b")
 ALL = 0.999999  # of the episodes are scored, but for the one of the largest hash, which is fitted to
@@ -158,18 +159,6 @@ def unequal(tmp_path: Path, propensity: bool = True) -> tuple[Path, float, float
     return write_lines(tmp_path / "log.jsonl", rows), float(np.mean(rewards)), float(np.mean(returns))
 
 
-def test_the_logging_policy_scores_its_own_mean(known: Path, tmp_path: Path) -> None:
-    log, reward, ret = unequal(tmp_path)
-    outcome, report = evaluated(log, known)
-    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward"):
-        assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(reward, abs=1e-6)
-    for name in ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling"):
-        assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(ret, abs=1e-6)
-        difference = estimates(report)[name]["difference"]
-        assert [difference[key] for key in ("value", "low", "high")] == pytest.approx([0, 0, 0], abs=1e-6)
-    assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
-
-
 def bandit(tmp_path: Path, count: int = 400) -> Path:
     """One step; a pays 1 and b pays 3, taken alike often; feature 0 is always 1, so that W is a policy's logits."""
     rng = np.random.default_rng(0)
@@ -262,31 +251,14 @@ def test_candidates(tmp_path: Path) -> None:
     assert f"{of_policy:.3g}" in page
 
 
-def test_models_fitted_to_candidates(tmp_path: Path) -> None:
-    """Features 0 and log 4: shares .2 and .8. They pay 1 and 3, so 2.6; a list may have the second one alone, 3."""
-    model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
-    one, other = {"7": 0.0}, {"7": math.log(4)}
-    rng, rows = np.random.default_rng(0), []
-    for i in range(400):
-        if i % 2:
-            action = int(rng.integers(2))
-            rows.append(choice(str(i), [one, other], action, 0.5, (1.0, 3.0)[action]))
-        else:
-            rows.append(choice(str(i), [other], 0, 1.0, 3.0))
-    log = write_lines(tmp_path / "log.jsonl", rows)
-    outcome, _ = evaluated(log, model, evaluation={"held_out_share": 0.5, "final_fit_passes": 100})
-    for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
-        # half of some 200 scored rows have two candidates, give or take 3.5 % of them
-        assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(2.8, abs=0.06)
-
-
 def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log, reward, ret = unequal(tmp_path, propensity=False)
     outcome, report = evaluated(log, known, against=str(known))
     found = estimates(report)
     for name in WEIGHTED:
         assert found[name]["figure"] == found[name]["difference"] == {"value": None, "low": None, "high": None}
-        assert found[name]["reason"].endswith("rows of the log have no propensity")
+        reason = 'rows of the log have no propensity; log it, or set evaluation.propensities to "estimate"'
+        assert found[name]["reason"].endswith(reason)
         assert found[name]["verdict"] == "do not use"
     for name in (one.name for one in ESTIMATORS.values() if not one.weighted):
         assert found[name]["figure"]["value"] is not None
@@ -298,6 +270,100 @@ def test_without_propensities(known: Path, tmp_path: Path) -> None:
     assert overlap["num_episodes"] == 30
     assert report["difference"]["Reward"]["IPS_Reward"]["value"] is None
     assert any("no propensity" in warning for warning in outcome.warnings)
+
+
+def hidden_log(tmp_path: Path, episodes: int, length: int, propensity: float | None = None) -> Path:
+    """A log by softmax of the state's two features, without its propensities; b pays 1."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for name in names(episodes):
+        for at in range(length):
+            share = float(rng.uniform(0.2, 0.8))
+            action = int(rng.random() < 1 - share)
+            rows.append(
+                row(
+                    name,
+                    (share, 1 - share),
+                    action,
+                    float(action),
+                    propensity if not rows else None,
+                    at,
+                    at == length - 1,
+                )
+            )
+    return write_lines(tmp_path / "log.jsonl", rows)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_estimated_propensities(known: Path, tmp_path: Path, length: int) -> None:
+    """The policy is the logging one: weights are about 1, and the estimate is near the mean return."""
+    log = hidden_log(tmp_path, 1200 // length, length, propensity=0.9)
+    estimated: dict[str, Any] = {"propensities": "estimate", "held_out_share": 0.5}
+    outcome, report = evaluated(log, known, evaluation=estimated)
+    cpe = report["model"]["cpe"]
+    assert cpe["overlap"]["calibration"]["calibrated"]
+    assert cpe["overlap"]["calibration"]["rows"] == 1200
+    assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.05)
+    logged = outcome.scores["CPE/Reward/Logged_Return"]
+    assert logged is not None
+    found = estimates(report)
+    name = "Weighted_Per_Decision_Importance_Sampling"
+    assert found[name]["figure"]["value"] == pytest.approx(logged, abs=0.1 * length)
+    assert found["IPS_Reward"]["verdict"] == "trustworthy"
+    for one in found.values():
+        assert "propensities are estimated; calibrated in" in one["reason"]
+    assert "propensities are estimated; calibrated in" in report["decision"]["reason"]
+    assert "what the logging policy saw and the log lacks cannot be checked" in report["decision"]["reason"]
+    replaced = "1 of 1,200 rows have a propensity, which is not used: log it in every row to use it"
+    assert replaced in outcome.warnings
+    assert report["log"]["rows_without_propensity"] == 1199
+    assert "Calibration of the estimated propensities" in Path(outcome.page).read_text()
+    _, other = evaluated(log, known, evaluation=estimated)
+    assert other["model"]["cpe"] == cpe
+
+
+def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
+    """Two or three candidates of a feature f, taken by the softmax of f s, which is the model's policy too."""
+    model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
+    rng = np.random.default_rng(2)
+    rows = []
+    exact = {}
+    for number in range(1500):
+        features = rng.normal(size=2 + number % 2)
+        shares = np.exp(features) / np.exp(features).sum()
+        index = int(rng.choice(len(shares), p=shares))
+        one = choice(str(number), [{"7": float(value)} for value in features], index, 1.0, float(features[index]))
+        rows.append({**one, "action_probability": None})
+        exact[str(number)] = shares[index]
+    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, policy="softmax", temperature=1.0,
+                                evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
+    assert report["model"]["cpe"]["overlap"]["calibration"]["calibrated"]
+    assert {group["action"] for group in report["model"]["cpe"]["overlap"]["calibration"]["groups"]} == {""}
+    found = report["model"]["candidates"]
+    assert found["propensity"] == pytest.approx(np.mean(list(exact.values())), abs=0.02)
+    assert found["propensity"] == pytest.approx(found["probability"], abs=0.01)
+    assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
+    assert "candidates" in Path(outcome.page).read_text()
+
+
+def test_the_logging_policy_is_the_estimated_one(tmp_path: Path) -> None:
+    """Uniform against it: both earn a half."""
+    log = hidden_log(tmp_path, 1000, 1)
+    keys: dict[str, Any] = {"evaluation": {"propensities": "estimate", "held_out_share": 0.5}, "actions": list(AB)}
+    _, report = evaluated(log, Path("uniform"), against="logged", **keys)
+    assert report["difference"]["Reward"]["IPS_Reward"]["value"] == pytest.approx(0, abs=0.1)
+    assert report["against"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
+
+
+def test_propensities_that_cannot_be_estimated(known: Path, tmp_path: Path) -> None:
+    rows = [row(name, (0.5, 0.5), 0, 1.0, None) for name in names(40)]
+    _, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, evaluation={"propensities": "estimate"})
+    reason = (
+        "40 of 40 rows of the log have no propensity, and none is estimated: every row of the log has the action 'a'"
+    )
+    found = estimates(report)
+    for name in WEIGHTED:
+        assert (found[name]["verdict"], found[name]["reason"]) == ("do not use", reason)
 
 
 def test_one_episode(known: Path, tmp_path: Path) -> None:
@@ -317,20 +383,6 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
         found["IPS_Reward"]["reason"] == "one episode has no interval" or "effective" in found["IPS_Reward"]["reason"]
     )
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(2.9)
-
-
-def test_all_weights_zero(known: Path, tmp_path: Path) -> None:
-    """A greedy policy that never does what was logged."""
-    rows = [row(str(i), (0.9, 0.1), 1, 1.0, 0.5) for i in range(40)]
-    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, policy="greedy")
-    found = estimates(report)
-    assert outcome.scores["CPE/Reward/IPS_Reward"] == 0
-    assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] is None
-    assert outcome.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"] is None
-    assert {found[name]["verdict"] for name in WEIGHTED} == {"do not use"}
-    assert found["IPS_Reward"]["reason"] == "weights leave 0 effective rows, fewer than 10"
-    assert len(outcome.warnings) == 1
-    assert "takes 'a' in 100.0% of the scored rows, and no row of the log has it" in outcome.warnings[0]
 
 
 def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) -> None:
@@ -495,7 +547,7 @@ def test_the_command_line_alone(run: Runner, tmp_path: Path, capsys: pytest.Capt
     assert done.code == 0, done.err
     scores = done.outcome["scores"]
     assert scores["CPE/Reward/Per_Decision_Importance_Sampling"] == pytest.approx(scores["CPE/Reward/Logged_Return"])
-    assert "Per_Decision_Importance_Sampling: " in done.err
+    assert "  Per Decision Importance Sampling  " in done.err
     report = json.loads((tmp_path / done.outcome["report"]).read_text())
     page = (tmp_path / done.outcome["page"]).read_text()
     assert "Evaluation of" in page
@@ -680,7 +732,7 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     pd.DataFrame([{**one, "state_features": '{"0": 1}', "possible_actions": "[1, 1]", "next_state_features": "",
                    "possible_next_actions": "[0, 0]", "p": "half"} for one in bandit_rows()]).to_csv(log)  # fmt: skip
     tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json")}
-    with pytest.raises(DataError, match=r"log.csv:2: expected probabilities in p, got half"):
+    with pytest.raises(DataError, match=r"log.csv:2: expected a number in p, got \"half\""):
         evaluate(check(EvaluateConfig, tree))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from oracles import gridworld, recommend
+from oracles import gridworld
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.played import around, played, world
 
@@ -58,41 +58,6 @@ def test_a_limit_and_a_discount_by_hand(tmp_path: Path) -> None:
     assert outcome.scores["simulation/discounted_return/upper"] == 1.9375
     assert {"log", "difference"}.isdisjoint(report)
     assert {"cpe", "actions"}.isdisjoint(report["model"])
-
-
-def taste() -> Array:
-    """Weights [9, 17] of a model that values an item by how much its topics are the user's interest."""
-    weight = np.zeros((9, 17))
-    weight[np.arange(8), np.arange(8)] = 1.0
-    return weight
-
-
-def test_candidates_of_every_step(tmp_path: Path) -> None:
-    """The item nearest to the user's interest, played in float64 NumPy with other luck."""
-    model = bilinear_bundle(tmp_path / "model", taste(), tuple(range(17)), tuple(range(9)))
-    _, report = played(tmp_path, model, "recommend", 1000, policy="greedy", gamma=0.97)
-    rng, count = np.random.default_rng(5), 4000
-
-    def words(*shape: int) -> NDArray[np.uint64]:
-        return rng.integers(2**32, size=shape, dtype=np.uint64)
-
-    users = recommend.start(words(count, recommend.START_WORDS))
-    total, discounted, running = np.zeros(count), np.zeros(count), np.ones(count, bool)
-    for t in range(recommend.LENGTH):
-        items = recommend.items(words(count, recommend.SLOTS, recommend.ITEM_WORDS))
-        liked = (items[:, :, :8] * users.interest[:, None]).sum(2)
-        liked[np.arange(recommend.SLOTS) >= users.offered[:, None]] = -np.inf
-        item = items[np.arange(count), liked.argmax(1)]
-        clicked = rng.random(count) < recommend.click_probability(users, item)
-        total += clicked * running
-        discounted += 0.97**t * clicked * running
-        users, ended = recommend.step(users, item, clicked, words(count, recommend.STEP_WORDS))
-        running &= ~ended
-    for name, truth in (("return", total), ("discounted_return", discounted)):
-        figure = report["model"]["simulated"][name]
-        ours = (figure["high"] - figure["low"]) / 2 / 1.96
-        assert abs(figure["value"] - truth.mean()) < 4 * (ours**2 + truth.var() / count) ** 0.5, name
-    assert report["simulation"]["difference_to_random"]["return"]["value"] != 0
 
 
 def test_fixed_actions_are_candidates_too(tmp_path: Path) -> None:

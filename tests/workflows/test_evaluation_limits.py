@@ -18,10 +18,11 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.evaluation import fitting
 from reagent_lite.evaluation.document import Evaluation
+from reagent_lite.run.evaluators import Evaluators, estimates_due
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.sources import open_source
+from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.types import TransitionBatch
-from workflows.evaluate import evaluate
 
 
 @pytest.fixture
@@ -39,16 +40,21 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def at_end(folder: Path, **evaluation: Any) -> Evaluation:
-    """Evaluates a policy that has learned nothing on 1000 rows."""
+def untrained(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluators:
+    """Returns the evaluators of a policy that has learned nothing, on 1000 rows."""
     log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
     config = check(DqnConfig, {
         "training_data_path": str(log), "model_output_path": str(folder), "use_gpu": False, "actions": ["a", "b"],
-        "rl": {"gamma": 0.0}, "training": {"layers": [-1, 4, -1], "activations": ["relu", "linear"]},
+        "epochs": epochs, "rl": {"gamma": 0.0}, "training": {"layers": [-1, 4, -1], "activations": ["relu", "linear"]},
         "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
     })  # fmt: skip
     source = open_source(config, ALONE, None)
-    evaluators = source.evaluators(build_learner(config, source.spec, ALONE.device))
+    return source.evaluators(build_learner(config, source.spec, ALONE.device))
+
+
+def at_end(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluation:
+    """Evaluates such a policy as at the end of a run."""
+    evaluators = untrained(folder, epochs, **evaluation)
     evaluators.after_epoch(final=True)
     return evaluators.at_end()
 
@@ -94,8 +100,40 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
     assert at_end(tmp_path, min_effective_episodes=21, final_fit_passes=1).result is not None
     assert 500 < sum(fitted) < 1000
     fitted.clear()
-    assert at_end(tmp_path, min_effective_episodes=1).result is not None
-    assert 20_000 < sum(fitted) < 40_000  # 40 passes
+    assert at_end(tmp_path, min_effective_episodes=1, final_fit_passes=40).result is not None
+    assert 20_000 < sum(fitted) < 40_000
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 200), (100, 328)])  # 200 at least; a quarter of 100 x 840 rows
+def test_fits_at_the_end_read_a_quarter_of_what_the_policy_learned_from(
+    tmp_path: Path, fitted: list[int], epochs: int, steps: int
+) -> None:
+    assert at_end(tmp_path, epochs=epochs, min_effective_episodes=1).result is not None
+    assert len(fitted) == pytest.approx(steps, rel=0.03)  # episodes are scored or not by their hashes
+
+
+def test_fits_after_an_epoch_read_an_eighth_of_what_the_policy_learned_from(tmp_path: Path, fitted: list[int]) -> None:
+    """800 rows are 13 batches of 64, of which the models read 2; and all of them where the config asks for a pass."""
+    evaluators = untrained(tmp_path)
+    fitted.clear()  # of the rehearsal
+    evaluators.after_epoch(final=False)
+    assert len(fitted) == 2
+    evaluators.after_epoch(final=False, estimates=False)
+    assert len(fitted) == 2
+    evaluators = untrained(tmp_path, fit_passes=1)
+    fitted.clear()
+    evaluators.after_epoch(final=False)
+    assert 12 <= len(fitted) <= 15  # 750 to 900 rows, as many as are not scored
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps_per_epoch", "every"),
+    [(5, 2, 1), (59, 2, 1), (90, 2, 3), (1000, 2, 10), (1000, 19, 1), (1000, 21, 1)],
+)
+def test_estimates_are_further_apart_where_epochs_are_short(epochs: int, steps_per_epoch: int, every: int) -> None:
+    """At least 20 steps or, where that would leave fewer than 30 estimates, as many as leave these."""
+    due = [epoch for epoch in range(1, epochs + 1) if estimates_due(epoch, epochs, steps_per_epoch)]
+    assert due == list(range(every, epochs + 1, every))
 
 
 def test_work_that_takes_longer_is_shown(

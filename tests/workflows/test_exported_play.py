@@ -20,7 +20,7 @@ from reagent_lite.run.environments import FINAL, open_simulation
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
 from reagent_lite.sim.rollout import Player
-from workflows.evaluate import evaluate
+from reagent_lite.tasks.evaluate import evaluate
 
 EPISODES = 12
 
@@ -53,15 +53,15 @@ def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
     policy = policy_of(bundle.policy)
     player = Player(policy=Choices.in_simulation(bundle, env.spec).values, epsilon=torch.tensor([policy.epsilon]),
                     temperature=policy.temperature)  # fmt: skip
-    (result,) = play(env, [player], gamma=0.9)
+    (table,) = play(env, [player], gamma=0.9)
     settings = {"level": 0.95, "resamples": 200, "seed": config.seed}
-    total, discounted = estimates(result.table[:2].T, **settings)
+    total, discounted = estimates(table[:2].T, **settings)
     return {
         "simulation/return/mean": total.value,
         "simulation/return/lower": total.low,
         "simulation/discounted_return/mean": discounted.value,
         "simulation/discounted_return/upper": discounted.high,
-        "simulation/length/mean": float(result.length.double().mean()),
+        "simulation/length/mean": float(table[2].mean()),
     }
 
 

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from oracles.played import played
 from oracles.resuming import Laboratory, Tree, bits, simulated
-from oracles.runs import ALONE, merged, trained
-from oracles.simulated import made
+from oracles.runs import ALONE, trained
 
 from reagent_lite.errors import SimulationError
 
@@ -34,18 +32,6 @@ def test_a_model_is_exported_and_evaluated_where_it_played(
     assert (evaluated["env"], evaluated["env_parameters"]) == (env.removeprefix("gymnasium:"), parameters)
     _, report = played(tmp_path, model, env, 4, simulation={"env_parameters": parameters, "time_limit": 9})
     assert report["model"]["simulated"]["mean_length"] <= report["simulation"]["time_limit"] == 9
-
-
-def test_a_log_of_a_policy_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    settings = {"env": "gymnasium:Taxi-v4", "rows": 300, "num_envs": 3, "time_limit": 60, "seed": 4}
-    result, log = made(tmp_path / "a", **settings)
-    _, again = made(tmp_path / "b", **settings)
-    _, other = made(tmp_path / "c", **settings | {"seed": 5})
-    assert log.rows == again.rows != other.rows
-    assert log.lengths.tolist() == [60] * result.episodes
-    choices = np.array([len(row["possible_actions"]) for row in log.rows])
-    np.testing.assert_allclose(log.propensity, 1 / choices, rtol=1e-6)
-    assert choices.max() < 6  # Taxi forbids moves into walls, and most pickups
 
 
 def test_two_runs_are_equal_and_a_resumed_one_goes_on_with_new_episodes(tmp_path: Path) -> None:
@@ -88,15 +74,3 @@ def test_what_an_environment_raises_ends_the_run(tmp_path: Path, monkeypatch: py
     with pytest.raises(SimulationError, match=said):
         trained(online(tmp_path, "gymnasium:broken:Broken-v0"))
     assert not (tmp_path / "out" / "model").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env", ["cartpole_v1", "gymnasium:CartPole-v1"])
-def test_cartpole_is_learned_as_in_a_kernel_and_the_kernels_model_plays_there(tmp_path: Path, env: str) -> None:
-    sample = json.loads((Path(__file__).parents[2] / "configs/cartpole/online.json").read_text())
-    changes = {"model_output_path": str(tmp_path), "use_gpu": False, "actions": ["0", "1"],
-               "simulation": {"env": env, "total_steps": 200_000}}  # fmt: skip
-    outcome = trained(merged(sample, changes))
-    assert outcome.scores["simulation/return/mean"] >= 475
-    result, _ = played(tmp_path, tmp_path / "model", "gymnasium:CartPole-v1", 100)
-    assert result.scores["simulation/return/mean"] >= 475

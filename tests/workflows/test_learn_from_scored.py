@@ -16,7 +16,7 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import DataError
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.run.logged import prepare
-from workflows.evaluate import evaluate
+from reagent_lite.tasks.evaluate import evaluate
 
 ROWS = 1500
 

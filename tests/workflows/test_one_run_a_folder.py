@@ -5,7 +5,6 @@ import re
 import socket
 from pathlib import Path
 
-import pytest
 from oracles.resuming import Tree, checkpoints, end, logged, start
 from oracles.waiting import wait_until
 
@@ -37,17 +36,6 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
     assert third.code == 0, third.err
     assert "resuming from checkpoints/step_" in third.err
     assert third.outcome["rows"] == 600
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_begun_again_has_its_folder(tmp_path: Path) -> None:
-    """And rank 1, which writes nothing, does not ask for it."""
-    tree: Tree = {**logged(tmp_path), "num_processes_per_node": 2}
-    done = end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=5,kind=kill", OMP_NUM_THREADS="1"))
-    assert done.code == 0, done.err
-    assert "restart 1 of at most 3" in done.err
-    assert "resuming from checkpoints/step_000003" in done.err
-    assert "in use" not in done.err
 
 
 def test_a_dry_run_does_not_ask_for_the_folder(small: Tree, tmp_path: Path) -> None:

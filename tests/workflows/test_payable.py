@@ -63,7 +63,7 @@ def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
     class Another(Group):
         """Beside a rank whose rows pay -3 to 5."""
 
-        def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        def all_reduce_max(self, tensor: torch.Tensor) -> torch.Tensor:
             return torch.maximum(tensor, tensor.new_tensor([3.0, 5.0, 3.0, 5.0, 0.0, 0.0]))
 
     config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))

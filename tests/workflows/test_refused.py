@@ -27,12 +27,12 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.serving.workers import serve
+from reagent_lite.tasks.evaluate import evaluate
+from reagent_lite.tasks.score import score
+from reagent_lite.tasks.simulate import simulate
 from workflows.convert import convert
-from workflows.evaluate import evaluate
 from workflows.normalize import normalize
-from workflows.score import score
 from workflows.shard import shard
-from workflows.simulate import simulate
 
 BUILDERS: dict[str, Callable[[Path], Tree]] = {
     "dqn": logged,

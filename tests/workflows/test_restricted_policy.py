@@ -1,13 +1,18 @@
 """BCQ on logged rows is evaluated as it plays; that it plays as exported is in test_exported_play.py."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from oracles.bundles import Habit
 from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, quick
+from oracles.runs import ALONE, quick, trained
+from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check
+from reagent_lite.export import load_bundle
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.sources import Logged
@@ -26,3 +31,32 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     mask = torch.tensor([[True, True], [False, True], [True, False]])
     propensities = evaluator.policy.policy(state, Actions(mask=mask))
     assert propensities.tolist() == [[1, 0], [0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_bcq_takes_what_the_estimated_logging_policy_takes(tmp_path: Path, parametric: bool) -> None:
+    """The log has a in 95 % of the rows with a positive feature, and b in 95 % of the others; b pays more."""
+    rng = np.random.default_rng(0)
+    choices: list[Any] = [{"7": 1.0, "8": 0.0}, {"7": 0.0, "8": 1.0}] if parametric else ["a", "b"]
+    rows = []
+    for number in range(1500):
+        sign = float(rng.choice((-1.0, 1.0)))
+        index = int((rng.random() < 0.95) == (sign < 0))
+        rows.append({
+            "mdp_id": str(number), "sequence_number": 0, "state_features": {"0": sign}, "action": choices[index],
+            "reward": float(index), "possible_actions": choices, "terminal": True,
+        })  # fmt: skip
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    tree = quick(log, tmp_path / "out", rainbow={"bcq": True, "bcq_drop_threshold": 0.3}, epochs=3,
+                 evaluation={"propensities": "estimate"}, norm_params={"feature_overrides": {
+                     key: "DO_NOT_PREPROCESS" for key in (("0", "7", "8") if parametric else ("0",))}})  # fmt: skip
+    if parametric:
+        del tree["actions"]
+    outcome = trained(tree)
+    assert isinstance(outcome.model, str)
+    bundle = load_bundle(outcome.model)
+    states = [{"0": 1.0}, {"0": -1.0}]
+    predicted = bundle.predict_rows(states, [choices] * 2) if parametric else bundle.predict_rows(states)
+    assert predicted.mask.tolist() == [[True, False], [False, True]]
+    weights = load_file(Path(outcome.model) / "weights.safetensors")
+    assert 0 <= float(weights["imitator.share"]) < 0.2

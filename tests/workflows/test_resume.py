@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -54,6 +53,13 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "crr": (logged, {"algorithm": "crr", "training": {"dropout_ratio": 0.2}}, [1, 6, 7, 20]),
     "iql": (logged, {"algorithm": "iql"}, [1, 6, 7, 20]),
     "batch normalization": (logged, {"training": {"use_batch_norm": True}}, [1, 6, 7, 20]),
+    "estimated propensities": (logged, {"evaluation": {"propensities": "estimate"}}, [1, 6, 20]),
+    "bcq of the estimated policy": (
+        logged,
+        {"rainbow": {"bcq": True}, "evaluation": {"propensities": "estimate"}},
+        [1, 6, 20],
+    ),
+    "temperature of the log": (logged, {"rl": {"temperature": "auto"}}, [1, 6, 20]),
     "sgd": (logged, {"training": {"optimizer": "SGD"}}, [1, 6, 7, 20]),
     "candidates": (candidates, {}, [1, 6, 7, 20]),
     "simulated": (simulated, {}, [1, 2, 12, 13, 24]),
@@ -84,7 +90,7 @@ def stopped_on_ranks(folder: Path, world: int, names: list[str], steps: dict[str
 
 def test_several_processes_stopped_equal_never_stopping(tmp_path: Path) -> None:
     """Three, for with two a sum has only one order."""
-    steps = {"plain": [1, 2], "mixed": [1, 2], "short last batch": [1, 3]}
+    steps = {"plain": [1, 2], "mixed": [1, 2], "short last batch": [1, 3], "estimated propensities": [20]}
     assert stopped_on_ranks(tmp_path, 3, list(steps), steps) == {name: [] for name in steps}
 
 
@@ -103,26 +109,6 @@ def same_end(folder: Path, tree: Tree, root: Path) -> list[str]:
     whole = Laboratory(tree, ALONE, root).run("whole", every_steps=1, keep=1000)
     tensors, lines = read(folder)
     return different(whole, End(whole.steps, tensors, lines[: len(whole.lines)], whole.scores))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_command(tmp_path: Path) -> None:
-    tree = logged(tmp_path)
-    killed = end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=11,kind=kill"))
-    assert killed.code == -signal.SIGKILL
-    assert checkpoints(tmp_path) == ["step_000006", "step_000009"]
-    done = end(start(tmp_path, tree))
-    assert done.code == 0, done.err
-    assert "resuming from checkpoints/step_000009 (epoch 1, 264 rows)" in done.err  # 200 rows, and two steps of 32
-    assert (done.outcome["steps"], done.outcome["rows"]) == (21, 600)
-    assert same_end(tmp_path / "out", tree, tmp_path) == []
-    state = json.loads((tmp_path / "out" / "checkpoints" / "step_000021" / "state.json").read_text())
-    assert (state["finished"], state["parent"], state["rows"]) == (True, "step_000018", 600)
-    # the run has ended: the same command trains anew, and its checkpoints take the place of the old ones
-    again = end(start(tmp_path, tree, "epochs=1"))
-    assert again.code == 0, again.err
-    assert "resuming" not in again.err
-    assert checkpoints(tmp_path) == ["step_000006", "step_000007"]
 
 
 def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None:
@@ -144,17 +130,6 @@ def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None
     assert finished.code == 0, finished.err
     assert (finished.outcome["steps"], finished.outcome["rows"]) == (21, 600)
     assert same_end(tmp_path / "out", tree, tmp_path) == []
-
-
-def test_a_signal_before_learning_ends_with_75_too(tmp_path: Path) -> None:
-    tree = logged(tmp_path)
-    write_lines(tmp_path / "data" / "more.jsonl", random_rows(60_000))  # a while to read
-    run = start(tmp_path, tree | {"training_data_path": str(tmp_path / "data")})
-    wait_until(lambda: "training data" in run.said or list(tmp_path.rglob("*.tmp")))  # it reads
-    run.send_signal(signal.SIGTERM)
-    ended = end(run)
-    assert ended.code == 75, ended.err
-    assert "SIGTERM: nothing was saved yet; the same command starts over" in ended.err
 
 
 @pytest.fixture

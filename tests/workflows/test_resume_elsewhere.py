@@ -48,15 +48,6 @@ def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_minibatch_reads_the_epoch_again_and_says_so(tmp_path: Path) -> None:
-    """32 rows for each of two processes are 4 steps of an epoch of 200 rows; for one process they are 7."""
-    left = ["step_000003", "step_000006"]
-    done = killed_and_alone(tmp_path, logged(tmp_path), "fail:rank=0,step=7,kind=kill", left)
-    assert "resuming from checkpoints/step_000006 (epoch 1, 200 rows); 128 rows of an epoch are read again" in done.err
-    assert (done.outcome["steps"], done.outcome["rows"]) == (21, 600)
-
-
-@pytest.mark.slow
 def test_simulated_environments_move_to_one_process(tmp_path: Path) -> None:
     tree, left = simulated(tmp_path, training={"minibatch_size": 16}), ["step_000009", "step_000012"]
     done = killed_and_alone(tmp_path, tree, "fail:rank=1,step=14,kind=kill", left)

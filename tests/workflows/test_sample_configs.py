@@ -10,13 +10,14 @@ from oracles.runs import ROOT, merged, trained
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, leaves, load_config, resolved
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.config.timeline import TimelineConfig
-from workflows.simulate import simulate
+from reagent_lite.tasks.simulate import simulate
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 WRITTEN = {"output_path", "log", "model_output_path", "timeline.outputTableName", "timeline.evalTableName",
@@ -37,9 +38,9 @@ def tree(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
-            "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig, "timeline": TimelineConfig,
-            "evaluate": EvaluateConfig, "score": ScoreConfig, "serve": ServeConfig, "collect": DqnConfig,
-            "learn": DqnConfig, "gridworld": DqnConfig,
+            "normalize": NormalizeConfig, "inspect": InspectConfig, "convert": ConvertConfig, "shard": ShardConfig,
+            "timeline": TimelineConfig, "evaluate": EvaluateConfig, "score": ScoreConfig, "serve": ServeConfig,
+            "collect": DqnConfig, "learn": DqnConfig, "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):

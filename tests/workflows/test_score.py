@@ -15,15 +15,15 @@ from oracles.logs import write_lines
 from oracles.runs import Runner, run
 
 import reagent_lite
-import workflows._scoring
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.tasks import scoring
+from reagent_lite.tasks.score import Scored, score
 from workflows.convert import convert
-from workflows.score import Scored, score
 
 __all__ = ["run"]
 NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
@@ -103,7 +103,7 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     q, propensities, mask = by_hand(model, given)
     allowed = mask.any(1)
     best = np.where(mask, q, -np.inf).argmax(1)
-    monkeypatch.setattr(workflows._scoring, "BLOCK_VALUES", 60)  # a block is predicted in parts
+    monkeypatch.setattr(scoring, "BLOCK_VALUES", 60)  # a block is predicted in parts
     outcome, table = scored(model, tmp_path / "rows", tmp_path / "s.parquet", policy="greedy", all_scores=True)
     assert (outcome.rows, outcome.undecided_rows) == (200, int((~allowed).sum()))
     assert 0 < outcome.undecided_rows < 100

@@ -205,13 +205,13 @@ def test_bad_input(
 
 
 @pytest.mark.parametrize(("key", "place", "message"), [
-    ("shards_path", "{in}/", "shards_path: expected another place than training_data_path"),
-    ("shards_path", "{in}/../in", "shards_path: expected another place than training_data_path"),
-    ("shards_path", "file://{in}", "shards_path: expected another place than training_data_path"),
-    ("shards_path", "{link}", "shards_path: expected another place than training_data_path"),
-    ("shards_path", "{in}/shards", "shards_path: expected a place outside training_data_path"),
-    ("local_path", "{link}/x", "local_path: expected a place outside training_data_path"),
-    ("local_path", "{share}/x", "local_path: expected a place outside shards_path"),
+    ("shards_path", "{in}/", "shards_path: expected another path than training_data_path"),
+    ("shards_path", "{in}/../in", "shards_path: expected another path than training_data_path"),
+    ("shards_path", "file://{in}", "shards_path: expected another path than training_data_path"),
+    ("shards_path", "{link}", "shards_path: expected another path than training_data_path"),
+    ("shards_path", "{in}/shards", "shards_path: expected a path outside training_data_path"),
+    ("local_path", "{link}/x", "local_path: expected a path outside training_data_path"),
+    ("local_path", "{share}/x", "local_path: expected a path outside shards_path"),
     ("shards_path", "{in}-shards", ""),
 ])  # fmt: skip
 def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: str, place: str, message: str) -> None:

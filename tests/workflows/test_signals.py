@@ -11,7 +11,7 @@ from types import FrameType
 
 import psutil
 import pytest
-from oracles.interpreters import Interpreter
+from oracles.interpreters import Interpreter, python_path
 from oracles.resuming import checkpoints, end, logged
 from oracles.runs import ALONE, ROOT
 from oracles.waiting import wait_until
@@ -79,7 +79,7 @@ SLOW = "fail:rank=0,step=0,kind=slow,seconds=0.1"
 def start_on(folder: Path, program: str, *arguments: str, fault: str = SLOW, **keys: int) -> Interpreter:
     tree = {**logged(folder), "model_output_path": str(folder / "out"), "checkpoint": {}, **keys}
     (folder / "config.json").write_text(json.dumps(tree))
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
+    variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
                  "OMP_NUM_THREADS": "1", "TERM": "xterm", "REAGENT_LITE_FAULT": fault}  # fmt: skip
     return Interpreter(["-c", program, *arguments, "--config", str(folder / "config.json")], env=variables)
 

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles import cartpole, gridworld
-from oracles.episodes import random_cartpole_returns
-from oracles.simulated import dense, made, skip_without_gpu
+from oracles.simulated import dense, made
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from workflows.simulate import _prefix, simulate
+from reagent_lite.tasks.simulate import _prefix, simulate
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")
@@ -61,38 +60,6 @@ def test_whole_episodes_in_the_order_of_their_starts(tmp_path: Path) -> None:
     assert start == sorted(start)
 
 
-def test_lengths_are_not_biased(tmp_path: Path) -> None:
-    """Few episodes from many environments, often: the mean is that of episodes played to their ends one by one."""
-    rng = np.random.default_rng(5)
-    truth = cartpole.play(lambda state: rng.integers(2, size=len(state)), 20_000)
-    lengths, first_to_end = [], []
-    for seed in range(30):
-        _, log = made(tmp_path, rows=1500, num_envs=32, seed=seed)
-        lengths.append(log.lengths)
-        clock, ends = np.zeros(32), []
-        for (_, env, _), length in zip(log.ids, log.lengths, strict=True):
-            clock[env] += length
-            ends.append((clock[env], env, length))
-        first_to_end += [length for _, _, length in sorted(ends)[:32]]
-    every = np.concatenate(lengths)
-    error = truth.std() * (1 / len(truth) + 1 / len(every)) ** 0.5
-    # the one episode of a run that crosses the line has E[L^2] / E[L] rows instead of E[L]
-    crossing = (np.square(truth).mean() / truth.mean() - truth.mean()) * len(lengths) / len(every)
-    assert abs(every.mean() - truth.mean()) < 4 * error + crossing
-    # the check is sharp: the same runs' first 32 episodes to end are shorter by far more
-    assert np.mean(first_to_end) < truth.mean() - 10 * (4 * error + crossing) / 4
-
-
-def test_the_mean_return_is_gymnasiums(tmp_path: Path) -> None:
-    result, _ = made(tmp_path, episodes=4000, num_envs=1000)
-    returns = random_cartpole_returns(600)
-    assert result.lower is not None
-    assert result.upper is not None
-    ours = (result.upper - result.lower) / 2 / 1.959964
-    assert abs(result.mean_return - np.mean(returns)) < 4 * (ours**2 + np.var(returns) / 600) ** 0.5
-    assert result.mean_return == pytest.approx(22.2, abs=0.8)
-
-
 def test_events_are_the_same_decisions(tmp_path: Path) -> None:
     _, log = made(tmp_path, rows=500, num_envs=8, time_limit=25)
     _, events = made(tmp_path, rows=500, num_envs=8, time_limit=25, format="events", ds="2026-01-01")
@@ -119,25 +86,6 @@ def test_candidate_lists_of_fixed_actions(tmp_path: Path) -> None:
     assert (len(copy), copy.notes) == (len(log.rows), ())
 
 
-def test_candidates_of_recommendations(tmp_path: Path) -> None:
-    result, log = made(tmp_path, env="recommend", rows=2000, parametric=True)
-    counts = np.array([len(row["possible_actions"]) for row in log.rows])
-    assert set(counts) == set(range(5, 11))
-    np.testing.assert_allclose(log.propensity, 1 / counts, rtol=1e-6)
-    last = np.append(np.diff(log.episode) > 0, True)
-    for row, ends, following in zip(log.rows, last, [*log.rows[1:], {}], strict=True):
-        assert row["action"] in row["possible_actions"]
-        if not ends:  # what is offered next is what the next row chooses from
-            assert row["possible_next_actions"] == following["possible_actions"]
-    # satiation of the state after: q <- 0.8 q + f
-    after = dense(row["next_state_features"] for row in log.rows)
-    topics = dense(row["action"] for row in log.rows)[:, :8]
-    np.testing.assert_allclose(after[:, 8:16], 0.8 * log.state[:, 8:16] + topics, atol=1e-6)
-    copy = prepare_training_copy(result.log, actions=None, directory=str(tmp_path / "copy"))
-    assert (len(copy), copy.notes) == (result.rows, ())
-    assert copy.candidates.shape[1] == 9
-
-
 def test_the_same_seed_is_the_same_bytes(tmp_path: Path) -> None:
     def log(**changes: Any) -> bytes:
         made(tmp_path, **({"rows": 1000, "num_envs": 16} | changes))
@@ -149,15 +97,6 @@ def test_the_same_seed_is_the_same_bytes(tmp_path: Path) -> None:
     # an episode depends on seed, environment and number alone: first episodes are the same among more environments
     assert log(rows=None, episodes=10, num_envs=10) == log(rows=None, episodes=10, num_envs=64)
     assert log(env_parameters={"gravity": 5.0}) != first
-
-
-@pytest.mark.gpu
-def test_a_gpu_writes_the_same_bytes(tmp_path: Path) -> None:
-    skip_without_gpu()
-    for backend in ("cpu", "cuda"):
-        made(tmp_path / backend, rows=5000, use_gpu=True, backend=backend)
-    one, other = (tmp_path / backend / "log.jsonl" for backend in ("cpu", "cuda"))
-    assert one.read_bytes() == other.read_bytes()
 
 
 def test_masked_actions_and_the_true_value_of_the_random_policy(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from oracles.simulated import made
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.cli import main_alone
-from workflows.simulate import COMMAND, simulate
+from reagent_lite.tasks.simulate import simulate
+from workflows.simulate import COMMAND
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")

@@ -1,6 +1,5 @@
 """Timelines of this machine's engine: pairs, ends, spans of several rows, what is left out, what is refused."""
 
-import bz2
 import gc
 import json
 import os
@@ -21,7 +20,6 @@ from oracles.event_files import write_events
 from oracles.events import BROKEN, broken_events, event, make, read, report
 from oracles.logs import write_lines
 from oracles.runs import Runner
-from oracles.transitions import check_copy
 
 from reagent_lite.cli import main_alone
 from reagent_lite.data import buckets
@@ -33,7 +31,6 @@ from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 from workflows.timeline import COMMAND, timeline
 
-LOG_2019 = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 # states 0, 1, 4, 5 with rewards of the same size, in steps of 1, 3 and 1
 FOUR = [event("a", number, number, number) for number in (0, 1, 4, 5)]
 
@@ -493,21 +490,3 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     make(tmp_path, FOUR)
     left = {one.name for one in tmp_path.glob(".train.*")}
     assert left == {f".train.{host}-{os.getpid()}-0a_b.work", f".train.x{host}-{dead.pid}-0a_b.work"}
-
-
-@pytest.mark.skipif(not LOG_2019.exists(), reason="the log of 2019 is not beside this checkout")
-def test_the_log_of_2019_comes_back_from_its_own_events(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in bz2.decompress(LOG_2019.read_bytes()).splitlines()]
-    same = ("mdp_id", "sequence_number", "state_features", "reward", "metrics")
-    events = [
-        {**{name: row[name] for name in same}, "action": str(row["action"]), "action_probability": row["propensity"],
-         "possible_actions": [str(n) for n, one in enumerate(row["possible_actions"]) if one]}
-        for row in rows
-    ]  # fmt: skip
-    make(tmp_path, events, {"query": {"actions": ["0", "1"]}}, addTerminalStateRow=True, numOutputShards=2)
-    assert sum(not any(row["possible_next_actions"]) for row in rows) == 29
-    for row in rows:  # of its ends the log of 2019 has a time_diff that nobody reads
-        row["time_diff"] *= any(row["possible_next_actions"])
-    copy = prepare_training_copy(str(tmp_path / "train"), actions=("0", "1"))
-    assert len(copy) == 3470
-    check_copy(copy, rows, ("0", "1"), in_file_order=False)

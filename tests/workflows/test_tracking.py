@@ -1,20 +1,20 @@
-"""MLflow and W&B have what TensorBoard has: read back from MLflow's database and from W&B's own files."""
+"""MLflow and W&B have what TensorBoard has: read back from MLflow's database, and from the calls that W&B takes."""
 
 import json
 import os
 import re
 import signal
 import sqlite3
-import struct
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from oracles.runs import ALONE, Runner, checked, merged, run
@@ -66,36 +66,20 @@ def in_mlflow(folder: Path) -> Scalars:
     return {(key, step): value for key, step, value in found}
 
 
-def records(folder: Path) -> Iterator[Any]:
-    """Yields what W&B wrote: LevelDB's log format behind a header of 7 bytes, a protocol buffer a record."""
-    from wandb.proto.wandb_internal_pb2 import Record
+@pytest.fixture
+def in_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
+    """W&B's runs as they are started, offline; each takes the calls that it is given, and keeps them."""
+    wandb = pytest.importorskip("wandb")
+    init = wandb.init
+    runs: list[Mock] = []
 
-    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        data, at, whole = file.read_bytes(), 7, b""
-        while at < len(data):
-            if (left := 32768 - at % 32768) < 7:
-                at += left
-                continue
-            _, length, kind = struct.unpack_from("<IHB", data, at)
-            whole += data[at + 7 : at + 7 + length]
-            at += 7 + length
-            if kind in (1, 4):  # whole, or its last part
-                yield Record.FromString(whole)
-                whole = b""
+    def start(**given: Any) -> Mock:
+        run = init(**given)
+        runs.append(Mock(wraps=run, id=run.id, summary={}, given=given))
+        return runs[-1]
 
-
-def in_wandb(folder: Path) -> Scalars:
-    found = {}
-    for history in (one.history for one in records(folder) if one.WhichOneof("record_type") == "history"):
-        for item in history.item:
-            name = item.key or "/".join(item.nested_key)
-            if not name.startswith("_"):
-                found[name, history.step.num] = json.loads(item.value_json)
-    return found
-
-
-def of_kind(written: list[Any], kind: str) -> list[Any]:
-    return [getattr(one, kind) for one in written if one.WhichOneof("record_type") == kind]
+    monkeypatch.setattr(wandb, "init", start)
+    return runs
 
 
 class Failing(Callback):
@@ -105,7 +89,9 @@ class Failing(Callback):
         raise ConnectionError
 
 
-def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(tracked: Tree, tmp_path: Path) -> None:
+def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
+    tracked: Tree, in_wandb: list[Mock], tmp_path: Path
+) -> None:
     """Of a run that fails after its first epoch and goes on from an earlier step, to one epoch more than before."""
     tracked = merged(tracked, {"checkpoint": {"every_steps": 5}})
     with pytest.raises(ConnectionError):
@@ -120,7 +106,9 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(tra
     logged = in_tensorboard(out)
     assert {step for tag, step in logged if tag == "train/td_loss"} == {3, 6, 7, 9, 12, 14, 15, 18, 21}
     assert ("CPE/Reward/MAGIC", 21) in logged
-    assert in_wandb(tmp_path) == pytest.approx(logged, rel=1e-6)  # event files hold float32
+    calls = [call for run in in_wandb for call in run.log.call_args_list]
+    figures = {(name, call.kwargs["step"]): value for call in calls for name, value in call.args[0].items()}
+    assert figures == pytest.approx(logged, rel=1e-6)  # event files hold float32
     timed = {place: value for place, value in first.items() if place[0].startswith(("rate/", "time/"))}
     assert in_mlflow(tmp_path) == pytest.approx({**logged, **timed}, rel=1e-6)  # all else is the same again
     assert len(in_mlflow(tmp_path)) == rows(tmp_path, "select count(*) from metrics")[0][0]
@@ -142,26 +130,23 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(tra
     assert sorted(str(file.relative_to(place)) for file in Path(place).rglob("*") if file.is_file()) == kept
     assert (Path(place) / "report.html").read_bytes() == (out / "report.html").read_bytes()
 
-    written = list(records(tmp_path))
-    runs = of_kind(written, "run")
-    assert {(one.run_id, one.project, one.display_name) for one in runs} == {(tags["reagent_lite.run"], "tests", "out")}
-    given = {update.key: json.loads(update.value_json) for one in runs for update in one.config.update}
-    del given["_wandb"]
-    assert leaves(given) == leaves(config)
-    assert decision["reason"] in runs[-1].notes
-    updates = [update for one in of_kind(written, "summary") for update in one.update]
-    assert [json.loads(one.value_json) for one in updates if one.key == "decision"] == [decision["choice"]]
-    (artifact,) = of_kind(written, "artifact")
-    assert (artifact.type, sorted(one.path for one in artifact.manifest.contents)) == ("run", kept)
-    assert [one.exit_code for one in of_kind(written, "exit")] == [1, 0]
+    given = {(run.given["id"], run.given["project"], run.given["name"]) for run in in_wandb}
+    assert given == {(tags["reagent_lite.run"], "tests", "out")}
+    last = in_wandb[-1]
+    assert leaves(last.given["config"]) == leaves(config)
+    assert decision["reason"] in last.notes
+    assert last.summary["decision"] == decision["choice"]
+    (artifact,) = last.log_artifact.call_args.args
+    assert (artifact.type, sorted(artifact.manifest.entries)) == ("run", kept)
+    assert [run.finish.call_args.kwargs["exit_code"] for run in in_wandb] == [1, 0]
 
 
 def test_of_several_processes_rank_0_alone_has_trackers(run: Runner, tracked: Tree, tmp_path: Path) -> None:
-    done = run("dqn", merged(tracked, {"tracking": {"mlflow": None}}), "--set", "num_processes_per_node=2")
+    done = run("dqn", merged(tracked, {"tracking": {"wandb": None}}), "--set", "num_processes_per_node=2")
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) == 1
-    assert in_wandb(tmp_path) == pytest.approx(in_tensorboard(tmp_path / "out"), rel=1e-6)
-    assert len(of_kind(list(records(tmp_path)), "exit")) == 1
+    assert in_mlflow(tmp_path) == pytest.approx(in_tensorboard(tmp_path / "out"), rel=1e-6)
+    assert rows(tmp_path, "select status from runs") == [("FINISHED",)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.config.columns import COLUMNS
+from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.lists import SharedLists, list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest
 from reagent_lite.data.copy.spool import Spool, write_npy
@@ -24,7 +24,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.columns import require_one_order
-from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.matrices import Lists, Mask
 from reagent_lite.data.rows.reading import Rows, read_rows
@@ -206,9 +206,11 @@ class SpooledLog:
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
         ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]
-        if self.seen_columns.isdisjoint(ends):
+        episodes = sorted(self.seen_columns.intersection(EPISODE_COLUMNS))
+        if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
-            raise DataError(Problem(files[0].place(), expected, "none of them"))
+            todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"
+            raise DataError(Problem(files[0].place(), expected, "none of them", todo))
 
     def write(self) -> None:
         """Writes every array in the copy's order, and removes the spools.
@@ -389,6 +391,9 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     rows = counted(counts["rows"], "row")
     some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
     found = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
+    if columns.isdisjoint(EPISODE_COLUMNS):
+        found.append(ALONE)
+        counts = Counter({**counts, "rows_without_mdp_id": 0})  # said already
     found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
         found.append(f"columns that training does not use: {listed(ignored)}")
@@ -396,7 +401,7 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
 
 
 _OF_ALL_ROWS = {
-    "propensity_absent_rows": "no propensity; it counts as 1, so importance weights are meaningless",
+    "propensity_absent_rows": 'no propensity; weighted estimates need it, or evaluation.propensities "estimate"',
     "unknown_action_rows": "no action and no part in training",
     "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
 }

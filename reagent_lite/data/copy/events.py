@@ -24,7 +24,6 @@ from reagent_lite.data.copy.build import VECTORS, Order, SpooledLog
 from reagent_lite.data.copy.lists import share
 from reagent_lite.data.formats.blocks import Block, Reader
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import readers_of
 from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.columns import NONE
@@ -32,8 +31,15 @@ from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
 from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, Spans
 from reagent_lite.data.timeline.events import Checked, contract_of, selected
-from reagent_lite.data.timeline.report import log_figures, longest_rows, report_of, require_rows, require_taken
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.data.timeline.report import (
+    log_figures,
+    longest_rows,
+    none_complete,
+    report_of,
+    require_rows,
+    require_taken,
+)
+from reagent_lite.errors import DataError, Problem, counted
 
 _ROWS_AT_ONCE = 1 << 16
 
@@ -159,8 +165,7 @@ class EventLog(SpooledLog):
         pairs = _Pairs.of(order, at, kept.spans(), np.concatenate(self._cut))
         self.report = report_of(self.config, self._found, longest, counts, [len(pairs.order.rows)])
         if not len(pairs.order.rows):
-            got = "; ".join(["none that leads to a known state", *self.report["left_out"]])
-            raise NoRowsError(Problem(place(self.config.timeline.inputTableName), "rows of data", got))
+            raise none_complete(self.config, self._found, counts)
         self._require_choices(pairs)
         return pairs
 

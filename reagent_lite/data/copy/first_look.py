@@ -1,7 +1,6 @@
 """What needs no full read of logged data: a copy made of it, rows by metadata, and its first rows."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
@@ -14,10 +13,23 @@ from reagent_lite.data.formats.reading import first_block
 from reagent_lite.data.rows.columns import column_of, flags
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import candidate_lists, features
+from reagent_lite.data.rows.own_columns import NamesAsTheyAre, remembered
 from reagent_lite.data.rows.reading import read_rows
-from reagent_lite.data.stage import data_files, untouched
+from reagent_lite.data.stage import StageManifest, data_files, untouched
 from reagent_lite.errors import NoRowsError
+
+
+def remembered_columns(path: str, columns: Columns) -> Columns:
+    """Returns what the columns of a model's training log are in another log; see own_columns.remembered.
+
+    Raises:
+        DataError: files that are not there, or cannot be read.
+    """
+    if not columns or StageManifest.read(path) is not None:
+        return {}
+    files = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(path))
+    found = first_block(files)
+    return {} if found is None else remembered(columns, found[0].table.column_names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +104,16 @@ def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | No
     events = _are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
-    read_rows(block, contract).faults.require_none()
-    lists = ("possible_actions", "possible_next_actions")
+    rows = read_rows(block, contract)
+    rows.faults.require_none()
+    lists = [one.features for one in (rows.lists, rows.next_lists) if one is not None]
     return FirstRows(
         events=events,
         file=block.file.path,
         rows=block.table.num_rows,
-        state_ids=_ids(block, ("state_features", "next_state_features")),
-        action_ids=() if actions is not None else _ids(block, ("action", "next_action"), lists),
+        state_ids=tuple(sorted({*rows.state.ids, *rows.next_state.ids})),
+        action_ids=tuple(sorted({one for matrix in lists for one in matrix.ids})),
     )
-
-
-def _ids(block: Block, maps: tuple[str, ...], lists: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Returns the ids of features in columns of maps and of lists of maps, ascending."""
-    columns, faults = partial(column_of, block), Faults(block)
-    found = [features(columns(name), faults)[0] for name in maps]
-    found += [candidate_lists(columns(name), faults).features for name in lists]
-    return tuple(sorted({one for matrix in found for one in matrix.ids}))
 
 
 def holds_events(path: str, columns: Columns | None = None) -> bool:

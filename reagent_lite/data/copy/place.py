@@ -28,7 +28,7 @@ from reagent_lite.data.stage import StageManifest
 from reagent_lite.data.timeline.settings import pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
-from reagent_lite.manifest import TRAINING_COPY, Kind
+from reagent_lite.manifest import TRAINING_COPY, FolderKind
 
 KIND = "training copy"
 LAYOUT = 6
@@ -45,7 +45,7 @@ class CopyManifest(StageManifest):
         action_names, counts, notes: as in TrainingCopy.
     """
 
-    what: ClassVar[Kind] = TRAINING_COPY
+    what: ClassVar[FolderKind] = TRAINING_COPY
 
     paths: tuple[str, ...]
     action_names: tuple[str, ...]

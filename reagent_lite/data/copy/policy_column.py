@@ -8,7 +8,7 @@ It is no part of the copy, which stays the same whichever column is read.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.reading import read_blocks, readers_of
-from reagent_lite.data.rows.columns import Column, column_of, is_list, is_number, is_string, numbers, pieces
+from reagent_lite.data.rows.columns import Column, column_of, is_list, numbers, of_cells, pieces
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import named_numbers
@@ -89,10 +89,8 @@ def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
     """
     require_columns(block.table.column_names, (name,), block.where(0))
     faults = Faults(block)
-    column = column_of(block, name)
-    if is_string(column.array.type):
-        column = replace(column, text=True)
-    kind = _kind(column, faults)
+    column = of_cells(column_of(block, name), "actions")
+    kind = _kind(column)
     lengths = np.ones(len(block.lines), np.int64)
     values = np.zeros(len(lengths))
     if kind is float:
@@ -127,26 +125,14 @@ def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDA
     return np.nan_to_num(in_order(named.values, named.names, actions, absent=0.0)).astype(np.float64)
 
 
-def _kind(column: Column, faults: Faults) -> type:
+def _kind(column: Column) -> type:
     """Returns whether a column holds numbers, lists or objects; of JSON texts, by the first of them."""
     kind = column.array.type
-    if not column.text:
-        pairs = is_list(kind) and pa.types.is_struct(kind.value_type)
-        return float if is_number(kind) else list if is_list(kind) and not pairs else dict
-    valid = {text: _is_json(text) for text in column.array.unique().to_pylist()}
-    wrong = np.array([not valid[text] for text in column.array.to_pylist()])
-    faults.add(wrong, f"probabilities in {column.name}", column.value)
-    faults.require_none()
-    first = json.loads(column.array[int(column.present.argmax())].as_py() or "null")
-    return type(first) if isinstance(first, list | dict) else float
-
-
-def _is_json(text: str | None) -> bool:
-    try:
-        json.loads(text or "null")
-    except ValueError:
-        return False
-    return True
+    if column.text:
+        first = json.loads(column.array[int(column.present.argmax())].as_py() or "null")
+        return type(first) if isinstance(first, list | dict) else float
+    pairs = is_list(kind) and pa.types.is_struct(kind.value_type)
+    return list if is_list(kind) and not pairs else dict if column.nested else float
 
 
 def _require_possible(copy: TrainingCopy, name: str, table: NDArray[np.float32], lengths: NDArray[np.int64]) -> None:

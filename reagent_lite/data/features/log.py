@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.norm_params import NormParams
@@ -18,7 +17,7 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.rows.columns import column_of, is_number, is_string, sequence_numbers, strings
+from reagent_lite.data.rows.columns import column_of, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
@@ -131,12 +130,9 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
 def _has_features(block: Block) -> bool | None:
     """Returns whether actions are objects with features; None if the block has no action."""
     column = column_of(block, ACTION)
-    kind = column.array.type
-    if pa.types.is_null(kind) or not column.present.any():
+    if not column.present.any():
         return None
-    if not column.text:
-        return not (is_number(kind) or is_string(kind))
-    return column.value(int(np.flatnonzero(column.present)[0])).startswith("{")
+    return column.nested or (column.text and column.value(int(column.present.argmax())).startswith("{"))
 
 
 def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:

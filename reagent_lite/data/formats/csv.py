@@ -1,19 +1,20 @@
 """CSV files as blocks: a header, a row a record, feature maps as JSON cells or as columns of their own.
 
-    block of whole records ─► cells by Arrow's parser, types given ─► JSON cells by that of JSON lines
-                              by Python where a block is not as expected, which names every fault
+    block of whole records ─► cells as strings, by Arrow's parser ─► values of each column's kind
 
     mdp_id,sequence_number,state_features,action,reward              JSON cells: "{""0"": 0.5}"
     mdp_id,sequence_number,state_features.0,action.0,reward          a column a feature; an empty cell is absent
 
-The type of a column never depends on what a block holds: mdp_id and discrete actions are strings, so an action 1 is the
-name "1" if there is one, and else the index. Records are those of RFC 4180: a quotation mark opens a cell only
-at the cell's start and closes it only at its end; inside it is doubled. A newline ends a record where an even number of
-marks stands before it, so the line of every record is known.
+The kind of a column never depends on what a block holds: mdp_id and discrete actions are strings, so an action 1 is the
+name "1" if there is one, and else the index. A cell that is no value of its column's kind stays the string that it is,
+which is a fault of its row for whoever reads the column, as in JSON lines. Records are those of RFC 4180: a quotation
+mark opens a cell only at the cell's start and closes it only at its end; inside it is doubled. A newline ends a record
+where an even number of marks stands before it, so the line of every record is known.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -26,29 +27,33 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, kind_of
+from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, ColumnKind, kind_of
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, OwnNames
-from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
-from reagent_lite.data.formats.schema import INTEGER_OR_TIME, in_one_piece, microseconds_of, valid_rows
-from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
+from reagent_lite.data.formats.jsonl import (
+    NamedArray,
+    column_of,
+    in_one_column,
+    parse_with_arrow,
+    table_of_columns,
+)
+from reagent_lite.data.formats.schema import in_one_piece, valid_rows
+from reagent_lite.data.formats.text_files import contains, read_text
+from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
 
-_TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}
-WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_JSON_KINDS = ("features", "metrics", "actions")
+_WORDS = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
 """Words that count as 1 and 0 in columns of numbers, as in other formats."""
-# pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
-_FLAGS = {**WORDS, "1": True, "1.0": True, "t": True, "0": False, "0.0": False, "f": False}
-_JSON = """Write {"0": 0.5} or ["left", "right"] as json.dumps does; Python's own text of a dict or list is not JSON"""
-_NUMERALS = "Write numbers as 1234.5, and leave cells without one empty"
+_FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false": False, "1": True, "0": False}
+"""Flags: pandas writes 1.0 where a column has gaps, PostgreSQL writes t."""
+_WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
+"""An integer; pandas writes 3.0 where a column has gaps."""
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
-_CELL = re.compile(rb'(?:"((?:[^"]|"")*+)"|([^",\r\n]*+))(,|\r?(?:\n|\Z))')
-_QUOTED = re.compile(rb'"(?:[^"]|"")*+"')
+_WHOLE_CELLS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n))*+')
 
-Column = tuple[pa.Field, pa.Array]
-Lines = NDArray[np.int64]
+Offsets = NDArray[np.int64]
 
 
 def read_csv(
@@ -59,7 +64,7 @@ def read_csv(
     Columns that no log has are strings.
 
     Raises:
-        DataError: damaged compression, no header, a name twice, or what is wrong with a row, with file and line.
+        DataError: damaged compression, no header, a name twice, or records that are none, with file and line.
     """
     return read_text(file, position, _end_of_records, _CsvParser(file, number, columns).parse)
 
@@ -79,7 +84,7 @@ class _HeaderCell:
     name: str
     field: str
     feature: str
-    kind: pa.DataType
+    kind: ColumnKind
     read: bool
 
 
@@ -95,20 +100,30 @@ class _CsvParser:
     def parse(self, text: bytes, line: int) -> Block:
         """Returns the rows of whole records, the first of which begins in `line`."""
         path = self.file.path
-        if not self.header:
-            if (first := next(_records(text, line, path), None)) is not None:
-                at, cells, end = first
-                self.header = _header(cells, f"{path}:{at}", self.columns, self.file.columns)
-                text, line = text[end:], line + text.count(b"\n", 0, end)
-            elif line > 1:
-                raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
-        cells, lines = _by_arrow(text, line, self.header) or _by_python(text, line, self.header, path)
-        columns: list[Column] = []
+        _require_records(text, line, path)
+        lines, starts, stops = _records(text, line)
+        rows = text
+        if not self.header and len(lines):
+            first = text[starts[0] : stops[0] + 1]
+            self.header = _header(first, f"{path}:{lines[0]}", self.columns, self.file.columns)
+            lines = lines[1:]
+            rows = text[stops[0] + 1 :]
+        elif not self.header and line > 1:
+            raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
+        try:
+            cells = _cells(rows, self.header)
+        except pa.ArrowInvalid:
+            _require_utf_8(text, line, path)
+            _require_as_many_cells(rows, lines, self.header, path)
+            raise
+        columns: list[NamedArray] = []
         for one in self.header:
             if one.read and not one.feature:
-                columns.append(_plain_column(one, cells, lines, path))
+                columns.append(typed_cells(one.name, cells[one.name], one.kind))
         for field in dict.fromkeys(one.field for one in self.header if one.read and one.feature):
-            columns.append(_map_column([one for one in self.header if one.field == field and one.feature], cells))
+            columns.append(
+                _map_column(field, [one for one in self.header if one.field == field and one.feature], cells)
+            )
         unread = [one for one in self.header if not one.read and not one.feature]
         columns += [(pa.field(one.name, pa.null()), pa.nulls(len(lines))) for one in unread]
         return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
@@ -125,54 +140,39 @@ def _end_of_records(text: bytes) -> int:
     return 0
 
 
-def _records(text: bytes, line: int, path: str) -> Iterator[tuple[int, list[bytes], int]]:
-    """Yields (line, cells, offset behind the end) of each record but blank lines.
+def _records(text: bytes, line: int) -> tuple[Offsets, Offsets, Offsets]:
+    """Returns the line of each record but blank lines, its offset and that of the newline that ends it."""
+    data = np.frombuffer(text, np.uint8)
+    marks = np.flatnonzero(data == ord('"'))
+    newlines = np.flatnonzero(data == ord("\n"))
+    ends = newlines[np.searchsorted(marks, newlines) % 2 == 0]
+    starts = np.concatenate(([0], ends + 1))
+    stops = np.concatenate((ends, [len(text)]))
+    returned = (stops > starts) & (data[np.maximum(stops - 1, 0)] == ord("\r"))
+    filled = stops - returned > starts
+    return line + np.searchsorted(newlines, starts[filled]), starts[filled], stops[filled]
+
+
+def _require_records(text: bytes, line: int, path: str) -> None:
+    """Checks that quotation marks open and close cells, and that no carriage return stands alone outside of them.
 
     Raises:
-        DataError: quotation marks that neither open nor close a cell, carriage returns alone outside quoted cells.
+        DataError: naming the line in which the first other cell begins.
     """
-    at = 0
-    while at < len(text):
-        start, cells, separator = at, list[bytes](), b","
-        while separator == b",":
-            match = _CELL.match(text, at)
-            if match is None:
-                raise DataError(_no_cell(text, at, line + text.count(b"\n", start, at), path))
-            cells.append(match[2] if match[1] is None else match[1].replace(b'""', b'"'))
-            at, separator = match.end(), match[3]
-        if text[start : at - len(separator)]:
-            yield line, cells, at
-        line += text.count(b"\n", start, at)
-
-
-def _no_cell(text: bytes, start: int, begins: int, path: str) -> Problem:
-    """Returns what is wrong with the cell that begins at an offset, in line `begins`."""
-    at = start
-    if text.startswith(b'"', start):
-        quoted = _QUOTED.match(text, start)
-        if quoted is None:
-            got = "a file that ends inside the quoted cell that begins here"
-            return Problem(f"{path}:{begins}", "quoted cells that end", got, "Copy the file again")
-        at = quoted.end() - 1
-    else:
-        while text[at] not in b'"\r':
-            at += 1
-    here = begins + text.count(b"\n", start, at)
-    if text.startswith(b"\r", at):
-        # other readers of CSV end a record there
-        todo = "End lines by a newline, with or without a carriage return, and quote cells that have one"
-        return Problem(f"{path}:{here}", "lines that end by a newline", "a carriage return alone", todo)
-    shown = text[max(0, at - 20) : at + 20].decode(errors="replace")
-    of_cell = "" if begins == here else f", of a cell that begins in line {begins}"
-    expected = "quotation marks around whole cells, doubled inside them"
-    return Problem(f"{path}:{here}", expected, f"one in the middle of {shown!r}{of_cell}")
+    if contains(text, _RECORDS):
+        return
+    matched = _WHOLE_CELLS.match(text)
+    start = 0 if matched is None else matched.end()
+    expected = "quotation marks around whole cells, doubled inside them, and lines that end by a newline"
+    got = f"a cell that begins {text[start : start + 40].decode(errors='replace')!r}"
+    raise DataError(Problem(f"{path}:{_line_of(text, start, line)}", expected, got))
 
 
 def _header(
-    record: list[bytes], where: str, columns: Collection[str] | None, own: OwnNames | None
+    record: bytes, where: str, columns: Collection[str] | None, own: OwnNames | None
 ) -> tuple[_HeaderCell, ...]:
     try:
-        cells = [cell.decode() for cell in record]
+        cells = next(csv.reader([record.decode()]))
     except UnicodeDecodeError as error:
         raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
@@ -193,7 +193,7 @@ def _header(
                 name=name,
                 field=field,
                 feature=feature if is_part else "",
-                kind=_TYPES.get("number" if number else kind_of(field), pa.string()),
+                kind="number" if number else kind_of(field),
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
@@ -214,141 +214,133 @@ def _header(
     return tuple(found)
 
 
-def _by_arrow(text: bytes, line: int, header: tuple[_HeaderCell, ...]) -> tuple[pa.Table, Lines] | None:
-    """Returns the columns that are read, and the line of each record; None where Arrow may read something else."""
-    if text.startswith(BYTE_ORDER_MARK) or not contains(text, _RECORDS):
-        return None  # Arrow leaves out a mark, and only at a file's start it is not part of a cell
-    data = np.frombuffer(text, np.uint8)
-    marks, newlines = np.flatnonzero(data == ord('"')), np.flatnonzero(data == ord("\n"))
-    ends = newlines[np.searchsorted(marks, newlines) % 2 == 0]
-    starts, stops = np.concatenate(([0], ends + 1)), np.concatenate((ends, [len(text)]))
-    returned = (stops > starts) & (data[np.maximum(stops - 1, 0)] == ord("\r")) if text else np.array([False])
-    lines = line + np.searchsorted(newlines, starts[stops - returned > starts])
-    read = pa.csv.ReadOptions(use_threads=False, column_names=[one.name for one in header], block_size=len(text) + 1)
+def _cells(
+    text: bytes, header: tuple[_HeaderCell, ...], invalid: Callable[[pa.csv.InvalidRow], str] | None = None
+) -> dict[str, pa.Array]:
+    """Returns the cells of the columns that are read as strings, null where empty.
+
+    Args:
+        text: whole records, but the header.
+        header: the columns.
+        invalid: called with records that have another number of cells than the header.
+
+    Raises:
+        ArrowInvalid: such a record without `invalid`; what is not UTF-8.
+    """
+    if not header:
+        return {}
+    names = [one.name for one in header]
+    read = pa.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 2)
+    parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=invalid)
     convert = pa.csv.ConvertOptions(
-        column_types={one.name: one.kind for one in header},
+        column_types=dict.fromkeys(names, pa.string()),
         include_columns=[one.name for one in header if one.read],
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
-        true_values=[word for word, true in _FLAGS.items() if true],
-        false_values=[word for word, true in _FLAGS.items() if not true],
     )
-    try:
-        cells = pa.csv.read_csv(pa.BufferReader(text), read, pa.csv.ParseOptions(newlines_in_values=True), convert)
-    except pa.ArrowException:
-        return None
-    return (cells, lines) if cells.num_rows == len(lines) else None
+    # behind a newline a byte order mark is part of its cell; Arrow leaves out one at the start
+    cells = pa.csv.read_csv(pa.BufferReader(b"\n" + text), read, parse, convert)
+    return {name: in_one_piece(cells.column(name)) for name in cells.column_names}
 
 
-def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: str) -> tuple[pa.Table, Lines]:
-    """Returns the columns that are read, cell by cell, and the line of each record.
-
-    Raises:
-        DataError: naming cells that are not what their column holds.
-    """
-    values: dict[str, list[Any]] = {one.name: [] for one in header if one.read}
-    lines: list[int] = []
+def _require_as_many_cells(text: bytes, lines: Offsets, header: tuple[_HeaderCell, ...], path: str) -> None:
     problems: list[Problem] = []
-    for at, cells, _ in _records(text, line, path):
-        where = f"{path}:{at}"
-        lines.append(at)
-        if len(cells) != len(header):
-            problems.append(Problem(where, f"{len(header)} cells, as the header has", str(len(cells))))
-        for one, cell in zip(header, cells, strict=False):
-            try:
-                value = _value_of(cell.decode(), one) if cell and one.read else None
-            except UnicodeDecodeError as error:
-                problems.append(Problem(where, "UTF-8", str(error), "Write the file as UTF-8"))
-            except ValueError as error:
-                todo = _NUMERALS if pa.types.is_floating(one.kind) else ""
-                got = repr(cell[:60].decode(errors="replace"))
-                problems.append(Problem(where, f"{error} in {one.name}", got, todo))
-            else:
-                values.get(one.name, []).append(value)
-        if len(problems) >= MAX_PROBLEMS:
-            break
+
+    def note(row: pa.csv.InvalidRow) -> str:
+        expected = f"{row.expected_columns} cells, as the header has"
+        problems.append(Problem(f"{path}:{lines[row.number - 1]}", expected, str(row.actual_columns)))
+        return "skip"
+
+    _cells(text, header, note)
     raise_unread(problems)
-    columns: list[Column] = []
-    for one in (one for one in header if one.read):
-        if kind_of(one.field) == "order":  # times stay texts: whether integers stand beside them shows in all blocks
-            columns.append(column_of(one.name, values[one.name]))
-        else:
-            columns.append((pa.field(one.name, one.kind), pa.array(values[one.name], one.kind)))
-    return table_of_columns(columns), np.array(lines, np.int64)
 
 
-def _value_of(cell: str, column: _HeaderCell) -> Any:
-    """Returns the value of a cell; a ValueError says what it should be."""
-    if pa.types.is_string(column.kind):
-        return cell
-    if pa.types.is_boolean(column.kind):
-        if cell in _FLAGS:
-            return _FLAGS[cell]
-        raise ValueError("true or false, or 1 or 0")
-    floating, ordered = pa.types.is_floating(column.kind), kind_of(column.field) == "order"
-    if ordered and microseconds_of(cell) is not None:
-        return cell
+def _require_utf_8(text: bytes, line: int, path: str) -> None:
     try:
-        if "_" in cell:
-            raise ValueError  # Python's own way to group digits
-        number = float(WORDS.get(cell, cell)) if floating else float(cell)
-        # pandas writes integers as 3.0 where a column has gaps
-        value = number if floating else int(number) if abs(number) < EXACT_BELOW else int(cell)
-        if value != number and abs(number) < EXACT_BELOW:
-            raise ValueError
-    except ValueError:
-        raise ValueError("a number" if floating else INTEGER_OR_TIME if ordered else "an integer") from None
-    if not floating and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("a 64-bit integer")
-    return value
+        text.decode()
+    except UnicodeDecodeError as error:
+        where = f"{path}:{_line_of(text, error.start, line)}"
+        raise DataError(Problem(where, "text in UTF-8", str(error), "Write the file as UTF-8")) from None
 
 
-def _plain_column(column: _HeaderCell, table: pa.Table, lines: Lines, path: str) -> Column:
-    """Returns a column of cells, those of JSON parsed; actions are JSON where one of them begins with a brace."""
-    kind = kind_of(column.field)
-    array = in_one_piece(table.column(column.name))
-    has_maps = kind == "action" and pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py()
-    if not has_maps and kind not in ("features", "metrics", "actions"):
-        return table.schema.field(column.name), array
-    cells = pc.fill_null(array, "null")
-    documents = pc.binary_join_element_wise("{" + json.dumps(column.name) + ":", cells, "}\n", "")
+def _line_of(text: bytes, offset: int, line: int) -> int:
+    """Returns the line of an offset in text that begins in `line`."""
+    return line + text.count(b"\n", 0, offset)
+
+
+def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
+    """Returns cells of text as values of a kind; a cell that is none stays a string among the others.
+
+    Actions are JSON where one of them begins with a brace.
+    """
+    if kind in _JSON_KINDS:
+        return _json_cells(name, cells, _json_value)
+    if kind == "action" and pc.any(pc.match_substring_regex(cells, r"^\s*\{"), min_count=0).as_py():
+        return _json_cells(name, cells, lambda cell: _json_value(cell) if cell.lstrip().startswith("{") else cell)
+    if kind not in _NUMBERS:
+        return pa.field(name, cells.type), cells
+    of_kind, value_of = _NUMBERS[kind]
+    try:
+        return pa.field(name, of_kind), cells.cast(of_kind)
+    except pa.ArrowInvalid:
+        return _by_distinct(name, cells, value_of)
+
+
+def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> NamedArray:
+    encoded = cells.dictionary_encode()
+    field, values = column_of(name, [value_of(cell) for cell in encoded.dictionary.to_pylist()])
+    return field, values.take(encoded.indices)
+
+
+def _json_cells(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> NamedArray:
+    documents = pc.binary_join_element_wise("{" + json.dumps(name) + ":", pc.fill_null(cells, "null"), "}\n", "")
     table = parse_with_arrow("".join(documents.to_pylist()).encode())
     # a cell that closes the document's brace and opens another is not JSON by itself
-    if table is not None and table.column_names == [column.name] and table.num_rows == len(array):
+    if table is not None and table.column_names == [name] and table.num_rows == len(cells):
         return table.schema.field(0), in_one_piece(table.column(0))
-    return column_of(column.name, _json_by_python(column.name, array, lines, path, may_be_name=kind == "action"))
+    return _by_distinct(name, cells, value_of)
 
 
-def _json_by_python(name: str, array: pa.Array, lines: Lines, path: str, *, may_be_name: bool) -> list[Any]:
-    """Returns the values of JSON cells by the json module; an action that does not begin with a brace is a name.
-
-    Raises:
-        DataError: naming lines whose cells are not JSON.
-    """
-    problems: list[Problem] = []
-    values: list[Any] = []
-    for line, cell in zip(lines.tolist(), array.to_pylist(), strict=True):
-        try:
-            is_json = cell is not None and (not may_be_name or cell.lstrip().startswith("{"))
-            values.append(parse_json(cell.encode()) if is_json else cell)
-        except ValueError as error:
-            got = f"{error}; the cell starts {cell[:40]!r}"
-            problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, _JSON))
-            if len(problems) == MAX_PROBLEMS:
-                break
-    raise_unread(problems)
-    return values
+def _json_value(cell: str) -> Any:
+    try:
+        return parse_json(cell.encode())
+    except ValueError:
+        return cell
 
 
-def _map_column(parts: list[_HeaderCell], cells: pa.Table) -> Column:
-    """Returns the struct of a map that is spread over columns.
+def _number(cell: str) -> float | str:
+    if cell in _WORDS:
+        return _WORDS[cell]
+    try:
+        return cell if "_" in cell else float(cell)  # Python groups digits by underscores
+    except ValueError:
+        return cell
+
+
+def _integer(cell: str) -> int | str:
+    digits = _WHOLE.fullmatch(cell)
+    return int(digits[1]) if digits else cell
+
+
+def _flag(cell: str) -> bool | str:
+    return _FLAGS.get(cell.strip().lower(), cell)
+
+
+_NUMBERS: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
+    "number": (pa.float64(), _number),
+    "integer": (pa.int64(), _integer),
+    "order": (pa.int64(), _integer),
+    "flag": (pa.bool_(), _flag),
+}
+"""Type of each kind of numbers, and the value of a cell of it; cells of other kinds are strings or JSON."""
+
+
+def _map_column(field: str, parts: list[_HeaderCell], cells: dict[str, pa.Array]) -> NamedArray:
+    """Returns the maps that are spread over columns.
 
     A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
     """
-    arrays, field = [in_one_piece(cells.column(one.name)) for one in parts], parts[0].field
-    mask = None
-    if field != "state_features":
-        mask = pa.array(~np.logical_or.reduce([valid_rows(array) for array in arrays]))
-    struct = pa.StructArray.from_arrays(arrays, [one.feature for one in parts], mask=mask)
-    return pa.field(field, struct.type), struct
+    of_feature = {one.feature: typed_cells(one.feature, cells[one.name], one.kind) for one in parts}
+    some = np.logical_or.reduce([valid_rows(cells[one.name]) for one in parts])
+    return in_one_column(field, of_feature, some | (field == "state_features"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.schema import TEXT_METADATA, filled
+from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, Problem
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
 _ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
-EXACT_BELOW = float(1 << 53)
-"""Integers at or above it are not exact as float64."""
+_EXACT_BELOW = float(1 << 53)  # integers at or above it are not exact as float64
+NamedArray = tuple[pa.Field, pa.Array]
+"""A column: its name with its type, and its values."""
 
 
 def read_json_lines(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
@@ -128,7 +129,7 @@ def _is_exact(array: pa.Array) -> bool:
         return all(_is_exact(child) for child in array.flatten())
     if pa.types.is_list(array.type):
         return _is_exact(array.flatten())
-    return not pa.types.is_floating(array.type) or bool((np.abs(filled(array, 0)) < EXACT_BELOW).all())
+    return not pa.types.is_floating(array.type) or bool((np.abs(filled(array, 0)) < _EXACT_BELOW).all())
 
 
 def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table, NDArray[np.int64]]:
@@ -168,12 +169,12 @@ def table_of(rows: list[dict[str, Any]]) -> pa.Table:
     return table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
 
 
-def table_of_columns(columns: Sequence[tuple[pa.Field, pa.Array]]) -> pa.Table:
+def table_of_columns(columns: Sequence[NamedArray]) -> pa.Table:
     """Returns the table of fields and their arrays."""
     return pa.table([array for _, array in columns], pa.schema([field for field, _ in columns]))
 
 
-def column_of(name: str, values: list[Any]) -> tuple[pa.Field, pa.Array]:
+def column_of(name: str, values: list[Any]) -> NamedArray:
     """Returns JSON values as a column of their common Arrow type, or as text where there is none."""
     kinds = {type(value) for value in values} - {type(None)}
     # Arrow would take true beside 0.5 for 1.0
@@ -185,3 +186,15 @@ def column_of(name: str, values: list[Any]) -> tuple[pa.Field, pa.Array]:
             pass
     texts = pa.array([None if value is None else json.dumps(value) for value in values], pa.string())
     return pa.field(name, texts.type, metadata=TEXT_METADATA), texts
+
+
+def in_one_column(name: str, parts: Mapping[str, NamedArray], present: NDArray[np.bool_]) -> NamedArray:
+    """Returns columns of single features as one of maps, null where `present` [n] is false."""
+    arrays = [array for _, array in parts.values()]
+    if texts := [feature for feature, (field, _) in parts.items() if is_text(field)]:
+        rows = pa.table(arrays, list(parts)).to_pylist()
+        for row in rows:
+            row |= {feature: json.loads(row[feature]) for feature in texts if row[feature] is not None}
+        return column_of(name, [row if there else None for row, there in zip(rows, present.tolist(), strict=True)])
+    struct = pa.StructArray.from_arrays(arrays, list(parts), mask=pa.array(~present))
+    return pa.field(name, struct.type), struct

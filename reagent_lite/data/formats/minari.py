@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from gymnasium.spaces import Space
     from minari import MinariDataset
 
-OURS = "reagent_lite"
-"""Key of the description under which our writer says which features and actions the columns stand for."""
-MDP_ID = "mdp_id"
-"""Key of an episode's own description."""
+_OURS = "reagent_lite"
+"""Key of the description under which datasets of earlier releases say which features and actions the columns are."""
 _BLOCK_BYTES = 1 << 23
 # What h5py, pyarrow and minari raise for files that are damaged or not as the description says.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
@@ -67,7 +65,7 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
         first, pending, size = 1, list[pa.Table](), 0
         dataset = _opened(data, description)
         for index in range(dataset.total_episodes):
-            pending.append(_episode(dataset, index, description.get(OURS, {}), data))
+            pending.append(_episode(dataset, index, description.get(_OURS, {}), data))
             size += pending[-1].nbytes
             if size >= _BLOCK_BYTES or index + 1 == dataset.total_episodes:
                 table = pa.concat_tables(pending, promote_options="permissive")
@@ -124,7 +122,7 @@ def _episode(dataset: MinariDataset, index: int, names: dict[str, Any], data: Pa
     Args:
         dataset: the dataset that it is part of.
         index: its number.
-        names: the names of features and actions, from the description of datasets that we wrote.
+        names: the names of features and actions, from the description of datasets that an earlier release wrote.
         data: the dataset's folder.
     """
     where = f"{data}, episode {index}"
@@ -146,7 +144,7 @@ def _episode(dataset: MinariDataset, index: int, names: dict[str, Any], data: Pa
     cut = truncated[-1] and not terminal[-1]
     return pa.table(
         {
-            "mdp_id": pa.repeat(str(own.get(MDP_ID, index)), steps),
+            "mdp_id": pa.repeat(str(own.get("mdp_id", index)), steps),
             "sequence_number": pa.array(np.arange(steps)),
             "state_features": observations[:-1],
             "action": action,

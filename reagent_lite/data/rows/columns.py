@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import ColumnKind
 from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.csv import typed_cells
 from reagent_lite.data.formats.schema import (
     FIRST_TIME,
     INTEGER_OR_TIME,
@@ -116,6 +118,14 @@ def column_of(block: Block, name: str) -> Column:
     return Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
 
 
+def of_cells(column: Column, kind: ColumnKind) -> Column:
+    """Returns a column of text as values of a kind, see `typed_cells`; a column of another type stays as it is."""
+    if column.text or not is_string(column.array.type):
+        return column
+    field, array = typed_cells(column.name, column.array, kind)
+    return Column(column.name, array, is_text(field))
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Whether values of the type are numbers; true and false count as 1 and 0."""
     types = pa.types
@@ -180,9 +190,14 @@ def float64(array: pa.Array) -> NDArray[np.float64]:
     return filled(pc.cast(array, pa.float64(), safe=False), np.nan)
 
 
-def numbers(column: Column, faults: Faults, expected: str = "a number") -> NDArray[np.float64]:
+def numbers(
+    column: Column,
+    faults: Faults,
+    expected: str = "a number",
+    todo: str = "Write numbers as 1234.5, and absent ones as null or nothing",
+) -> NDArray[np.float64]:
     """Returns [n] float64 of a column of numbers, NaN where null; other values are faults."""
-    return float64(typed(column, faults, expected, is_number, (pa.float64(), float_of)))
+    return float64(typed(column, faults, expected, is_number, (pa.float64(), float_of), todo))
 
 
 def integers(
@@ -199,7 +214,7 @@ def integers(
         far = (values >= 2**62) | (values <= -(2**62)) if values.dtype.itemsize == 8 else np.zeros(len(values), bool)
         wrong = far
     else:
-        values = numbers(column, faults, expected)
+        values = numbers(column, faults, expected, "")
         present = ~np.isnan(values)
         far = np.abs(values) >= 2.0**62
         wrong = present & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
@@ -279,7 +294,7 @@ def require_one_order(orders: Mapping[str, str], duplicates: int) -> None:
 
 def flags(column: Column, faults: Faults) -> NDArray[np.float64]:
     """Returns [n] float64: 1 true, 0 false, NaN where null."""
-    values = numbers(column, faults, "true or false")
+    values = numbers(column, faults, "true or false", "")
     wrong = ~np.isnan(values) & (values != 0) & (values != 1)
     column.fault(faults, wrong, f"true or false in {column.name}")
     return np.where(wrong, np.nan, values)

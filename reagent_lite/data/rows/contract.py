@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.csv import WORDS
-from reagent_lite.data.formats.schema import filled
-from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, per_distinct
+from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, of_cells, per_distinct
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features, match
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
@@ -40,6 +36,8 @@ TODO_NAMES = (
     "and of timelines with actionDiscrete true"
 )
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
+ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
+"""Note on a log that has none of EPISODE_COLUMNS."""
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
@@ -132,19 +130,9 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
 
 
 def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
-    """Returns `finite` of a further column, which CSV has as text."""
+    """Returns `finite` of a further column, whose kind a reader of CSV does not know."""
     column = column_of(block, name)
-    return finite(_of_cells(column, faults) if block.file.extension == ".csv" else column, faults)
-
-
-def _of_cells(column: Column, faults: Faults) -> Column:
-    """Returns the numbers of a further column of CSV, which is read as text; other texts are faults."""
-    digits = column.array
-    for word, true in WORDS.items():
-        digits = pc.if_else(pc.equal(digits, word), str(int(true)), digits)
-    numeral = pc.match_substring_regex(digits, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-    column.fault(faults, column.present & ~filled(numeral, 0).astype(bool), f"a number in {column.name}")
-    return replace(column, array=pc.if_else(numeral, digits, None).cast(pa.float64()))
+    return finite(of_cells(column, "number") if block.file.extension == ".csv" else column, faults)
 
 
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:

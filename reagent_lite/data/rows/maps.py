@@ -102,6 +102,8 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: s
     parsed = pa.map_(pa.string(), pa.float64()), _items_of
     if is_list(column.array.type) or pa.types.is_map(column.array.type):
         todo = todo or 'Write pairs as [{"key": "age", "value": 0.5}], with strings or integers as keys'
+    if is_string(column.array.type):
+        todo = todo or """Write {"0": 0.5} as json.dumps does; Python's own text of a dict is not JSON"""
     if is_number(column.array.type):
         todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
     array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)

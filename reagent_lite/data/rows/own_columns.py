@@ -8,17 +8,18 @@ contract's columns, in this process and in an executor. Folders that a stage mad
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
-from reagent_lite.config.columns import LATE_COLUMNS
+from reagent_lite.config.columns import EVENT_COLUMNS, LATE_COLUMNS, Columns
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.jsonl import column_of
-from reagent_lite.data.formats.schema import in_one_piece, is_text
+from reagent_lite.data.formats.jsonl import NamedArray, in_one_column
+from reagent_lite.data.formats.schema import in_one_piece
 from reagent_lite.data.rows.contract import require_columns
+from reagent_lite.errors import DataError, Problem, listed
 
 _JSON_LINES = (".json", ".jsonl", ".ndjson")
 
@@ -55,16 +56,25 @@ class OwnColumns:
             DataError: for columns that are not there, with the nearest that are.
         """
         table = block.table
-        if block.file.extension not in _JSON_LINES:
+        at_once = block.file.extension not in _JSON_LINES
+        first = at_once or (len(block.lines) > 0 and block.lines[0] == 1)
+        if first and contract_names(dict(self.fields), table.column_names):
+            expected = f"the columns that data.columns names: {listed(self._sources)}"
+            todo = "Drop data.columns, in other workflows columns: the log has the contract's names already"
+            raise DataError(
+                Problem(block.file.place(), expected, f"columns {listed(sorted(table.column_names))}", todo)
+            )
+        if at_once:
             require_columns(table.column_names, self._sources, block.file.place(), self._sources)
-        elif len(block.lines) and block.lines[0] == 1:
+        elif first:
             soon = {name: field for name, field in self._sources.items() if field not in LATE_COLUMNS}
             require_columns(table.column_names, soon, block.where(0), soon)
         replaced = {*dict(self.fields), *self._sources}
         columns = [(one, table.column(number)) for number, one in enumerate(table.schema) if one.name not in replaced]
         for field, source in self.fields:
             if not isinstance(source, str):
-                columns.append(_together(field, source, table))
+                parts = {name: _part(name, table) for name in source}
+                columns.append(in_one_column(field, parts, np.ones(table.num_rows, bool)))
             elif source in table.column_names:
                 columns.append((table.schema.field(source).with_name(field), table.column(source)))
         fields, arrays = zip(*columns, strict=True)
@@ -73,20 +83,46 @@ class OwnColumns:
     @property
     def _sources(self) -> dict[str, str]:
         """{column: the field it stands for}."""
-        return {
-            name: field for field, source in self.fields for name in ((source,) if isinstance(source, str) else source)
-        }
+        return {name: field for field, source in self.fields for name in names_of(source)}
 
 
-def _together(field: str, names: tuple[str, ...], table: pa.Table) -> tuple[pa.Field, pa.Array]:
-    """Returns columns of single features as one column of maps."""
-    there = {name: table.schema.field(name) for name in names if name in table.column_names}
-    if texts := [name for name, one in there.items() if is_text(one)]:
-        rows = table.select(list(there)).to_pylist()
-        for row in rows:
-            row |= {name: json.loads(row[name]) for name in texts if row[name] is not None}
-        return column_of(field, rows)
-    none = pa.nulls(table.num_rows, pa.float64())
-    arrays = [in_one_piece(table.column(name)) if name in there else none for name in names]
-    struct = pa.StructArray.from_arrays(arrays, list(names))
-    return pa.field(field, struct.type), struct
+def names_of(source: str | Sequence[str]) -> Sequence[str]:
+    """Returns the columns that hold a field, or its features."""
+    return (source,) if isinstance(source, str) else source
+
+
+def contract_names(columns: Mapping[str, str | Sequence[str]], names: Collection[str]) -> bool:
+    """Whether a log has the contract's names, and none of those that `columns` gives, for what events have."""
+    renamed = {field: source for field, source in columns.items() if field in EVENT_COLUMNS and source != field}
+    lacking = all(set(names_of(source)).isdisjoint(names) for source in renamed.values())
+    return bool(renamed) and lacking and renamed.keys() <= {name.partition(".")[0] for name in names}
+
+
+def remembered(columns: Columns, names: Collection[str]) -> Columns:
+    """Returns the columns of a model's training log for another log: none if it has the contract's names instead.
+
+    A log that lacks a field altogether, such as a reward, is named without it.
+    """
+    if contract_names(columns, names):
+        return {}
+    return {field: source for field, source in columns.items() if not set(names_of(source)).isdisjoint(names)}
+
+
+@dataclass(frozen=True, slots=True)
+class NamesAsTheyAre:
+    """Reads every column of a log under its own name."""
+
+    def meaning(self, name: str) -> str:
+        """Returns "", which no field is called."""
+        return ""
+
+    def read(self, block: Block) -> Block:
+        """Returns the block."""
+        return block
+
+
+def _part(name: str, table: pa.Table) -> NamedArray:
+    """Returns the column of a feature; one that the table lacks has no values."""
+    if name in table.column_names:
+        return table.schema.field(name), in_one_piece(table.column(name))
+    return pa.field(name, pa.float64()), pa.nulls(table.num_rows, pa.float64())

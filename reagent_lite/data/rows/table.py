@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import COLUMNS, Kind, kind_of
+from reagent_lite.config.columns import COLUMNS, ColumnKind, kind_of
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import (
@@ -259,7 +259,7 @@ def _one_kind(column: Column, faults: Faults) -> int:
     return first
 
 
-_KINDS: dict[Kind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
+_KINDS: dict[ColumnKind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
     "text": (pa.string(), texts),
     "date": (pa.string(), dates),
     "order": (pa.int64(), partial(_integers, read=sequence_numbers)),
@@ -287,10 +287,11 @@ def map_array(named: Named | FeatureMatrix, present: Mask) -> pa.Array:
     )
 
 
-def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) -> pa.Array:
-    """Returns lists [n] of the elements in order, null where there is none."""
+def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask | None = None) -> pa.Array:
+    """Returns lists [n] of the elements in order, null where there is none; None: there is one in every row."""
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))
+    absent = None if present is None else pa.array(~present)
+    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=absent)
 
 
 def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:

@@ -31,7 +31,7 @@ class Shards:
     @classmethod
     def of(cls, settings: DataConfig, group: Group) -> "Shards":
         """Returns how the config lays the rows out over the group; every rank calls it."""
-        nodes = group.each(group.node)
+        nodes = group.all_gather(group.node)
         replicas = settings.layout == "replicas"
         return cls(group=group, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
 
@@ -81,7 +81,7 @@ class Shards:
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Returns the number that the first reader of each shard gives; every rank calls it."""
-        numbers = self.group.each(number)
+        numbers = self.group.all_gather(number)
         return tuple(numbers[reader] for reader in self.first_readers)
 
     def part(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:

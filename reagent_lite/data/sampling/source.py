@@ -131,6 +131,12 @@ class LoggedRows:
         kind = np.int32 if len(self.scalars) < 2**31 else np.int64
         return replace(self, usable=torch.from_numpy(usable.astype(kind)).to(self.scalars.device))
 
+    def with_propensity(self, propensity: NDArray[np.float32]) -> "LoggedRows":
+        """Returns the same rows with other propensities, [R]."""
+        scalars = self.scalars.clone()
+        scalars[: len(propensity), 3] = torch.from_numpy(propensity).to(scalars.device)
+        return replace(self, scalars=scalars)
+
     @property
     def block_rows(self) -> int:
         """Rows to gather at once."""

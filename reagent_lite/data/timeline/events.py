@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
+from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
@@ -60,6 +61,7 @@ class Checked:
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
+        alone, first_alone: rows that are decisions of their own, and where the first of them is.
         hashes: sha256 of each file.
         days: the first and the last value of ds, none where nothing depends on it.
         seen: columns that have a value in some row.
@@ -73,6 +75,8 @@ class Checked:
 
     rows: int = 0
     taken: int = 0
+    alone: int = 0
+    first_alone: str = ""
     hashes: list[str] = field(default_factory=list)
     days: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -87,6 +91,8 @@ class Checked:
         """Adds what was found in later rows."""
         self.rows += other.rows
         self.taken += other.taken
+        self.alone += other.alone
+        self.first_alone = self.first_alone or other.first_alone
         self.hashes += other.hashes
         self.days = [pick(self.days + other.days) for pick in (min, max) if self.days + other.days]
         self.seen |= other.seen
@@ -146,8 +152,12 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
         DataError: a column that is missing.
     """
     contract, rows = contract_of(config), block.table.num_rows
-    contract.require_columns(block.table.column_names, block.where(0))
     found, taken = Checked(rows=rows), np.ones(rows, bool)
+    if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
+        found.alone = rows
+        found.first_alone = block.where(0)
+        block = _as_episodes(block)
+    contract.require_columns(block.table.column_names, block.where(0))
     if config.query.tableSample < 100:
         ids = texts(column_of(block, "mdp_id"), Faults(block))
         limit = round(config.query.tableSample / 100 * HASHES)
@@ -162,6 +172,18 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
     if found.taken < rows:
         block = replace(block, table=block.table.filter(pa.array(taken)), lines=block.lines[taken])
     return block, found
+
+
+def _as_episodes(block: Block) -> Block:
+    """Returns rows that are decisions of their own as episodes of one row, named after their file and line."""
+    rows = block.table.num_rows
+    names = [f"{block.file.name}:{line}" for line in block.lines.tolist()]
+    columns = {"mdp_id": pa.array(names, pa.string()), "sequence_number": pa.array(np.zeros(rows, np.int64))}
+    columns["terminal"] = pa.array(np.ones(rows, bool))
+    table = block.table
+    for name, values in columns.items():
+        table = table.append_column(name, values)
+    return replace(block, table=table)
 
 
 def _placed(

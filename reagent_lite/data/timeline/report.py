@@ -11,6 +11,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import place
+from reagent_lite.data.rows.contract import ALONE
 from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts
 from reagent_lite.data.timeline.events import Checked
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
@@ -20,8 +21,14 @@ _SHARE_OF_TIMES = 0.9
 
 
 def require_taken(config: TimelineConfig, found: Checked) -> None:
-    """Checks that there are events of the dates that are asked for, and none that breaks a rule, where none may."""
+    """Checks that there are events of the dates that are asked for, and none that breaks a rule, where none may.
+
+    Rows are of episodes, or all of them are decisions of their own.
+    """
     timeline = config.timeline
+    if 0 < found.alone < found.rows:
+        got = f"none, in {counted(found.alone, 'row')}"
+        raise DataError(Problem(found.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
     if timeline.startDs or timeline.endDs:
         if not found.days:
             expected = "a column 'ds', as timeline.startDs or endDs is given"
@@ -93,6 +100,8 @@ def log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: S
     for rule, number in _by_rows(found):
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
+    if found.alone:
+        info(ALONE)
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
     gaps = counted(figures["gaps"], "gap")
@@ -127,20 +136,45 @@ def _first_places(found: Checked) -> dict[str, str]:
     return {kind.rule: str(kind.first) for kind in reversed(found.faults.kinds.values())}
 
 
+def _reasons(config: TimelineConfig, found: Checked, counts: Counts) -> str:
+    """Returns how many rows were left out, by reason."""
+    figures = counts.figures
+    missing = {
+        "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
+        "last of an episode that does not say how it ends": _without_an_end(config, counts),
+        "truncated without next_state_features": figures["truncated_rows_without_next_state"],
+        "in episodes of unusual length": counts.outliers["rows"],
+        "refused or in a refused row's episode": found.rows - figures["rows"] if found.faults.kinds else 0,
+    }
+    return ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
+
+
+def _without_an_end(config: TimelineConfig, counts: Counts) -> int:
+    return 0 if config.timeline.addTerminalStateRow else counts.figures["last_rows_without_an_end"]
+
+
+def none_complete(config: TimelineConfig, found: Checked, counts: Counts) -> NoRowsError:
+    """Returns the error of events of which none leads to a known state: why, and what to add."""
+    todo = []
+    if _without_an_end(config, counts):
+        todo.append(
+            "In the last row of an episode log terminal: true, or truncated: true with the next_state_features seen "
+            "there; or set timeline.addTerminalStateRow. If each row is a decision of its own, leave out the columns "
+            "mdp_id and sequence_number"
+        )
+    if counts.figures["truncated_rows_without_next_state"]:
+        todo.append("Log in next_state_features what was seen at the limit")
+    got = f"none of {counted(found.rows, 'event')}: {_reasons(config, found, counts)}"
+    expected = "events of which it is known where they led"
+    return NoRowsError(Problem(place(config.timeline.inputTableName), expected, got, ". ".join(todo)))
+
+
 def report_of(
     config: TimelineConfig, found: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
 ) -> dict[str, Any]:
     """Returns what was read, refused, left out and made, as manifests have it; `rows` are those of each output."""
     figures, timeline = counts.figures, config.timeline
-    unfinished = 0 if timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
-    missing = {
-        "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
-        "last of an episode that does not say how it ends": unfinished,
-        "truncated without next_state_features": figures["truncated_rows_without_next_state"],
-        "in episodes of unusual length": counts.outliers["rows"],
-        "refused or in a refused row's episode": found.rows - figures["rows"] if found.faults.kinds else 0,
-    }
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
+    reasons = _reasons(config, found, counts)
     total = counted(found.rows, "event")
     named = {int(one): one for one in found.features}
     state = {**dict.fromkeys(counts.ids.get("next_state_features", ()), 0), **counts.ids.get("state_features", {})}

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.data.rows.table import list_array
 from reagent_lite.errors import DataError, Problem
 
 Floats = NDArray[np.float32]
@@ -86,7 +87,10 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
     mask = np.ones((num_rows, num_choices), bool) if block.mask is None else block.mask
     last_mask = np.ones((num_episodes, num_choices), bool) if block.last_mask is None else block.last_mask
     state, last_state = _maps(block.state), _maps(block.last_state)
-    action = _actions_taken(block.action, mask, block.features, schema)
+    if block.features is None:
+        action = _fixed_actions(schema).take(pa.array(block.action))
+    else:
+        action = _maps(block.features[np.arange(num_rows), block.action])
     possible = _choices(mask, block.features, schema)
     last_possible = _choices(last_mask & ~block.terminal[:, None], block.last_features, schema)
     columns = {} if schema.ds is None else {"ds": pa.repeat(schema.ds, num_rows)}
@@ -141,17 +145,10 @@ def _fixed_actions(schema: LogSchema) -> pa.Array:
     return _maps(schema.action_features)
 
 
-def _actions_taken(action: Ints, mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
-    if features is None:
-        return _fixed_actions(schema).take(pa.array(action))
-    return _maps(features[np.arange(len(action)), action])
-
-
 def _choices(mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
     """Returns lists of the choices that are there, of mask [n, K]."""
-    if features is not None:
-        return _lists(_maps(features[mask]), mask.sum(1))
-    return _lists(_fixed_actions(schema).take(pa.array(np.nonzero(mask)[1])), mask.sum(1))
+    every = _fixed_actions(schema).take(pa.array(np.nonzero(mask)[1])) if features is None else _maps(features[mask])
+    return list_array(every, mask.sum(1))
 
 
 def _maps(values: Floats) -> pa.MapArray:
@@ -160,8 +157,3 @@ def _maps(values: Floats) -> pa.MapArray:
     ids = pa.array(np.tile(np.arange(size), rows))
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * size)
     return pa.MapArray.from_arrays(offsets, ids, pa.array(values.reshape(-1)))
-
-
-def _lists(elements: pa.Array, counts: Ints) -> pa.ListArray:
-    offsets = np.concatenate(([0], counts.cumsum())).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), elements)

@@ -133,7 +133,7 @@ class FollowedEpisodes:
         waiting.sleep(what, key)
 
     def _on_any_rank(self, here: bool) -> bool:
-        return bool(self._group.sum(torch.tensor([here], dtype=torch.int64)))
+        return bool(self._group.all_reduce(torch.tensor([here], dtype=torch.int64)))
 
     def explore(self, epsilon: float) -> None:
         """Does nothing, as the collectors explore."""

@@ -36,8 +36,9 @@ from reagent_lite.files import scratch_folder, user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compiled
+from reagent_lite.run.memory import simulation_memory
 from reagent_lite.run.scaling.search import search, smallest
-from reagent_lite.run.simulated import ring_settings, simulated_plan
+from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cache import machine, make_key
 from reagent_lite.sim.env import VectorEnv
@@ -261,23 +262,16 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Found:
 
 def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     """Returns the largest number of environments of a process, limited by memory, replay and the run's length."""
-    settings, world, parametric = config.environments, group.world_size, config.parametric
+    settings, world = config.environments, group.world_size
     first = Scale.of(config, world)
-    env = VectorEnv(backend, num_envs=1, parametric=parametric)
-    spec, choices = env.spec, env.spec.num_actions if parametric else 1
-    learners = sum(one.learns for one in agent_types(config, spec))
-    # forward and backward pass of the online network, forward passes of two for the next state
-    activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)
-    ring = ring_settings(config, spec, first.num_envs)
-    rows = learners * first.rows(first.num_envs) / first.num_envs
-    bytes_per_env: float = env.bytes_per_env + spec.agents * (4 * spec.observation_size + 2 * activations)
-    bytes_per_env += rows * (4 * ring.row_bytes + 6 * activations)
+    env = VectorEnv(backend, num_envs=1, parametric=config.parametric)
+    memory = simulation_memory(config, env, sum(one.learns for one in agent_types(config, env.spec)), world)
     free = free_bytes(group.device) / (group.place.local_world_size if group.device.type == "cpu" else 1)
-    left = _MEMORY_SHARE * free - learners * ring.row_bytes * settings.replay.capacity / world
+    left = _MEMORY_SHARE * free - memory.replay
     limits = {
-        f"{size_text(left)} of memory beside replay, {size_text(bytes_per_env)} each": int(left / bytes_per_env),
+        f"{size_text(left)} of memory beside replay, {size_text(memory.per_env)} each": int(left / memory.per_env),
         f"simulation.replay.capacity holds {config.fewest_slots} steps": (
-            settings.replay.capacity // (config.fewest_slots * spec.agents * world)
+            settings.replay.capacity // (config.fewest_slots * env.spec.agents * world)
         ),
         f"simulation.total_steps is {_FEWEST_ROUNDS} rounds": (
             settings.total_steps // (_FEWEST_ROUNDS * settings.steps_per_rollout * world)

@@ -58,7 +58,7 @@ class _Watch(Hooks):
         if math.isnan(self._since):  # the warm-up is over; one round decides how many rounds a window has
             self._rounds = 1
         elif not self._seconds and self._rounds == 1:
-            self._rounds = int(group.max(torch.tensor([math.ceil(_WINDOW_SECONDS / (now - self._since))])))
+            self._rounds = int(group.all_reduce_max(torch.tensor([math.ceil(_WINDOW_SECONDS / (now - self._since))])))
             self._seconds = [now - self._since] if self._rounds == 1 else []
         else:
             self._seconds.append(now - self._since)

@@ -127,5 +127,5 @@ def test_errors_name_the_line_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
         prepare_training_copy(source, actions=("l", "r"), timeline=config)
     write_lines(source, [event("a", 0, 0.0), event("b", 0, 0.0)])
-    with pytest.raises(NoRowsError, match="of 2 events left out by the timeline: 2 last of an episode that does not"):
+    with pytest.raises(NoRowsError, match="none of 2 events: 2 last of an episode that does not"):
         prepare_training_copy(source, actions=("l", "r"))

@@ -92,7 +92,8 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
     assert copy.source_line(0) == f"{tmp_path}/log.json:3"
     assert copy.counts["propensity_absent_rows"] == 3
     assert next(iter(copy.counts)) == "rows"
-    assert "3 of 4 rows have no propensity; it counts as 1, so importance weights are meaningless" in copy.notes
+    note = '3 of 4 rows have no propensity; weighted estimates need it, or evaluation.propensities "estimate"'
+    assert note in copy.notes
     assert copy.state.dtype == copy.reward.dtype == np.float32
     assert [one.dtype.name for one in (copy.follows, copy.next_index, copy.mask)] == ["bool", "int32", "uint8"]
 

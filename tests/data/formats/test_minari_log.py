@@ -1,12 +1,10 @@
-"""Minari datasets in and out, against Minari's own reading of them and Gymnasium's own flattening."""
+"""Minari datasets, against Minari's own reading of them and Gymnasium's own flattening."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
-from oracles.event_files import EXTENSIONS, Row, problems_of, rows_of
-from oracles.logs import write_lines
+from oracles.event_files import EXTENSIONS, problems_of, rows_of
 
 from reagent_lite.config import check
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.minari import flattened
 from reagent_lite.data.stage import data_files
-from reagent_lite.data.writing.minari import MinariCounts, MinariForm, copy_to_minari
 from reagent_lite.errors import DataError
 from workflows.normalize import normalize
 
@@ -185,80 +181,14 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         rows_of(folder)
 
 
-LOG = [
-    # a: ends in truth; b: cut, with what was seen then; c: merely stops, and loses its last row; d: one row, lost
-    {"mdp_id": "a", "sequence_number": 0, "state_features": {"3": 1.0, "5": 2.0}, "action": "left", "reward": 1.0},
-    {"mdp_id": "a", "sequence_number": 7, "state_features": {"5": 4.0}, "action": "right", "reward": 2.0,
-     "terminal": True},
-    {"mdp_id": "b", "sequence_number": 0, "state_features": {"3": 5.0, "5": 6.0}, "action": "left", "reward": 3.0,
-     "truncated": True, "next_state_features": {"3": 7.0, "5": 8.0}},
-    {"mdp_id": "c", "sequence_number": 0, "state_features": {"3": 9.0}, "action": "0", "reward": 4.0},
-    {"mdp_id": "c", "sequence_number": 1, "state_features": {"3": 10.0}, "action": "1", "reward": 5.0},
-    {"mdp_id": "d", "sequence_number": 0, "state_features": {"3": 11.0}, "action": "left", "reward": 6.0},
-]  # fmt: skip
-FORM = MinariForm(dataset_id="x-v0", env_id=None, state_ids=(3, 5), actions=("left", "right"))
-
-
-def convert(folder: Path, form: MinariForm = FORM, rows: list[Row] = LOG, target: str = "x.minari") -> MinariCounts:
-    return copy_to_minari(data_files(str(write_lines(folder / "log.jsonl", rows))), folder / target, form, None)
-
-
-def test_a_log_as_minari_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = convert(tmp_path, target="x-v0")
-    assert (done.rows, done.episodes, done.dropped) == (4, 3, 2)
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    dataset = minari.load_dataset("x-v0")
-    assert (dataset.total_episodes, dataset.total_steps) == (3, 4)
-    assert dataset.action_space == spaces.Discrete(2)
-    assert dataset.observation_space.shape == (2,)
-    nan = np.nan
-    wanted = [
-        ([[1, 2], [nan, 4], [nan, nan]], [0, 1], [1, 2], [False, True], [False, False]),
-        ([[5, 6], [7, 8]], [0], [3], [False], [True]),
-        ([[9, nan], [10, nan]], [0], [4], [False], [True]),
-    ]
-    for episode, (seen, actions, rewards, ended, cut) in zip(dataset, wanted, strict=True):
-        np.testing.assert_array_equal(episode.observations, np.array(seen, np.float32))
-        assert episode.actions.tolist() == actions
-        assert episode.rewards.tolist() == rewards
-        assert (episode.terminations.tolist(), episode.truncations.tolist()) == (ended, cut)
-    # and back, with the log's own names
-    rows = rows_of(tmp_path / "x-v0")
-    assert [row["mdp_id"] for row in rows] == ["a", "a", "b", "c"]
-    assert [row["action"] for row in rows] == ["left", "right", "left", "left"]
-    assert rows[2]["next_state_features"] == {"3": 7.0, "5": 8.0}
-    assert rows[3]["next_state_features"]["3"] == 10.0
-
-
-def test_an_environment_comes_back(tmp_path: Path) -> None:
-    convert(tmp_path, replace(FORM, env_id="CartPole-v1"))
-    env = minari.MinariDataset(tmp_path / "x.minari" / "data").recover_environment()
-    assert env.observation_space.shape == (4,)
-    with pytest.raises(DataError, match="env_id: expected an environment that is installed"):
-        convert(tmp_path, replace(FORM, env_id="Nowhere-v0"), target="y.minari")
-    assert not (tmp_path / "y.minari").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({5: {"mdp_id": "a"}}, ":6: expected the rows of each episode in one piece, got more of episode 'a'"),
-        ({1: {"sequence_number": 0}}, ":2: expected sequence_number that rises in an episode, got 0 after 0"),
-        ({2: {"mdp_id": None}}, ":3: expected an mdp_id, got null"),
-        ({3: {"action": None}}, ":4: expected an action, got null"),
-        ({4: {"action": "up"}}, ':5: expected one of the actions left, right, or an index below 2, got "up"'),
-    ],
-)
-def test_logs_that_are_no_episodes_are_refused(tmp_path: Path, changes: dict[int, Row], words: str) -> None:
-    rows = [row | changes.get(number, {}) for number, row in enumerate(LOG)]
-    with pytest.raises(DataError, match=re.escape(words)):
-        convert(tmp_path, rows=rows)
-    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
-
-
-def test_maps_as_actions(tmp_path: Path) -> None:
-    rows = [row | {"action": {"1": float(number), "4": 0.5}} for number, row in enumerate(LOG)]
-    convert(tmp_path, replace(FORM, actions=None, action_ids=(1, 4)), rows)
-    first = minari.MinariDataset(tmp_path / "x.minari" / "data")[0]
-    np.testing.assert_array_equal(first.actions, np.array([[0, 0.5], [1, 0.5]], np.float32))
-    assert [row["action"] for row in rows_of(tmp_path / "x.minari")][:2] == [{"1": 0.0, "4": 0.5}, {"1": 1.0, "4": 0.5}]
+def test_a_dataset_of_an_earlier_release_has_its_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a dataset says in its description which features and actions its columns are, and each episode its id."""
+    folder = made(tmp_path, monkeypatch, cartpole(2))
+    description = folder / "data" / "metadata.json"
+    names = {"state_ids": [3, 5, 7, 9], "action_ids": [], "action_names": ["left", "right"]}
+    description.write_text(json.dumps(json.loads(description.read_text()) | {"reagent_lite": names}))
+    minari.MinariDataset(folder / "data").storage.update_episode_metadata([{"mdp_id": "a"}, {"mdp_id": "b"}])
+    rows = rows_of(folder)
+    assert {row["mdp_id"] for row in rows} == {"a", "b"}
+    assert {row["action"] for row in rows} == {"left", "right"}
+    assert {key for row in rows for key in row["state_features"]} == {"3", "5", "7", "9"}

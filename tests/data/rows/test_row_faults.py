@@ -92,18 +92,24 @@ def problems_of(file: Path, actions: Actions = ACTIONS) -> tuple[Problem, ...]:
 
 DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
 AN_ID = "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'"
+NO_MAP = "an object {id: number} in "
+"""Cells of CSV that are not JSON stay text."""
 TOO_DEEP, TWICE = "more than 100 objects and lists inside one another", "the key '0' twice in one object"
 FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
-    ("state_features", DEEP, JSON + CSV, TOO_DEEP),
+    ("state_features", DEEP, JSON, TOO_DEEP),
+    ("state_features", DEEP, CSV, NO_MAP),
     ("action", b"[" * 101 + b"]" * 101, JSON, TOO_DEEP),
     ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", JSON, TOO_DEEP),
     ("reward", b'1.0, "reward": 2.0', JSON, "the key 'reward' twice"),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON + CSV, TWICE),
+    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, TWICE),
+    ("state_features", b'{"0": 1.0, "0": 2.0}', CSV, NO_MAP),
     ("mdp_id", b'"\xff"', JSON + CSV, "UTF"),
     ("metrics", b'{"\xff": 1.0}', JSON + CSV, "UTF"),
     ("mdp_id", b'"\\ud800"', JSON, "\\ud800, which is half of a character"),
-    ("metrics", b'{"\\udfff": 1.0}', JSON + CSV, "\\udfff, which is half of a character"),
-    ("state_features", b'{"0": ' + b"1" * 400 + b"}", JSON + CSV, "an integer of 400 digits"),
+    ("metrics", b'{"\\udfff": 1.0}', JSON, "\\udfff, which is half of a character"),
+    ("metrics", b'{"\\udfff": 1.0}', CSV, NO_MAP),
+    ("state_features", b'{"0": ' + b"1" * 400 + b"}", JSON, "an integer of 400 digits"),
+    ("state_features", b'{"0": ' + b"1" * 400 + b"}", CSV, NO_MAP),
     ("state_features", b'{"0": 1e39}', JSON + CSV, "numbers in state_features, got inf"),
     ("next_state_features", b'{"0": -1e400}', JSON, "finite numbers in next_state_features, got -inf for '0'"),
     ("reward", b"1" * 400, JSON, "an integer of 400 digits"),
@@ -112,7 +118,8 @@ FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
     ("state_features", b'{"%d": 1.0}' % 10**18, JSON + CSV, AN_ID),
     ("sequence_number", b"%d" % -(2**63), JSON + CSV, "an integer within ±2^62"),
     ("sequence_number", b"%d" % 2**62, JSON + CSV, "an integer within ±2^62"),
-    ("metrics", b'{"x": 1.0 , \t}', JSON + CSV, "Expecting property name"),
+    ("metrics", b'{"x": 1.0 , \t}', JSON, "Expecting property name"),
+    ("metrics", b'{"x": 1.0 , \t}', CSV, NO_MAP),
     ("further", b"[1,]", JSON, "Expecting value"),
     ("reward", b"1.0} {", JSON, "Extra data"),
 ]
@@ -260,8 +267,8 @@ LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
          f"Nearest column: '{one}s'")
         for one in ("state_features", "action", "reward")
     ),
-    ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0}], ACTIONS, "",
-     "one of the columns terminal, possible_next_actions, next_action", ""),
+    ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "mdp_id": "a"}], ACTIONS, "",
+     "one of the columns terminal, possible_next_actions, next_action", "If each row is a decision of its own"),
     ([GOOD, {**GOOD, "sequence_number": None}], ACTIONS, ":2", "a sequence_number, as other rows have one", ""),
     ([{**GOOD, "action": 3, "next_action": one} for one in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
 ]  # fmt: skip
@@ -296,7 +303,7 @@ def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"log.{suffix}"
-    file.write_text("reward\n" + "x\n" * 30 if suffix == "csv" else "[1]\n" * 30)
+    file.write_text("reward,action\n" + "1\n" * 30 if suffix == "csv" else "[1]\n" * 30)
     (problem,) = problems_of(file)
     assert "; at least 19 more rows like it: " in problem.got
 

@@ -74,7 +74,7 @@ def weighed(group: Group) -> dict[str, list[float]]:
     priorities.refresh()
     row = priorities.draw(4, torch.Generator().manual_seed(1))
     rarity = priorities.rarity(row, 4)
-    weight = importance_weights(rarity, group.max(rarity.amax()), 0.5)
+    weight = importance_weights(rarity, group.all_reduce_max(rarity.amax()), 0.5)
     return {"row": row.tolist(), "weight": weight.tolist()}
 
 

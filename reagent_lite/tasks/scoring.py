@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.console import progress
+from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
@@ -34,10 +35,24 @@ _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
 def scored_table(config: ScoreConfig) -> pa.Table:
     """Returns the actions and scores of all rows, in memory; columns and errors as of `scored_tables`."""
-    return pa.concat_tables(scored_tables(config, data_files(config.data_path, config.columns)))
+    bundle, config, files = opened(config)
+    return pa.concat_tables(scored_tables(config, files, bundle))
 
 
-def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generator[pa.Table]:
+def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
+    """Returns the model, the config with its columns where the config has none, and the files of the rows.
+
+    Raises:
+        BundleError: the model fails its check.
+        DataError: files that are not there, or cannot be read.
+    """
+    bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
+    columns = config.columns or remembered_columns(config.data_path, bundle.columns)
+    config = config.model_copy(update={"columns": columns})
+    return bundle, config, data_files(config.data_path, columns)
+
+
+def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bundle) -> Generator[pa.Table]:
     """Yields the actions and scores of rows, in order.
 
     The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name or the
@@ -45,10 +60,8 @@ def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generato
     action_probability; and with `all_scores` scores by action, or a list by candidate, null where one may not be taken.
 
     Raises:
-        BundleError: the model fails its check.
         DataError: what is wrong with the rows, or features that the model reads and no row has.
     """
-    bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
     if isinstance(config.columns.get("state_features"), list):
         _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
     rng, seen, positions = np.random.default_rng(config.seed), (set[int](), set[int]()), [Position() for _ in files]
@@ -143,7 +156,7 @@ class _Part:
             return pa.StructArray.from_arrays(each, list(bundle.action_names))
         lengths = self.candidates.lengths
         exists = np.arange(q.shape[1]) < lengths[:, None]
-        return list_array(pa.array(q[exists], mask=~mask[exists]), lengths, np.ones(len(q), bool))
+        return list_array(pa.array(q[exists], mask=~mask[exists]), lengths)
 
 
 def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]:

@@ -1,0 +1,26 @@
+"""The whole JSON of `workflows.inspect`: a log, and the name of a config for it."""
+
+from collections.abc import Iterator
+
+from reagent_lite.config.columns import LogColumns
+from reagent_lite.config.section import Count, LocalPath, Section
+from reagent_lite.errors import Problem
+
+
+class InspectConfig(Section):
+    """`python -m workflows.inspect`: describes the columns of a log and writes a training config for it."""
+
+    data_path: str = ""
+    """The log, in any format that training reads: events, transitions or single decisions."""
+    columns: LogColumns = {}
+    rows: Count = 100_000
+    """Number of rows to read, from the first on."""
+    output_path: LocalPath = ""
+    """The training config, a .json file; replaced if it is there. Empty: no config is written."""
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields a missing path, and a config that is no .json file."""
+        if not self.data_path:
+            yield self.wrong("data_path", "a path", "Or give --data")
+        if self.output_path and not self.output_path.endswith(".json"):
+            yield self.wrong("output_path", "the name of a .json file")

@@ -1,0 +1,193 @@
+"""The first rows of a log, column by column, under the names that the log has."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.reading import no_rows, parses_of
+from reagent_lite.data.formats.schema import is_text, microseconds_of
+from reagent_lite.data.rows.own_columns import NamesAsTheyAre
+
+Kind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
+Values = list[Any]
+TEXT = "text is not read as a feature yet: encode it as numbers"
+"""What is said of categories."""
+MOST_LEVELS = 100
+"""Largest number of distinct values of a category, as norm_params.max_unique_enum_values by default."""
+LARGEST = float(np.finfo(np.float32).max)
+_FLAGS = {"true": True, "false": False}
+_SHOWN = 5
+_KINDS: dict[type, Kind] = {
+    bool: "flag", int: "integer", float: "number", Decimal: "number", str: "text", dict: "map", list: "list",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogColumn:
+    """A column of a log.
+
+    Attributes:
+        name: in the log.
+        kind: the kind of its values; "mixed" if they are of several kinds.
+        values: [n] values of the rows read, None where absent.
+        distinct: number of different values, with the rows of each by its text, the most frequent first.
+    """
+
+    name: str
+    kind: Kind
+    values: Values = field(repr=False)
+    counts: dict[str, int] = field(repr=False)
+
+    @property
+    def present(self) -> list[Any]:
+        """Values that are not absent."""
+        return [value for value in self.values if value is not None]
+
+    @property
+    def share_present(self) -> float:
+        """Share of the rows that have a value."""
+        return len(self.present) / len(self.values)
+
+    @property
+    def distinct(self) -> int:
+        """Number of different values."""
+        return len(self.counts)
+
+    @property
+    def examples(self) -> list[str]:
+        """The most frequent values."""
+        return [value if len(value) <= 40 else f"{value[:37]}..." for value in list(self.counts)[:_SHOWN]]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether values are numbers, or true and false."""
+        return self.kind in ("flag", "integer", "number")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether values are true and false, or 1 and 0."""
+        return self.kind == "flag" or (self.is_number and set(self.present) <= {0, 1})
+
+    @property
+    def note(self) -> str:
+        """Advice on a column of categories; "" for others."""
+        if self.kind == "text" and self.distinct <= MOST_LEVELS and 2 * self.distinct <= len(self.present):
+            return f"probably a category of {self.distinct} values; {TEXT}"
+        if self.kind == "integer" and 2 < self.distinct <= MOST_LEVELS and min(self.present) >= 0:
+            return "few integers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
+        return ""
+
+
+def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColumn, ...], bool]:
+    """Returns the columns of the first rows of files, and whether these are all rows.
+
+    Raises:
+        DataError: a file that cannot be read, with file and line.
+        NoRowsError: no file has rows.
+    """
+    values: dict[str, Values] = {}
+    read = 0
+    whole = True
+    for number, file in enumerate(files):
+        plain = replace(file, columns=NamesAsTheyAre())
+        for parse in parses_of(plain, number, Position()):
+            if read >= rows:
+                return _described(values, read), False
+            table = parse().table
+            whole = table.num_rows <= rows - read
+            part = table.slice(0, rows - read)
+            for index, arrow_field in enumerate(part.schema):
+                known = values.setdefault(arrow_field.name, [None] * read)
+                known += _values(part.column(index), arrow_field, cells=file.extension == ".csv")
+            read += part.num_rows
+            for some in values.values():
+                some += [None] * (read - len(some))
+            if not whole:
+                return _described(values, read), False
+    if not read:
+        raise no_rows(files)
+    return _described(values, read), whole
+
+
+def _described(values: dict[str, Values], rows: int) -> tuple[LogColumn, ...]:
+    return tuple(_column(name, some[:rows]) for name, some in values.items())
+
+
+def _column(name: str, values: Values) -> LogColumn:
+    kinds = {_kind(value) for value in values if value is not None}
+    kind: Kind = "empty"
+    if len(kinds) == 1:
+        (kind,) = kinds
+    elif kinds == {"integer", "number"}:
+        kind = "number"
+    elif kinds:
+        kind = "mixed"
+    if kind == "text" and all(microseconds_of(value) is not None for value in values if value is not None):
+        kind = "time"
+    counts = Counter(text_of(value) for value in values if value is not None)
+    return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()))
+
+
+def _kind(value: Any) -> Kind:
+    if isinstance(value, date):
+        return "time"
+    return next((kind for type_, kind in _KINDS.items() if isinstance(value, type_)), "other")
+
+
+def text_of(value: Any) -> str:
+    """Returns a value as text: that of an action's name, or JSON."""
+    return str(value) if isinstance(value, str | date) else json.dumps(value, default=str)
+
+
+def _values(chunks: pa.ChunkedArray, of: pa.Field, *, cells: bool) -> Values:
+    """Returns the values of a column as Python has them; NaN is absent, as in training."""
+    read: Callable[[Any], Any] = json.loads if is_text(of) else _cell if cells else _plain
+    try:
+        values = chunks.to_pylist()
+    except (ArithmeticError, ValueError, pa.ArrowException):  # Python has no such value: a time after the year 9999
+        return [None] * len(chunks)
+    if pa.types.is_map(of.type):
+        values = [None if mapping is None else {text_of(key): value for key, value in mapping} for mapping in values]
+    return [None if value is None or value != value else _plain(read(value)) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a map without the keys that only other rows have."""
+    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+
+
+def _cell(value: Any) -> Any:
+    """Returns the value that a cell of CSV stands for."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in _FLAGS:
+        return _FLAGS[value.lower()]
+    for read in (int, float, _json):
+        try:
+            if "_" not in value or read is _json:
+                return read(value)
+        except (ValueError, RecursionError):
+            continue
+    return value
+
+
+def _json(cell: str) -> Any:
+    if cell.lstrip()[:1] not in ("{", "["):
+        raise ValueError
+    return json.loads(cell)
+
+
+def finite(values: Sequence[Any]) -> bool:
+    """Whether all values are numbers that float32 holds."""
+    return all(abs(value) < LARGEST for value in values)

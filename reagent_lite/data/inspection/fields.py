@@ -1,0 +1,124 @@
+"""Which fields of the contract the columns of a log may be, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reagent_lite.config.columns import COLUMNS, Columns
+from reagent_lite.data.inspection.columns import LogColumn
+
+NAMES: dict[str, tuple[str, ...]] = {
+    field: tuple(names.split())
+    for field, names in {
+        "mdp_id": "episode episode_id session session_id trajectory trajectory_id visit visit_id stay stay_id "
+        "icustay_id user user_id customer customer_id patient patient_id",
+        "sequence_number": "step t timestep seq sequence timestamp time at ts created_at date datetime",
+        "state_features": "state features context observation obs",
+        "next_state_features": "next_state next_features next_context next_observation next_obs",
+        "action": "action_id action_name a arm chosen choice shown decision treatment variant offer offered sent "
+        "item item_id",
+        "reward": "r click clicked clicks conversion converted response outcome revenue profit label y purchase "
+        "purchased bought",
+        "action_probability": "propensity propensity_score pscore prob probability action_prob p logging_probability "
+        "logged_probability behavior_probability",
+        "possible_actions": "candidates available_actions allowed_actions legal_actions choices actions",
+        "next_action": "",
+        "possible_next_actions": "",
+        "terminal": "done dones terminated is_terminal end last is_last final",
+        "truncated": "timeout timeouts time_limit",
+        "metrics": "",
+        "time_diff": "",
+    }.items()
+}
+"""Names that logs use for the fields of the contract, the likeliest first."""
+_KINDS: dict[str, tuple[str, ...]] = {
+    "text": ("text", "integer"), "order": ("integer", "time"), "number": ("flag", "integer", "number"),
+    "features": ("map",), "metrics": ("map",), "action": ("text", "integer", "map"), "actions": ("list",),
+}  # fmt: skip
+_GIVEN, _SAME, _NAMED, _LAST_WORD = 4, 3, 2, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A field that a column may be.
+
+    Attributes:
+        field: of the contract.
+        column: of the log.
+        why: the reason.
+        strength: how strong it is.
+    """
+
+    field: str
+    column: str
+    why: str
+    strength: tuple[int, int]
+
+
+def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidate]:
+    """Returns what each column may be, the strongest reasons first.
+
+    Args:
+        columns: those of the log.
+        given: fields whose columns are known.
+    """
+    candidates = []
+    for column in columns:
+        for field in NAMES:
+            if given.get(field) == column.name:
+                candidates.append(_candidate(field, column, "columns says so", (_GIVEN, 0)))
+            elif field in given or any(column.name in _names(source) for source in given.values()):
+                continue
+            elif field in (column.name, COLUMNS[column.name].alias_of if column.name in COLUMNS else ""):
+                candidates.append(_candidate(field, column, "its name is that of the contract", (_SAME, 0)))
+            elif (column.name not in COLUMNS or column.name == "step") and fits(field, column):
+                candidates += _by_name(field, column)
+    return sorted(candidates, key=lambda candidate: candidate.strength, reverse=True)
+
+
+def _names(source: str | Sequence[str]) -> Sequence[str]:
+    return (source,) if isinstance(source, str) else source
+
+
+def _candidate(field: str, column: LogColumn, why: str, strength: tuple[int, int]) -> Candidate:
+    return Candidate(field=field, column=column.name, why=why, strength=strength)
+
+
+def _by_name(field: str, column: LogColumn) -> list[Candidate]:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[^0-9A-Za-z]+", "_", column.name).lower().strip("_")
+    names = (field, *NAMES[field])
+    values = f"its values are {_VALUES.get(column.kind, column.kind)}"
+    if words in names:
+        return [_candidate(field, column, f"its name is {column.name!r} and {values}", (_NAMED, -names.index(words)))]
+    last = words.rpartition("_")[2]
+    if last in names and len(last) > 1 and not words.startswith("next_"):
+        why = f"its name ends in {last!r} and {values}"
+        return [_candidate(field, column, why, (_LAST_WORD, -names.index(last)))]
+    return []
+
+
+_VALUES = {"flag": "true and false", "integer": "integers", "number": "numbers", "time": "times", "text": "texts",
+           "map": "objects", "list": "lists"}  # fmt: skip
+
+
+def fits(field: str, column: LogColumn) -> bool:
+    """Whether the values of a column are of a field's kind."""
+    kind = COLUMNS[field].kind
+    return column.is_flag if kind == "flag" else column.kind in _KINDS.get(kind, ())
+
+
+def chosen(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Returns {field: column} by the strongest reasons; each column is one field at most."""
+    fields: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.field not in fields and candidate.column not in fields.values():
+            fields[candidate.field] = candidate.column
+    return fields
+
+
+def columns_section(fields: Mapping[str, str], features: Sequence[str]) -> Columns:
+    """Returns data.columns: the names that are not those of the contract."""
+    columns: Columns = {field: column for field, column in fields.items() if column not in (field, "propensity")}
+    return {**columns, **({"state_features": list(features)} if features else {})}

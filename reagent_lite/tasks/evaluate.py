@@ -1,0 +1,261 @@
+"""Evaluate a policy.
+
+Exported models evaluated on a log that they need not have learned from, in simulation, or both; on a log also policies
+that are no models.
+
+1 models    loaded, verified; two of them must decide among the same choices; checked against the environment
+2 log       events become transitions ─► training copy ─► its features are compared with those of the models
+                                      └► columns of policies
+3 play      each model in the environment, on the same starts
+4 estimate  of each model: heads fitted to its policy ─► page ─► estimators; of two also the difference
+5 report    JSON file, page beside it, text
+
+One process does all of it, on the CPU: the exported model runs in onnxruntime.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reagent_lite.config import fingerprint
+from reagent_lite.config.evaluate import EvaluateConfig, is_model
+from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
+from reagent_lite.console import logger, progress
+from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.rows.matrices import PolicyColumn
+from reagent_lite.errors import BundleError, ConfigError, Problem, needing
+from reagent_lite.evaluation.document import Findings
+from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
+from reagent_lite.evaluation.exported_model import ExportedModel, Reading
+from reagent_lite.evaluation.given_policy import GivenPolicy
+from reagent_lite.evaluation.simulation import Arena
+from reagent_lite.export.choices import CHOICES
+from reagent_lite.files import require_writable, write_whole
+from reagent_lite.manifest import canonical
+from reagent_lite.report.evaluated import report_of_evaluation
+from reagent_lite.report.markdown import text_of
+from reagent_lite.report.page import render
+from reagent_lite.report.result import Brief, Result
+from reagent_lite.run.learner import threads_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Result):
+    """The results; printed as the last line of standard output.
+
+    Attributes:
+        decision: what to do with the model: choice, reason, next.
+        report: path of the JSON file.
+        page: path of the same as one HTML file, beside it.
+        episodes, rows: scored, of the log; 0 without one.
+        scores: {`CPE/{outcome}/{estimator}`: estimate}, null where there is none; the logged policy's own among them;
+            of what was played {`simulation/...`: figure}, by the tags of training.
+        difference: {`CPE/{outcome}/{estimator}`, `simulation/...`: [estimate, lower, upper]} of model minus against;
+            null without.
+        warnings: what was found wrong with the log or the models.
+        seconds: total wall-clock time.
+    """
+
+    decision: dict[str, str]
+    report: str
+    page: str
+    episodes: int
+    rows: int
+    scores: dict[str, float | None]
+    difference: dict[str, list[float | None]] | None
+    warnings: tuple[str, ...]
+    seconds: float
+
+
+def evaluate(config: EvaluateConfig) -> Evaluated:
+    """Evaluates, writes the report and returns the estimates.
+
+    Raises:
+        BundleError: a model that is not whole, or two that decide among other choices, or one that does not fit the
+            environment.
+        SimulationError: no such environment.
+        DataError: what is wrong with the log, or that it is none for this model.
+    """
+    start = time.monotonic()
+    given = None if config.output_path is None else Path(config.output_path).expanduser()
+    policies = _policies(config)
+    folders = [one.path.resolve().parent for one in policies if isinstance(one, ExportedModel)]
+    folder = folders[0] if given is None else given.parent
+    require_writable(folder, "output_path")
+    findings = _findings(config, policies)
+    target = given or folder / _name(findings)
+    report = report_of_evaluation(findings, target.name)
+    for warning in report.notes:
+        logger.warning(warning)
+    for line in (*text_of(report), str(report.decision)):
+        logger.info(line)
+    page = target.with_suffix(".html")
+    write_whole(target, canonical(findings.document()))
+    write_whole(page, render(report).encode())
+    logger.info(f"written to {target} and {page}")
+    counts = {} if findings.estimates is None else findings.estimates.log.counts
+    return Evaluated(
+        decision=findings.decision.json(),
+        report=str(target),
+        page=str(page),
+        episodes=counts.get("scored_episodes", 0),
+        rows=counts.get("scored_rows", 0),
+        scores=findings.scores(),
+        difference=findings.differences(),
+        warnings=findings.warnings,
+        brief=Brief.of(report),
+        estimate_rows=findings.estimate_rows(),
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def _name(findings: Findings) -> str:
+    """Returns the name of the report's file: another one for another model, log or config."""
+    config, estimates = findings.config, findings.estimates
+    log = "" if estimates is None else content_of(estimates.log.copy)
+    parts = [
+        fingerprint(config),
+        log,
+        *(one.bundle.manifest for one in findings.models if isinstance(one, ExportedModel)),
+    ]
+    source = config.data_path or (config.simulation.env if config.simulation else "")
+    words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
+    return f"evaluation_{words}_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]}.json"
+
+
+def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> Findings:
+    gamma = next((one for one in (config.gamma, *(policy.gamma for policy in policies)) if one is not None), None)
+    models = [policy for policy in policies if isinstance(policy, ExportedModel)]
+    if gamma is None and models:
+        raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))
+    arena = None if config.simulation is None else Arena(config, config.simulation, models)
+    log = None
+    if config.data_path:
+        config = _with_columns(config, models)
+        copy, columns = _read(config, policies)
+        gamma = _one_row_gamma(copy) if gamma is None else gamma
+        log = EvaluationLog.of(config, policies, copy, columns, gamma)
+    assert gamma is not None, "models alone play"
+    played = None if arena is None else arena.play(gamma)
+    _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)
+    estimates = None if log is None else estimates_of(config, policies, log)
+    return Findings(config=config, models=policies, gamma=gamma, estimates=estimates, played=played)
+
+
+def _with_columns(config: EvaluateConfig, models: list[ExportedModel]) -> EvaluateConfig:
+    """Returns the config with the columns of the first model's training log, where it has none of its own."""
+    if config.columns or not models:
+        return config
+    with needing("data", "data_path"):
+        from reagent_lite.data.copy.first_look import remembered_columns
+    return config.model_copy(update={"columns": remembered_columns(config.data_path, models[0].bundle.columns)})
+
+
+def _one_row_gamma(copy: TrainingCopy) -> float:
+    """Returns a discount that has no effect, as every episode is one row.
+
+    Raises:
+        ConfigError: an episode has several rows.
+    """
+    longest = int(np.bincount(np.asarray(copy.episode)).max())
+    if longest > 1:
+        expected = "a number, as no model says it and episodes have several rows"
+        raise ConfigError(Problem("gamma", expected, f"nothing, and an episode of {longest:,} rows"))
+    return 1.0
+
+
+def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
+    """Loads the models; other policies need the log.
+
+    Raises:
+        BundleError: two that decide among other choices.
+    """
+    names = {"model": config.model} | ({} if config.against is None else {"against": config.against})
+    policies = tuple(
+        ExportedModel.load(key, name) if is_model(name) else GivenPolicy(key=key, path=name)
+        for key, name in names.items()
+    )
+    models = [policy for policy in policies if isinstance(policy, ExportedModel)]
+    actions = [model.bundle.action_names for model in models]
+    if len({frozenset(one) for one in actions}) > 1:
+        shown = [", ".join(one) or "candidates" for one in actions]
+        raise BundleError(
+            Problem(f"against {models[1].path}", f"a model that decides as {models[0].path}: {shown[0]}", shown[1])
+        )
+    return policies
+
+
+def _read(
+    config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]
+) -> tuple[TrainingCopy, dict[str, PolicyColumn]]:
+    """Returns the rows, after those stages that the log needs, and the policies' columns by key.
+
+    Raises:
+        DataError: what is wrong with them.
+    """
+    with needing("data", "data_path"):
+        from reagent_lite.data.copy.policy_column import read_policy_column
+    actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
+    logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
+    names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
+    path, timeline = _rows_of(config, actions, tuple(names.values()))
+    with progress("reading the log", "bytes") as show:
+        copy = prepare_training_copy(
+            path,
+            actions=actions or None,
+            directory=config.training_copy_dir,
+            columns=config.columns,
+            timeline=timeline,
+            progress=lambda done, total: show(done, total),
+        )
+    return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
+
+
+def _rows_of(
+    config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]
+) -> tuple[str, TimelineConfig | None]:
+    """Returns the path that the rows are read from, and how events there are paired, if otherwise than by default.
+
+    Args:
+        config: the config of the workflow.
+        actions: names of the actions; none of candidates.
+        further: columns that the transitions of a timeline's folder have as well.
+    """
+    from reagent_lite.data.copy.first_look import holds_events
+    from reagent_lite.run.stages import require_no_timeline
+
+    path = config.data_path
+    if not holds_events(path, config.columns):
+        require_no_timeline(config, path)
+        return path, None
+    if config.timeline is None and not config.query.changed:
+        return path, None
+    section = config.timeline or TimelineSection()
+    query = QuerySection(tableSample=config.query.tableSample)
+    if not section.outputTableName:
+        return path, TimelineConfig(timeline=section.model_copy(update={"inputTableName": ""}), query=query)
+    from reagent_lite.data.timeline.stage import run_timeline
+
+    changes = {
+        "inputTableName": path,
+        "actionDiscrete": bool(actions),
+        "extraFeatureColumns": tuple(dict.fromkeys((*section.extraFeatureColumns, *further))),
+    }
+    query = query.model_copy(update={"actions": actions})
+    timeline = TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.columns)
+    return run_timeline(timeline).train, None
+
+
+def _choose_threads(rows: int, reading: Reading) -> None:
+    """Sets torch's threads by the size of one forward pass; a user's OMP_NUM_THREADS stands."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        widths = (sum(spec.width for spec in reading.normalization.values()), *reading.training.layers[1:-1], 1)
+        torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))

@@ -1,0 +1,76 @@
+"""Score rows with an exported model.
+
+1 check    the model's hashes, the input's files, features that `columns` names
+2 predict  rows of any format ─► checked as in training ─► onnxruntime, block by block in threads
+3 choose   in the order of the rows: a draw from the model's policy, or the largest score
+4 write    under a temporary name until it is whole
+"""
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
+from reagent_lite.console import logger
+from reagent_lite.data.stage import left_out, require_apart
+from reagent_lite.errors import ConfigError, counted, needing
+from reagent_lite.files import require_writable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The written scores; printed as the last line of standard output.
+
+    Attributes:
+        scores: path of the file.
+        rows: number of its rows, in the order of the input.
+        undecided_rows: rows without an action, as the row allows none or the model has no value for it.
+        rows_per_second: speed of the whole run.
+        seconds: total wall-clock time of the run.
+    """
+
+    scores: str
+    rows: int
+    undecided_rows: int
+    rows_per_second: float
+    seconds: float
+
+
+def score(config: ScoreConfig) -> Scored:
+    """Writes the action and the score of every row.
+
+    Raises:
+        BundleError: the model fails its check.
+        DataError: what is wrong with the rows, or features that the model reads and no row has.
+    """
+    with needing("data", "data_path"):
+        from reagent_lite.data.writing.files import table_writer
+        from reagent_lite.tasks.scoring import opened, scored_tables
+    start = time.monotonic()
+    if problems := list(output_problems(config.output_path, LOG_SUFFIXES)):
+        raise ConfigError(problems)
+    target = Path(config.output_path).expanduser().absolute()
+    bundle, config, files = opened(config)
+    require_apart(config.data_path, files, {"output_path": target})
+    require_writable(target.parent, "output_path")
+    for note in left_out(config.data_path):
+        logger.warning(note)
+    rows = undecided = 0
+    with closing(scored_tables(config, files, bundle)) as tables, table_writer(target) as writer:
+        for table in tables:
+            writer.write(table)
+            rows += table.num_rows
+            undecided += table["index"].null_count
+    logger.info(f"{target}: {counted(rows, 'row')}")
+    if undecided:
+        logger.warning(f"no action in {counted(undecided, 'row')}, as none is possible or no score is a number")
+    seconds = time.monotonic() - start
+    return Scored(
+        scores=str(target),
+        rows=rows,
+        undecided_rows=undecided,
+        rows_per_second=round(rows / seconds, 1),
+        seconds=round(seconds, 3),
+    )

@@ -1,0 +1,363 @@
+"""Play a policy in an environment and write its log.
+
+A policy plays, its episodes are written, and another policy's true value is computed.
+
+1 open     environment compiled, models loaded and checked against it: every error of the config is found here
+2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
+3 value    another policy plays as many episodes as asked for ─► output_path.truth.json
+4 appear   the log gets its name
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reagent_lite.config import resolved
+from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
+from reagent_lite.config.simulation import RANDOM
+from reagent_lite.console import logger, progress
+from reagent_lite.data.dataset import stamped
+from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted, needing
+from reagent_lite.evaluation.interval import Interval, finite
+from reagent_lite.evaluation.played import MODEL, Played
+from reagent_lite.evaluation.returns import play
+from reagent_lite.export.bundle import load_bundle
+from reagent_lite.export.choices import Choices, kind_of, misfits, several_types
+from reagent_lite.files import require_writable, write_whole
+from reagent_lite.manifest import canonical
+from reagent_lite.report.content import Table
+from reagent_lite.report.result import Brief, Result
+from reagent_lite.run.agents import AgentType, agent_type, unknown_types
+from reagent_lite.sim.backend import Backend, open_backend
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.episodes import Amount, whole_episodes
+from reagent_lite.sim.gymnasium_env import open_envs
+from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.sources import origin
+from reagent_lite.sim.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from reagent_lite.data.writing.episodes import LogSchema
+    from reagent_lite.data.writing.files import TableWriter
+
+LEVEL = 0.95  # of the interval of the log's mean return
+RESAMPLES = 2000
+# streams of random numbers beside those of training runs, which may have the same seed
+LOG, TRUTH = 16, 17
+
+Returns = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated(Result):
+    """The results; printed as the last line of standard output.
+
+    Attributes:
+        log: path of the file.
+        rows, episodes: in it; each agent's part of an episode is one of its own.
+        mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
+            None for a single episode. Of several agents it is their mean, and the interval is over episodes of the
+            environment: what its agents earn hangs together.
+        mean_return_of: the same by type of agent; empty with one agent.
+        rows_per_second: played and written.
+        seconds: total wall-clock time.
+        value_of: what stands in the truth file; None where none was asked for.
+    """
+
+    log: str
+    rows: int
+    episodes: int
+    mean_return: float
+    lower: float | None
+    upper: float | None
+    mean_return_of: dict[str, float]
+    rows_per_second: float
+    seconds: float
+    value_of: dict[str, Any] | None
+
+
+def simulate(config: SimulateConfig) -> Simulated:
+    """Writes the log and returns what is in it."""
+    with needing("data", "output_path"):
+        from reagent_lite.data.writing.files import table_writer
+    start = time.monotonic()
+    target = Path(config.output_path).expanduser()
+    with _own_keys():
+        backend = open_backend(
+            config.env,
+            backend=config.backend,
+            device=_device(config),
+            parameters=config.env_parameters,
+            math=config.math,
+        )
+    spec = backend.spec
+    schema = _schema(config, spec)
+    others = _others(config, spec)
+    policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
+    evaluated = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
+    require_writable(target.parent, "output_path")
+    with table_writer(target) as writer:
+        playing = time.monotonic()
+        played = _write(config, backend, partial(_players, config, policy, others), schema, writer)
+        seconds = time.monotonic() - playing
+        value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
+        truth = target.with_name(f"{target.name}.truth.json")
+        truth.unlink(missing_ok=True)  # of an earlier log of this name
+        if value is not None:
+            write_whole(truth, canonical(value))
+    of_env = played.returns.mean(1)
+    error = float(of_env.std(ddof=1)) / len(of_env) ** 0.5 if len(of_env) > 1 else float("nan")
+    mean = Interval.normal(float(of_env.mean()), error, LEVEL)
+    kinds = {name: played.returns[:, spec.agents_of(kind)] for kind, name in enumerate(spec.agent_type_names)}
+    means = {name: float(earned.mean()) for name, earned in kinds.items()} if spec.agents > 1 else {}
+    each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
+    count = played.returns.size
+    logger.info(f"{target}: {counted(played.rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
+    return Simulated(
+        log=str(target),
+        rows=played.rows,
+        episodes=count,
+        mean_return=mean.value,
+        lower=finite(mean.low),
+        upper=finite(mean.high),
+        mean_return_of=means,
+        rows_per_second=round(played.rows / seconds, 1),
+        seconds=round(time.monotonic() - start, 3),
+        value_of=value,
+        brief=Brief(tables=(_table(target, played.rows, count, mean),)),
+    )
+
+
+def _table(target: Path, rows: int, episodes: int, mean: Interval) -> Table:
+    return Table(
+        title=f"{target}",
+        columns=(("Rows", "number"), ("Episodes", "number"), (f"Mean return ({LEVEL:.0%} interval)", "number")),
+        rows=((rows, episodes, mean),),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """A log's rows, and the returns [E, A] of the environments' episodes."""
+
+    returns: Returns
+    rows: int
+
+
+def _write(
+    config: SimulateConfig,
+    backend: Backend,
+    cast: Callable[[VectorEnv], tuple[Player, ...]],
+    schema: "LogSchema",
+    writer: "TableWriter",
+) -> _Written:
+    """Plays and writes the log; `cast` says who plays in an environment."""
+    from reagent_lite.data.writing.episodes import episode_rows
+    from reagent_lite.run.roles.collect import named_block
+
+    amount = Amount(rows=config.rows, episodes=config.episodes)
+    with _own_keys():
+        env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
+    logger.info(
+        f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
+        f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
+        f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}"
+    )
+    returns, rows, prefix = [], 0, _prefix(config)
+    come_from = origin(config, env.spec, schema.action_names)
+    with progress("simulating", "rows") as show:
+        for episodes in whole_episodes(env, cast(env), amount):
+            table = episode_rows(named_block(episodes, prefix), schema)
+            writer.write(stamped(table, come_from) if schema.transitions else table)
+            returns.append(episodes.returns)
+            rows += len(episodes.state)
+            show(rows, max(config.rows or 0, rows))
+        writer.finish()
+    return _Written(returns=np.concatenate(returns).reshape(-1, env.spec.agents), rows=rows)
+
+
+def _device(config: SimulateConfig) -> torch.device:
+    if not config.use_gpu or config.backend == "cpu":
+        return torch.device("cpu")
+    if config.backend == "auto" and not torch.cuda.is_available():
+        logger.info("use_gpu is true, but no GPU was found: playing on the CPU")
+        return torch.device("cpu")
+    return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
+
+
+def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
+    """Returns what rows hold.
+
+    Raises:
+        ConfigError: actions as names in an environment whose candidates have none.
+    """
+    from reagent_lite.data.writing.episodes import LogSchema
+
+    transitions = config.format == "transitions"
+    if not config.parametric:
+        if spec.candidates:
+            raise ConfigError(
+                Problem(
+                    "parametric",
+                    f"true with {spec.name}, whose candidates differ from step to step",
+                    "false",
+                    "They have features but no names",
+                )
+            )
+        return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
+    features = None if spec.candidates else np.array(spec.action_features, np.float32)
+    return LogSchema(transitions=transitions, action_features=features, ds=config.ds)
+
+
+def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> VectorEnv:
+    return open_envs(
+        backend,
+        num_envs=count,
+        seed=config.seed,
+        stream=stream,
+        time_limit=config.time_limit,
+        parametric=config.parametric,
+    )
+
+
+def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
+    """Returns a model's policy, or None for the random one and where none is wanted.
+
+    Raises:
+        ConfigError: agents are of several types, which one model cannot play and whose values are not one.
+        BundleError: no model there, one that was altered, or one of other features or actions.
+    """
+    if config is None:
+        return None
+    if where == "value_of" and (problems := several_types(spec, f"env, with {where}")):
+        raise ConfigError(problems)
+    if config.model is None:
+        return None
+    path = Path(config.model).expanduser()
+    bundle = load_bundle(path)
+    where = f"{where}.model {path}"
+    problems = misfits(bundle, spec, where)
+    if bundle.parametric != parametric:
+        expected, got = kind_of(parametric=parametric), kind_of(parametric=bundle.parametric)
+        problems = [Problem(where, expected, got, "Or change `parametric`")]
+    if problems:
+        raise BundleError(problems)
+    return Choices.in_simulation(bundle, spec).values
+
+
+def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
+    """Returns the types of agents that `policy` does not play, by name.
+
+    Raises:
+        ConfigError: a type that is not there, or several for the one model of `policy`.
+        BundleError: see _policy.
+    """
+    problems = unknown_types(config.policies, spec, "policies")
+    shared = [name for name in spec.agent_type_names if name not in config.policies]
+    if config.policy.model is not None and len(shared) > 1:
+        problems.append(
+            Problem(
+                "policy.model",
+                f"a model that plays one type of agents of {spec.name}",
+                f"one for {' and '.join(shared)}",
+                "Name a model of each in `policies`",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return {
+        name: agent_type(name, plays, spec, key="policies", words=(RANDOM,), parametric=config.parametric)
+        for name, plays in config.policies.items()
+    }
+
+
+def _players(
+    config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
+) -> tuple[Player, ...]:
+    """Returns who plays each type of agents in an environment."""
+    if not others:
+        return (_player(config.policy, policy, env),)
+    spec, players = env.spec, []
+    for number, name in enumerate(spec.agent_type_names):
+        if agents := spec.agents_of(number):
+            rows = AgentType(name=name, agents=agents).rows(env.num_envs, spec.agents, env.device)
+            own = others[name].fixed(rows, env.device) if name in others else _player(config.policy, policy, env, rows)
+            players.append(own)
+    return tuple(players)
+
+
+def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Player:
+    drawing = _drawing(config)
+    epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
+    return Player(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
+
+
+def _drawing(config: PlayConfig) -> dict[str, float]:
+    """Returns how actions are drawn from values; the random policy has none and reads neither."""
+    return {
+        "epsilon": config.epsilon if config.kind == "epsilon_greedy" else 0.0,
+        "temperature": config.temperature if config.kind == "softmax" else 0.0,
+    }
+
+
+@contextmanager
+def _own_keys() -> Iterator[None]:
+    """Names keys as they stand in this workflow's config: without the section of the training workflows."""
+    try:
+        yield
+    except SimulationError as error:
+        own = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
+        raise SimulationError(own) from error
+
+
+def _prefix(config: SimulateConfig) -> str:
+    """Returns what the names of this log's episodes begin with: the same name is the same episode, in any log."""
+    keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
+    playing = {key: value for key, value in resolved(config).items() if key in keys or (key == "policies" and value)}
+    return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
+    """Returns the true value of a policy, as the truth file has it."""
+    env = _envs(config, backend, wanted.episodes, TRUTH)
+    with progress("valuing", "episodes") as show:
+        (table,) = play(
+            env, (_player(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
+        )
+    played = Played.of(
+        backend.spec,
+        env.time_limit,
+        {MODEL: table},
+        level=wanted.confidence_level,
+        resamples=RESAMPLES,
+        seed=config.seed,
+    )
+    earned = played.policies[MODEL]
+    logger.info(
+        f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
+        f"return {earned.total}, discounted by {wanted.gamma:g} {earned.discounted}"
+    )
+    both = {"return": earned.total, "discounted_return": earned.discounted}
+    return {
+        "env": config.env,
+        "env_parameters": played.parameters,
+        "time_limit": played.time_limit,
+        "seed": config.seed,
+        "policy": {"kind": wanted.kind, "model": wanted.model, **_drawing(wanted)},
+        "episodes": wanted.episodes,
+        "gamma": wanted.gamma,
+        "confidence_level": wanted.confidence_level,
+        **{name: {"mean": one.value, "lower": one.low, "upper": one.high} for name, one in both.items()},
+        "mean_length": earned.length,
+        "terminated_share": 1 - earned.cut_share,
+    }

@@ -1,0 +1,309 @@
+"""workflows.inspect: from a log that nobody has described to a config that trains, or the reasons for none."""
+
+import json
+import re
+import string
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.runs import Runner, run, trained
+
+import reagent_lite
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.data.inspection.columns import TEXT
+from reagent_lite.errors import ReagentLiteError
+
+__all__ = ["run"]
+PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def clicks(count: int = 600) -> pd.DataFrame:
+    """A log of clicks: mail is clicked by those with a positive income, call by the others, none by nobody."""
+    rng = np.random.default_rng(0)
+    offer = rng.choice(list(PROBABILITIES), count, p=list(PROBABILITIES.values()))
+    income = rng.normal(size=count)
+    return pd.DataFrame(
+        {
+            "timestamp": pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(count), unit="s"),
+            "user_id": rng.integers(0, 200, count),
+            "age": rng.integers(18, 80, count),
+            "income": income,
+            "segment": rng.choice(list("abcd"), count),
+            "offer": offer,
+            "propensity_score": [PROBABILITIES[one] for one in offer],
+            "click": np.where(offer == "none", 0, ((offer == "mail") == (income > 0)).astype(int)),
+            "revenue": rng.random(count),
+            "constant": 1.0,
+        }
+    )
+
+
+def sessions(count: int = 600) -> pd.DataFrame:
+    """Events: sessions of 3 decisions, whose last says so."""
+    frame = clicks(count).drop(columns=["user_id", "timestamp", "revenue", "constant", "segment"])
+    number = np.arange(count)
+    return frame.assign(session=[f"s{one}" for one in number // 3], step=number % 3, done=number % 3 == 2)
+
+
+def test_from_a_file_of_clicks_to_scores_without_a_config_by_hand(tmp_path: Path, run: Runner) -> None:
+    clicks().to_csv(tmp_path / "clicks.csv", index=False)
+    done = run("inspect", {}, "--data", str(tmp_path / "clicks.csv"), "--output", str(tmp_path / "x.json"))
+    assert done.code == 0, done.err
+    tree = json.loads((tmp_path / "x.json").read_text())
+    assert tree == {
+        "training_data_path": str(tmp_path / "clicks.csv"),
+        "model_output_path": "outputs/clicks",
+        "epochs": 10,
+        "actions": ["call", "mail", "none"],
+        "data": {"columns": {"action": "offer", "reward": "click", "action_probability": "propensity_score",
+                             "state_features": ["age", "income"]}},
+    }  # fmt: skip
+    for sentence in (
+        "clicks.csv: 600 rows read, all of them; 10 columns",
+        "segment: text, present in 100.0%, 4 distinct",
+        f"probably a category of 4 values; {TEXT}",
+        "may be reward: its name is 'click' and its values are integers, and read as it",
+        "propensity_score: in (0, 1] in every row, from 0.2 to 0.5",
+        "no episodes: each row is a decision of its own, rl.gamma has no effect",
+        "to decide: reward: click; revenue may be a reward too and is left out",
+        "constant left out, one value in all rows",
+        "python -m workflows.dqn --config",
+    ):
+        assert sentence in done.err
+    assert done.outcome["columns"]["offer"] == {"kind": "text", "present": 1.0, "distinct": 3, "read_as": "action"}
+
+    done = run("dqn", tree, "--set", "use_gpu=false", "--set", "epochs=40", timeout=400)
+    assert done.code == 0, done.err
+    model = tmp_path / done.outcome["model"]
+    done = run("score", {}, "--model", str(model), "--data", str(tmp_path / "clicks.csv"), "--output",
+               str(tmp_path / "scores.csv"), "--set", "policy=greedy")  # fmt: skip
+    assert done.code == 0, done.err
+    best = np.where(clicks()["income"] > 0, "mail", "call")
+    assert np.mean(pd.read_csv(tmp_path / "scores.csv", keep_default_na=False)["action"] == best) > 0.9
+
+
+def as_is(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame
+
+
+def in_maps(frame: pd.DataFrame) -> pd.DataFrame:
+    """The contract's own names, features in a map."""
+    states = [{"age": float(row.age), "income": row.income} for row in frame.itertuples()]
+    names = {"offer": "action", "click": "reward", "propensity_score": "propensity", "session": "mdp_id",
+             "step": "sequence_number", "done": "terminal"}  # fmt: skip
+    return frame.rename(columns=names).assign(state_features=states).drop(columns=["age", "income"])
+
+
+WRITE: dict[str, Callable[[pd.DataFrame, Path], None]] = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True, date_format="iso"),
+    "parquet": lambda frame, path: frame.to_parquet(path),
+    "feather": lambda frame, path: frame.to_feather(path),
+}
+
+
+@pytest.mark.parametrize("form", WRITE)
+@pytest.mark.parametrize("shape", [as_is, in_maps])
+def test_events_of_every_format(form: str, shape: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path) -> None:
+    frame = shape(sessions())
+    if form == "csv" and "state_features" in frame:
+        frame["state_features"] = frame["state_features"].map(json.dumps)
+    path = tmp_path / f"log.{form}"
+    WRITE[form](frame, path)
+    inspected = reagent_lite.inspect(path)
+    assert inspected.problems == ()
+    assert inspected.config is not None
+    own = {"mdp_id": "session", "sequence_number": "step", "terminal": "done", "action": "offer", "reward": "click",
+           "action_probability": "propensity_score", "state_features": ["age", "income"]}  # fmt: skip
+    assert inspected.config.get("data", {}).get("columns") == (own if shape is as_is else None)
+    assert inspected.episodes == "200 episodes of 3 to 3 rows, median 3"
+    assert (inspected.rows, inspected.whole, inspected.workflow) == (600, True, "dqn")
+    tree = inspected.config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 1}
+    assert trained(tree).model is not None
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_transitions(parametric: bool, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", candidate_rows(300) if parametric else random_rows(300, missing=0.0))
+    inspected = reagent_lite.inspect(path)
+    assert inspected.problems == ()
+    assert inspected.config is not None
+    assert inspected.workflow == ("parametric_dqn" if parametric else "dqn")
+    tree = inspected.config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 1}
+    assert trained(tree).model is not None
+
+
+def test_the_first_rows_alone_are_read(tmp_path: Path) -> None:
+    frame = clicks()
+    frame.loc[500, "click"] = 7
+    inspected = reagent_lite.inspect(frame, rows=100)
+    assert (inspected.rows, inspected.whole) == (100, False)
+    assert {one.name: one.distinct for one in inspected.columns}["click"] == 2
+    assert inspected.config is not None
+
+
+def probabilities(column: str) -> pd.DataFrame:
+    """The logged policy's probability of each action, in a column for each; one row adds up to 1.1."""
+    frame = clicks()
+    for action, probability in PROBABILITIES.items():
+        frame[f"{column}_{action}"] = probability
+    frame.loc[7, f"{column}_mail"] = 0.6
+    return frame
+
+
+def test_whether_propensities_are_plausible() -> None:
+    assert reagent_lite.inspect(clicks()).propensities == ("propensity_score: in (0, 1] in every row, from 0.2 to 0.5",)
+    inspected = reagent_lite.inspect(probabilities("p"))
+    assert inspected.propensities[1] == (
+        "p_call, p_mail, p_none: a probability for each action; they do not add up to 1 in 1 of 600 rows"
+    )
+    assert inspected.config is not None
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income"]
+    maps = clicks().assign(policy=[PROBABILITIES] * 600)
+    assert (
+        reagent_lite.inspect(maps)
+        .propensities[1]
+        .startswith("policy: a probability for each action; they add up to 1 in all 600 rows")
+    )
+    # by hand: the mean of 1 / p is 1 where every p is 1, and 3 actions give 3
+    certain = reagent_lite.inspect(clicks().assign(propensity_score=1.0))
+    assert (
+        "the mean of 1 / probability is 1; for 3 actions that are always possible it would be near 3"
+        in (certain.propensities[1])
+    )
+    percent = reagent_lite.inspect(clicks().assign(propensity_score=50.0))
+    assert percent.propensities == (
+        "propensity_score: not a probability in (0, 1] in every row: 600 outside, 0 absent",
+    )
+    assert percent.config is not None
+    assert "action_probability" not in percent.config["data"]["columns"]
+
+
+def test_what_is_known_is_given_as_columns() -> None:
+    frame = clicks().rename(columns={"offer": "kind", "click": "good"})
+    inspected = reagent_lite.inspect(frame)
+    assert inspected.config is None
+    assert [problem.partition(":")[0] for problem in inspected.problems] == [
+        "no column is known to be the action, what was decided; it may be segment, kind",
+    ]
+    given = {"action": "kind", "reward": "good", "state_features": ["income"]}
+    inspected = reagent_lite.inspect(frame, columns=given)
+    assert inspected.problems == ()
+    assert inspected.config is not None
+    assert inspected.config["data"]["columns"] == given | {"action_probability": "propensity_score"}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda frame: frame.drop(columns=["click", "revenue"]), "no column is known to be the reward"),
+        (lambda frame: frame.assign(offer="mail"), "offer has one value, mail: there is nothing to choose from"),
+        (lambda frame: frame.assign(offer=range(len(frame))), "offer has 600 values, more than 200 actions by name"),
+        (lambda frame: frame[["offer", "click"]], "no column of numbers is left to be a feature"),
+        (lambda frame: frame.assign(click=np.inf), "is not a finite number in every row"),
+        (lambda frame: frame.rename(columns={"user_id": "mdp_id"}).drop(columns="timestamp"), "mdp_id without a"),
+        (lambda frame: frame.assign(offer=frame["offer"].map({"call": 1, "mail": 2, "none": 3})), "written as strings"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_config(change: Callable[[pd.DataFrame], pd.DataFrame], problem: str) -> None:
+    inspected = reagent_lite.inspect(change(clicks()))
+    assert inspected.config is None
+    assert any(problem in one for one in inspected.problems), inspected.problems
+
+
+def test_the_command_without_a_config_leaves_the_output(tmp_path: Path, run: Runner) -> None:
+    clicks().drop(columns=["click", "revenue"]).to_csv(tmp_path / "clicks.csv", index=False)
+    (tmp_path / "x.json").write_text("mine")
+    done = run("inspect", {}, "--data", str(tmp_path / "clicks.csv"), "--output", str(tmp_path / "x.json"))
+    assert done.code == 2
+    assert "expected a log that a config can be written for, got no column is known to be the reward" in done.err
+    assert (tmp_path / "x.json").read_text() == "mine"
+    done = run("inspect", {}, "--data", str(tmp_path / "none.csv"))
+    assert done.code == 2
+    assert "none.csv: expected a data file or a folder of shards" in done.err
+
+
+def test_results_are_frames(tmp_path: Path) -> None:
+    frame = clicks()
+    inspected = reagent_lite.inspect(frame)
+    table = inspected.table.set_index("column")
+    assert table.index.tolist() == frame.columns.tolist()
+    assert table.loc["click", ["kind", "distinct", "read_as"]].tolist() == ["integer", 2, "reward"]
+    assert table.loc["revenue", "may_be"] == "reward: its name is 'revenue' and its values are numbers"
+    assert inspected.config is not None
+
+    tree = inspected.config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 3}
+    outcome = reagent_lite.train(tree, frame)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert outcome.metrics["step"].tolist() == [line["step"] for line in lines]
+    assert set(outcome.metrics) == {key for line in lines for key in line}
+    evaluated = reagent_lite.evaluate(outcome.model, frame)
+    for result in (outcome, evaluated):
+        estimates = result.estimates.set_index(["outcome", "estimator"])
+        assert set(estimates["policy"]) == {"model"}
+        tags = [tag for tag in result.scores if re.fullmatch("CPE/[^/]+/(?!Logged_)[^/]+", tag)]
+        assert len(estimates) == len(tags) > 0
+        for (name, estimator), row in estimates.iterrows():
+            expected = result.scores[f"CPE/{name}/{estimator}"]
+            assert np.isnan(row["estimate"]) if expected is None else row["estimate"] == expected
+            assert not row["low"] > row["estimate"]
+    both = reagent_lite.evaluate(outcome.model, frame, against="uniform").estimates
+    assert set(both["policy"]) == {"model", "against"}
+
+
+NAMES = st.sampled_from(
+    ["mdp_id", "session", "step", "t", "action", "offer", "reward", "click", "p", "propensity", "done", "terminal",
+     "state_features", "state", "possible_actions", "next_state_features", "next_action", "metrics", "time_diff", "age",
+     "x", "next_x", "ds", "user id", "Unnamed: 0", "7", "_x", "é", "state_features.3", ""]
+) | st.text(string.printable, max_size=8)  # fmt: skip
+MAPS = st.dictionaries(st.sampled_from(["0", "x", "é", "-", ""]), st.floats() | st.none(), max_size=3)
+CELLS: list[st.SearchStrategy[Any]] = [
+    st.integers(0, 3), st.integers() | st.just(10**400), st.sampled_from([1, 10**400]),
+    st.floats(), st.floats(0, 1), st.booleans(), st.sampled_from(["a", "b"]),
+    st.text(max_size=5), st.datetimes(), st.none(), MAPS, st.lists(st.sampled_from(["a", "b"]), max_size=2),
+    st.lists(MAPS, max_size=2), st.sampled_from(["1", "2", "x", "{", "[1", "2026-01-01"]), st.binary(max_size=3),
+    st.dates(), st.decimals(allow_nan=False, allow_infinity=False), st.timedeltas(),
+]  # fmt: skip
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> pd.DataFrame:
+    rows = draw(st.integers(0, 40))
+    names = draw(st.lists(NAMES, max_size=7, unique=True))
+    columns = {name: draw(st.lists(draw(st.sampled_from(CELLS)), min_size=rows, max_size=rows)) for name in names}
+    return pd.DataFrame(columns)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(frame=frames(), form=st.sampled_from(["frame", "csv", "jsonl"]))
+def test_any_frame_gives_a_config_or_a_reason(frame: pd.DataFrame, form: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log: Any = frame
+        if form != "frame":
+            log = Path(folder) / f"log.{form}"
+            try:
+                WRITE[form](frame, log)
+            except (ValueError, TypeError, OverflowError, UnicodeError):
+                return  # pandas does not write it
+        try:
+            inspected = reagent_lite.inspect(log)
+        except ReagentLiteError:  # a log that cannot be read, with the reason
+            return
+        list(inspected.lines())
+        json.dumps(inspected.facts())
+        assert (inspected.config is None) == bool(inspected.problems)
+        if inspected.config is not None:
+            check(DqnConfig if inspected.workflow == "dqn" else ParametricDqnConfig, inspected.config)

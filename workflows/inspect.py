@@ -1,0 +1,93 @@
+"""Describe a log and write a config for it: python -m workflows.inspect --data LOG --output CONFIG.
+
+1 read     the first rows, of any format, under the log's own names
+2 guess    which fields of the contract the columns may be, actions, features
+3 check    the loader accepts the config, and training reads the rows with it
+4 write    the config, under a temporary name until it is whole
+"""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from reagent_lite.cli import Command, Flag, main_alone
+from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.console import logger
+from reagent_lite.errors import DataError, Problem, needing
+from reagent_lite.files import require_writable, write_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """The description of a log; printed as the last line of standard output.
+
+    Attributes:
+        config: path of the written config; null without.
+        workflow: the workflow that it is for.
+        rows: number of rows read.
+        columns: {column: kind, share present, distinct values, and the field that it is read as, null for none}.
+        decide: what is left to decide.
+        seconds: total wall-clock time of the run.
+    """
+
+    config: str | None
+    workflow: str
+    rows: int
+    columns: dict[str, dict[str, str | float | int | None]]
+    decide: tuple[str, ...]
+    seconds: float
+
+
+def inspect(config: InspectConfig) -> Described:
+    """Logs the description of a log and writes a config for it.
+
+    Raises:
+        DataError: a log that cannot be read, or that there is no config for, with the reasons.
+    """
+    with needing("data", "data_path"):
+        from reagent_lite.data.inspection.proposal import inspect_log
+        from reagent_lite.data.stage import data_files, left_out, require_apart
+    start = time.monotonic()
+    target = Path(config.output_path).expanduser().absolute() if config.output_path else None
+    if target is not None:
+        require_apart(config.data_path, data_files(config.data_path), {"output_path": target})
+        require_writable(target.parent, "output_path")
+    for note in left_out(config.data_path):
+        logger.warning(note)
+    found = inspect_log(config)
+    for line in found.lines():
+        logger.info(line)
+    if target is not None:
+        if found.config is None:
+            expected = "a log that a config can be written for"
+            raise DataError([Problem(config.data_path, expected, one) for one in found.problems])
+        write_whole(target, json.dumps(found.config, indent=2, ensure_ascii=False).encode() + b"\n")
+        logger.info(f"written to {target}: python -m workflows.{found.workflow} --config {config.output_path}")
+    return Described(
+        config=None if target is None else str(target),
+        workflow=found.workflow,
+        rows=found.rows,
+        columns=found.facts(),
+        decide=found.decide,
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+COMMAND = Command(
+    module="workflows.inspect",
+    model=InspectConfig,
+    example="configs/cartpole/inspect.json",
+    settings="--data log.csv --output config.json",
+    outcome="config, workflow, rows, columns, decide, seconds",
+    flags={
+        "data_path": Flag("--data", "the log"),
+        "output_path": Flag("--output", "the config to write"),
+        "rows": Flag("--rows", "number of rows to read", int),
+    },
+    needs_config=False,
+)
+
+if __name__ == "__main__":
+    sys.exit(main_alone(COMMAND, inspect))
