@@ -40,7 +40,7 @@ _PART_BYTES = 1 << 26  # of one message
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessRanks:
     """Rank and sizes of a process, from the environment variables of torchrun or our launcher."""
 
     rank: int = 0
@@ -51,7 +51,7 @@ class Place:
     num_nodes: int = 1
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] | None = None) -> "Place | None":
+    def read(cls, environment: Mapping[str, str] | None = None) -> "ProcessRanks | None":
         """Returns the place a launcher gave this process, or None where none launched it.
 
         A launcher that does not number its machines is assumed to fill one after the other with equally many processes.
@@ -104,7 +104,7 @@ class Group:
     """
 
     def __init__(
-        self, place: Place, device: torch.device, progress: ProgressReport | None = None, *, gpus: int = 1
+        self, place: ProcessRanks, device: torch.device, progress: ProgressReport | None = None, *, gpus: int = 1
     ) -> None:
         self.gpus = gpus
         self.place = place
@@ -290,11 +290,13 @@ def _received(size: int, rank: int) -> Tensor:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, *, gpus: int = 1) -> Iterator[Group]:
+def joined(
+    place: ProcessRanks, device: torch.device, timeout_seconds: float = 7200.0, *, gpus: int = 1
+) -> Iterator[Group]:
     """Joins the run's process group for the duration of the block.
 
     Args:
-        place: from Place.read; a world of one joins nothing.
+        place: from ProcessRanks.read; a world of one joins nothing.
         device: a CUDA device adds NCCL beside gloo.
         timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
         gpus: the GPUs of a process without peers.
@@ -331,7 +333,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, 
         dist.destroy_process_group()
 
 
-def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
+def _arrive(store: Any, place: ProcessRanks, timeout: timedelta) -> None:
     """Waits for all ranks by name: the process group's own wait would not name who is missing."""
     keys = [f"arrived/{rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], "1")
@@ -353,7 +355,7 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
                 )
 
 
-def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
+def _absent(place: ProcessRanks, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
     where = f"start of {counted(place.world_size, 'process')}"
     expected = f"all of them within {timeout.total_seconds():g} s"
     return RendezvousError(Problem(where, expected, got, first_line(error)))

@@ -51,7 +51,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class AxisScale:
     """Values `low` to `high` lie at `start` to `stop`; values beyond the ends lie beyond."""
 
     low: float
@@ -62,7 +62,7 @@ class Scale:
     logarithmic: bool = False
 
     @classmethod
-    def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "Scale":
+    def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "AxisScale":
         """Returns a scale with round ends; by powers of ten, if that is allowed and the values span many of them."""
         values = list(values)
         low, high = min(values), max(values)
@@ -114,8 +114,8 @@ def curve_chart(curves: Curves) -> Chart:
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [end for line in lines for ends in line.band for end in ends]
     # the x axis ends with the data: the last figure is the one that counts
-    x = Scale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
-    y = Scale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
+    x = AxisScale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
+    y = AxisScale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
     parts = [_segment("axis", _LEFT, _BOTTOM, _RIGHT, _BOTTOM)]
     for tick in y.ticks:
         parts.append(_segment("grid", _LEFT, y(tick), _RIGHT, y(tick)))
@@ -204,21 +204,21 @@ def interval_chart(
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 
-def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> Scale:
+def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> AxisScale:
     """Returns a scale over the marks and all usable intervals; unusable ones widen it by that width at most."""
     usable = [figure for _, figure, verdict in rows if verdict is not Verdict.DO_NOT_USE]
     others = _finite(figure for _, figure, verdict in rows if verdict is Verdict.DO_NOT_USE)
     core = _finite((*marks, *usable)) or others or [0.0]
     low, high = min(core), max(core)
     width = high - low or abs(high) * 0.1 or 1.0
-    return Scale.over([*core, *(min(max(one, low - width), high + width) for one in others)], _EDGE, _RIGHT)
+    return AxisScale.over([*core, *(min(max(one, low - width), high + width) for one in others)], _EDGE, _RIGHT)
 
 
 def _finite(figures: Iterable[Interval]) -> list[float]:
     return [one for figure in figures for one in (figure.value, figure.low, figure.high) if math.isfinite(one)]
 
 
-def _interval(figure: Interval, state: str, kind: str, x: Scale, y: float) -> list[Markup]:
+def _interval(figure: Interval, state: str, kind: str, x: AxisScale, y: float) -> list[Markup]:
     if not math.isfinite(figure.value):
         return [_text(_EDGE, y + 6, "undefined on this log", kind="tick")]
     parts = []

@@ -52,7 +52,7 @@ _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class DataSource:
     """Data that was learned from, or evaluated on.
 
     Attributes:
@@ -82,8 +82,8 @@ class FeatureFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Facts about what was learned from; empty for simulation.
+class DataFacts:
+    """DataFacts about what was learned from; empty for simulation.
 
     Attributes:
         features: {column: {id: facts}}.
@@ -93,7 +93,7 @@ class Facts:
 
     features: Mapping[str, Mapping[int, FeatureFacts]] = field(default_factory=dict)
     note: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[DataSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class RunFigures:
     steps: int
     rows: int
     normalization: Mapping[str, Mapping[str, str]]
-    facts: Facts
+    facts: DataFacts
     identity: str
 
 
@@ -323,7 +323,7 @@ def drift_section(config: WorkflowConfig) -> Section:
     return Section(title="Drift", tables=(table,) if rows else ())
 
 
-def lineage_section(sources: Sequence[Source]) -> Section:
+def lineage_section(sources: Sequence[DataSource]) -> Section:
     """Returns what was read on all machines, and files, hashes and stages of this machine."""
     tables = [
         Table(

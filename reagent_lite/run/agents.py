@@ -21,7 +21,7 @@ from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.sim.env import Policy
-from reagent_lite.sim.rollout import ONLY, Player
+from reagent_lite.sim.rollout import ONLY, Actor
 from reagent_lite.sim.spec import EnvSpec
 
 _KEY = "simulation.policies"
@@ -60,10 +60,10 @@ class AgentType:
         first = torch.arange(num_envs, device=device) * agents
         return (first.unsqueeze(1) + torch.tensor(self.agents, device=device)).flatten()
 
-    def fixed(self, rows: Tensor | None, device: torch.device) -> Player:
-        """Returns the player of a type that does not learn: its exported model, or uniformly random actions."""
+    def fixed(self, rows: Tensor | None, device: torch.device) -> Actor:
+        """Returns the actor of a type that does not learn: its exported model, or uniformly random actions."""
         # at temperature 1, the softmax of the logarithms of probabilities is the probabilities
-        return Player(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
+        return Actor(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
 
     @property
     def played(self) -> str:

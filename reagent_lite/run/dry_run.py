@@ -14,14 +14,14 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
-from reagent_lite.distributed.group import Place
+from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, counted, needing
 from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory import Need, networks, simulation_memory
-from reagent_lite.run.roles.policies import most_frames_ahead
+from reagent_lite.run.roles.policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cpu import CpuBackend
@@ -77,7 +77,7 @@ class DryRun:
     """
 
     config: WorkflowConfig
-    place: Place | None
+    place: ProcessRanks | None
     world: int
     processes: Processes
     inputs: Inputs
@@ -118,7 +118,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine: the
             environment is unknown or does not compile, or lacks parameters or types of agents that the config names.
     """
-    inputs, place = _inputs(config), Place.read()
+    inputs, place = _inputs(config), ProcessRanks.read()
     world = processes.count * config.num_nodes if place is None else place.world_size
     needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
     if inputs.spec is not None:
@@ -366,7 +366,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
             mode, shared = config.environments.mode, config.environments.shared
             yield (
                 f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
-                f"{most_frames_ahead(config.environments):,} environment steps ahead of the learner"
+                f"{most_env_steps_ahead(config.environments):,} environment steps ahead of the learner"
             )
         if config.collects:
             return

@@ -26,7 +26,7 @@ from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.sim.sources import identity
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
@@ -57,12 +57,12 @@ class Simulation:
         """Names of the types of agents that learn."""
         return tuple(one.name for one in self.types if one.learns)
 
-    def players(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Player]) -> dict[str, Player]:
-        """Returns a player for each type of agents.
+    def actors(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Actor]) -> dict[str, Actor]:
+        """Returns an actor for each type of agents.
 
         Args:
             env: the environments.
-            learn: returns the player of a type that learns, from its name and the numbers of its rows.
+            learn: returns the actor of a type that learns, from its name and the numbers of its rows.
         """
         rows = {one.name: one.rows(env.num_envs, env.spec.agents, env.device) for one in self.types}
         return {
@@ -230,7 +230,7 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
             )
 
 
-class Reader:
+class ObservationEncoder:
     """Converts observations of environments to the network's input.
 
     Args:
@@ -297,10 +297,10 @@ class Reader:
             weight=raw.weight * scale,
         )
 
-    def players(
+    def actors(
         self, env: VectorEnv, learner: Learner, target: TargetPolicy, random: str | None = None
-    ) -> tuple[Player, ...]:
-        """Returns a player for each type of agents in an evaluation: its learned policy, or that of the config.
+    ) -> tuple[Actor, ...]:
+        """Returns an actor for each type of agents in an evaluation: its learned policy, or that of the config.
 
         Args:
             env: the environments.
@@ -310,11 +310,11 @@ class Reader:
         """
         learners, epsilon = learners_of(learner), torch.tensor([target.epsilon], device=env.device)
 
-        def player(kind: str, rows: Tensor | None) -> Player:
+        def actor(kind: str, rows: Tensor | None) -> Actor:
             policy = None if kind == random else self.policy(learners[kind], env.device)
-            return Player(policy=policy, epsilon=epsilon, temperature=target.temperature, rows=rows)
+            return Actor(policy=policy, epsilon=epsilon, temperature=target.temperature, rows=rows)
 
-        return tuple(self.simulation.players(env, player).values())
+        return tuple(self.simulation.actors(env, actor).values())
 
     def policy(self, learner: PolicyLearner, home: torch.device) -> Policy:
         """Returns a function from observations of environments on device `home` to the learner's scores.

@@ -40,7 +40,7 @@ from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.report.sections import evaluation_notes
 from reagent_lite.rl.policies import Softmax
-from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
+from reagent_lite.run.environments import EPOCH, FINAL, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.simulated import tag_of
@@ -359,14 +359,14 @@ class SimulationEvaluator(Evaluator):
     every format with the network on observations of this environment. workflows.evaluate plays exported models.
 
     Args:
-        reader: converts observations of the environment to the network's input.
+        encoder: converts observations of the environment to the network's input.
         learner: the learner to evaluate.
         group: ranks that divide the episodes.
     """
 
-    def __init__(self, reader: Reader, learner: Learner, group: Group) -> None:
-        self._config, self._simulation, self._group = reader.config, reader.simulation, group
-        self._reader, self._learner, self._target = reader, learner, target_policy(reader.config)
+    def __init__(self, encoder: ObservationEncoder, learner: Learner, group: Group) -> None:
+        self._config, self._simulation, self._group = encoder.config, encoder.simulation, group
+        self._encoder, self._learner, self._target = encoder, learner, target_policy(encoder.config)
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:
@@ -458,9 +458,9 @@ class SimulationEvaluator(Evaluator):
         tables = torch.zeros(len(self._simulation.types), 4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
-            players = self._reader.players(env, self._learner, self._target, random)
+            actors = self._encoder.actors(env, self._learner, self._target, random)
             capture = rollout_capture(self._config, env.device)
-            played = play(env, players, gamma=self._config.rl.gamma, capture=capture)
+            played = play(env, actors, gamma=self._config.rl.gamma, capture=capture)
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
         return {one.name: table for one, table in zip(self._simulation.types, tables, strict=True)}

@@ -25,7 +25,7 @@ from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.distributed.gpus import used_gpus
-from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
 from reagent_lite.distributed.membership import GLOO_VARIABLE, LaunchError
 from reagent_lite.distributed.network import address_for
@@ -99,7 +99,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    processes, place = choose_processes(config), Place.read()
+    processes, place = choose_processes(config), ProcessRanks.read()
     if place is None and node.count > 1:
         meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
@@ -113,7 +113,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
         folder = None if node.index else output
         launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)
         return 0
-    place = place or Place()
+    place = place or ProcessRanks()
     if place.num_nodes > 1 and not is_worker():
         _choose_interface(config)
     if place.rank == 0 and not is_worker():

@@ -44,7 +44,7 @@ def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
 
 
 def build_learner(
-    config: WorkflowConfig, spec: SourceSpec, device: torch.device, payable: Bounds = None
+    config: WorkflowConfig, spec: SourceSpec, device: torch.device, return_bounds: Bounds = None
 ) -> PolicyLearner:
     """Returns a learner with initial weights drawn by the config's seed.
 
@@ -52,20 +52,20 @@ def build_learner(
         config: the run's config.
         spec: numbers of features and choices.
         device: device of the learner.
-        payable: the bounds that rl.value_bounds "rewards" means.
+        return_bounds: the bounds that rl.value_bounds "rewards" means.
     """
     torch.manual_seed(config.seed)
-    return ALGORITHMS[config.algorithm].build(config, spec, payable).to(device)
+    return ALGORITHMS[config.algorithm].build(config, spec, return_bounds).to(device)
 
 
 def build_learners(
-    config: WorkflowConfig, spec: SourceSpec, types: Sequence[str], device: torch.device, payable: Bounds = None
+    config: WorkflowConfig, spec: SourceSpec, types: Sequence[str], device: torch.device, return_bounds: Bounds = None
 ) -> Learner:
     """Returns a learner for each type of agents, all with the same initial weights.
 
     With a single type, named "", returns the learner of `build_learner` itself.
     """
-    by_type = {name: build_learner(config, spec, device, payable) for name in types}
+    by_type = {name: build_learner(config, spec, device, return_bounds) for name in types}
     return by_type[ONLY] if ONLY in by_type else Learners(by_type)
 
 

@@ -41,14 +41,14 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings, text_of
 from reagent_lite.report.result import Brief, Result
-from reagent_lite.report.run import PAGE, Facts, RunFigures, evaluation_of_run, write_page
+from reagent_lite.report.run import PAGE, DataFacts, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.pictures import PICTURE_FILE
 from reagent_lite.run.sources import Source
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
-from reagent_lite.training.loop import Position
+from reagent_lite.training.loop import RunPosition
 from reagent_lite.training.metrics import Conclusion
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Learned:
     """
 
     learner: Learner
-    position: Position
+    position: RunPosition
     checkpoints: Checkpoints
     evaluation: Evaluation
     figures: Mapping[str, float]
@@ -271,7 +271,7 @@ def _export(config: WorkflowConfig, source: Source, learned: Learned, found: Map
     (config.folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
 
 
-def _write_report(config: WorkflowConfig, source: Source, facts: Facts, learned: Learned, found: Report) -> None:
+def _write_report(config: WorkflowConfig, source: Source, facts: DataFacts, learned: Learned, found: Report) -> None:
     figures = RunFigures(
         config=config,
         policy=str(target_policy(config)),

@@ -11,7 +11,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts
 from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
-from reagent_lite.report.run import Facts, FeatureFacts, Source
+from reagent_lite.report.run import DataFacts, DataSource, FeatureFacts
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
 from reagent_lite.run.normalization import Normalization
@@ -19,7 +19,7 @@ from reagent_lite.run.normalization import Normalization
 _PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most 0.8 %
 
 
-def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
+def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     """Returns the files of training and eval data, and what the features of the training data are like.
 
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
@@ -36,7 +36,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
         ("eval data", config.eval_data_path, data.held_out),
     )
     sources = tuple(
-        Source(
+        DataSource(
             use=use,
             path=path or "by the timeline",
             rows=sum(log.found.rows),
@@ -48,7 +48,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
         if log is not None
     )
     note = f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data."
-    return Facts(features=features, note=note, sources=sources)
+    return DataFacts(features=features, note=note, sources=sources)
 
 
 def _described(

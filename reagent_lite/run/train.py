@@ -42,11 +42,11 @@ from reagent_lite.run.roles.policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
-from reagent_lite.run.value_bounds import Payable
+from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import CheckpointSchedule
-from reagent_lite.training.loop import Hooks, Report, Running, fit
+from reagent_lite.training.loop import Hooks, Running, StepReport, fit
 from reagent_lite.training.metrics import MetricsWriter, file_sinks
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
@@ -124,7 +124,7 @@ class Setup:
 
     Attributes:
         source, history: source and history of the run; the history has its config and group.
-        payable: range of the values that the rewards of the training data allow, or None if it is not known.
+        return_bounds: range of the values that the rewards of the training data allow, or None if it is not known.
         learner: warm-started if the config asks for it.
         stream: batches for the learner.
         evaluators: evaluate the learner.
@@ -133,7 +133,7 @@ class Setup:
 
     source: Source
     history: History
-    payable: Payable | None
+    return_bounds: ReturnBounds | None
     learner: Learner
     stream: Stream
     evaluators: Evaluators
@@ -149,8 +149,10 @@ def set_up(source: Source, history: History) -> Setup:
     """
     config, group = history.config, history.group
     choose_threads(config, source.spec, group)
-    payable = source.payable()
-    learner = build_learners(config, source.spec, source.types, group.device, payable.bounds if payable else None)
+    return_bounds = source.return_bounds()
+    learner = build_learners(
+        config, source.spec, source.types, group.device, return_bounds.bounds if return_bounds else None
+    )
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
@@ -169,7 +171,7 @@ def set_up(source: Source, history: History) -> Setup:
     return Setup(
         source=source,
         history=history,
-        payable=payable,
+        return_bounds=return_bounds,
         learner=learner,
         stream=stream,
         evaluators=evaluators,
@@ -187,7 +189,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     config, group = history.config, history.group
     position, waits = setup.running.position, config.rendezvous
     running = replace(setup.running, reported=writer.reported)
-    checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
+    checkpoints = history.continue_in(running, stream.order, stream.partition, setup.source.identity, versions())
     begin, start = position.rows, time.monotonic()
     with (
         progress("training", "rows", enabled=group.is_first, begin=begin) as show,
@@ -227,12 +229,12 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
 
     Empty if no row is logged.
     """
-    if setup.payable is None:
+    if setup.return_bounds is None:
         entries: dict[str, Any] = {}
         useless = None
     else:
-        entries = setup.payable.document(figures["value/model/mean"])
-        useless = setup.payable.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
+        entries = setup.return_bounds.document(figures["value/model/mean"])
+        useless = setup.return_bounds.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
     if useless is not None and setup.history.group.is_first:
         logger.warning(useless)
     found = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
@@ -249,16 +251,16 @@ class _RunHooks(Hooks):
     ) -> None:
         self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
         self._callback = callback
-        self._excess = 0.0  # of the last warning of `Payable`
+        self._excess = 0.0  # of the last warning of `ReturnBounds`
         self._note = ""
         position = setup.running.position
         self._counted = self._counts(position.step, position.rows)
         if position.step == 0:  # steps of the warm-up count into the first rate
-            self._counted["frames"] = 0
+            self._counted["env_steps"] = 0
 
     def _counts(self, step: int, rows: int) -> dict[str, int]:
         """Returns optimizer steps, rows and environment steps of all ranks since the run began."""
-        return {"updates": step, "rows": rows, "frames": self._setup.stream.frames}
+        return {"updates": step, "rows": rows, "env_steps": self._setup.stream.env_steps}
 
     def before_step(self, step: int) -> None:
         try:
@@ -266,7 +268,7 @@ class _RunHooks(Hooks):
         except Preempted:  # on every rank, while it waited for collectors
             self._schedule.stop()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepReport) -> None:
         """Writes the training metrics, and at the end of an epoch the evaluators' figures."""
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
         scalars |= {
@@ -283,15 +285,15 @@ class _RunHooks(Hooks):
         scalars |= {
             f"rate/{name}_per_second": (count - self._counted[name]) / report.seconds
             for name, count in counts.items()
-            if name != "frames" or count
+            if name != "env_steps" or count
         }
         self._counted = counts
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(report)
             scalars |= self._writer.figures
-            payable, mean = self._setup.payable, scalars.get("value/model/mean")
-            if payable is not None and mean is not None and self._setup.history.group.is_first:
-                self._excess = payable.warned(mean, self._excess)
+            return_bounds, mean = self._setup.return_bounds, scalars.get("value/model/mean")
+            if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
+                self._excess = return_bounds.warned(mean, self._excess)
             for kind in self._setup.source.types:
                 if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
                     self._note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
@@ -299,7 +301,7 @@ class _RunHooks(Hooks):
         if report.end_of_epoch:
             self._callback.on_epoch({"step": float(report.step), **scalars})
 
-    def _evaluated(self, report: Report) -> dict[str, float]:
+    def _evaluated(self, report: StepReport) -> dict[str, float]:
         group, waits = self._setup.history.group, self._setup.history.config.rendezvous
         plan = self._setup.stream.plan
         final = report.step == plan.num_steps

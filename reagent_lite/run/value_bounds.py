@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Payable:
+class ReturnBounds:
     """The range of discounted returns that the rewards of the training data allow, reward boosts included.
 
     Attributes:
@@ -84,7 +84,7 @@ class Payable:
         )
 
 
-def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Payable | None:
+def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> ReturnBounds | None:
     """Returns the range of values that the rewards of all machines' rows allow; every rank calls it.
 
     None if rows are simulated, as their rewards are not known in advance.
@@ -122,4 +122,4 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
             )
         )
     rewards_vary = most_reward > -least_reward
-    return Payable(bounds=(low, high), vary=rewards_vary or (most_factor > -least_factor and most_reward != 0))
+    return ReturnBounds(bounds=(low, high), vary=rewards_vary or (most_factor > -least_factor and most_reward != 0))

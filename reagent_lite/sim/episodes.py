@@ -2,7 +2,7 @@
 
  environments ─► rounds on the device ─► rounds held on the host ─► episodes that are over, in order ─► blocks
 
-Environments play one episode after the other. Episodes are ordered by (round in which they start, number of their
+Environments play one episode after the other. PlayedEpisodes are ordered by (round in which they start, number of their
 environment), and the first ones in this order are taken: a number of episodes, or as few as cover a number of rows.
 Taking those that end first would favour short ones. An episode does not depend on what was played before it starts, so
 the first n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses
@@ -23,7 +23,7 @@ from torch import Tensor
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Observer, Player, play_step
+from reagent_lite.sim.rollout import Actor, Observer, play_step
 
 BLOCK_ROWS = 1 << 15
 _MOST_ROUNDS = 256
@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episodes:
+class PlayedEpisodes:
     """E whole episodes, one after the other, with R rows in all.
 
     Attributes:
@@ -104,14 +104,14 @@ class Amount:
         )
 
 
-def whole_episodes(env: VectorEnv, players: Sequence[Player], amount: Amount) -> Iterator[Episodes]:
+def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> Iterator[PlayedEpisodes]:
     """Yields episodes played from a reset, in the order of their starts, in blocks of about BLOCK_ROWS rows.
 
     Memory holds the rounds since the start of the oldest unfinished episode.
 
     Args:
         env: reset here.
-        players: one, or those of all types of agents.
+        actors: one, or those of all types of agents.
         amount: how many.
 
     Raises:
@@ -119,7 +119,7 @@ def whole_episodes(env: VectorEnv, players: Sequence[Player], amount: Amount) ->
     """
     recorder = EpisodeRecorder(env)
     while True:
-        recorder.play(players)
+        recorder.play(actors)
         lengths = recorder.lengths
         count, enough = amount.of(lengths)
         stop = 0
@@ -151,18 +151,18 @@ class EpisodeRecorder:
         return self._list.lengths
 
     @torch.no_grad()
-    def play(self, players: Sequence[Player]) -> None:
+    def play(self, actors: Sequence[Actor]) -> None:
         """Plays a chunk of rounds.
 
         Args:
-            players: one, or all types of agents.
+            actors: one, or all types of agents.
 
         Raises:
             SimulationError: when the environment was given an action it does not have, or memory does not suffice.
         """
         env, chunk = self._env, self._chunk
         for _ in range(chunk.rounds):
-            play_step(env, players, chunk)
+            play_step(env, actors, chunk)
         env.check()
         rows, ends = chunk.on_host()
         self._list.add(self._held.stop, ends)
@@ -178,7 +178,7 @@ class EpisodeRecorder:
         """Environment steps of those episodes."""
         return self._list.steps_over
 
-    def episodes(self, places: Ints) -> Episodes:
+    def episodes(self, places: Ints) -> PlayedEpisodes:
         """Returns episodes that are over, at least one, each as those of its agents."""
         return self._list.gather(places, self._held)
 
@@ -298,7 +298,7 @@ class _Held:
 
 
 class _EpisodeList:
-    """Episodes of environments that have started and are not yielded yet, ordered by start: (round, environment).
+    """PlayedEpisodes of environments that have started and are not yielded yet, ordered by start: (round, environment).
 
     Attributes:
         start: [L] first round.
@@ -368,7 +368,7 @@ class _EpisodeList:
         """Environment steps of those episodes."""
         return int((self._stop - self.start)[self.over].sum())
 
-    def gather(self, places: Ints, held: _Held) -> Episodes:
+    def gather(self, places: Ints, held: _Held) -> PlayedEpisodes:
         """Returns finished episodes of environments, each as those of its agents, with their rows."""
 
         def each(values: Array) -> Array:
@@ -389,7 +389,7 @@ class _EpisodeList:
             ends["last_state"][left] = rows["state"][(starts + own)[left]]
             terminal |= left | ~ends["last_in_game"]
             rows, lengths = {name: values[in_game] for name, values in rows.items()}, own
-        return Episodes(
+        return PlayedEpisodes(
             env=self._first_env + env,
             number=each(self._number),
             agent=agent,

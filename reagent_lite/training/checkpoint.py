@@ -2,7 +2,7 @@
 
  every rank                          rank 0, the only one that writes
  own tensors ─► one rank at a time ─► checkpoints/step_000210/  rank_0000.safetensors, rank_0001.safetensors, …
-                                                                learner, optimizer, judge (.safetensors): alike on all
+                                                                learner, optimizer, evaluators (.safetensors): alike
                                                                 state.json  manifest.json
  space checked ─► temporary folder ─► written, synced, hashed ─► renamed ─► read back ─► older ones removed
 
@@ -40,12 +40,11 @@ from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verifi
 from reagent_lite.training.loop import Running
 from reagent_lite.training.stop import StopSignal
 
-STATE, LEARNER, OPTIMIZER, EVALUATORS = (
-    "state.json",
-    "learner.safetensors",
-    "optimizer.safetensors",
-    "judge.safetensors",
-)
+STATE = "state.json"
+LEARNER = "learner.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+EVALUATORS = "evaluators.safetensors"
+_EVALUATORS_BEFORE = "judge.safetensors"  # before release 0.2
 LATEST = "LATEST"
 _SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: tensors that swap places show
@@ -115,6 +114,17 @@ def read_state(data: bytes, folder: Path) -> Tree:
     if "told" in state:  # before release 0.2
         state["reported"] = state.pop("told")
     return state
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a checkpoint that are the same on all ranks, without state.json.
+
+    Raises:
+        BundleError: the checkpoint is damaged.
+    """
+    evaluators = EVALUATORS if (folder / EVALUATORS).exists() else _EVALUATORS_BEFORE
+    _, files = verified(folder, CHECKPOINT, keep={LEARNER, OPTIMIZER, evaluators})
+    return {LEARNER: files[LEARNER], OPTIMIZER: files[OPTIMIZER], EVALUATORS: files[evaluators]}
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class Optimization:
 
 
 @dataclass(slots=True, kw_only=True)
-class Position:
+class RunPosition:
     """Progress of a run; the loop advances it, a checkpoint saves it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class StepReport:
     """Figures since the last report.
 
     Attributes:
@@ -149,7 +149,7 @@ class Running:
     optimization: Optimization
     source: BatchSource
     evaluators: Stateful
-    position: Position = field(default_factory=Position)
+    position: RunPosition = field(default_factory=RunPosition)
     reported: Callable[[], dict[str, Any]] = dict
 
 
@@ -159,7 +159,7 @@ class Hooks:
     def before_step(self, step: int) -> None:
         """Called with the number of the step that follows; a simulation collects experience here."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepReport) -> None:
         """Called at the end of each epoch, and every `every_steps` steps."""
 
     def after_step(self) -> None:
@@ -206,7 +206,7 @@ def fit(
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
             whole, begun = divmod(at.step, plan.steps_per_epoch)
             hooks.report(
-                Report(
+                StepReport(
                     step=at.step,
                     epoch=whole + (end_of_epoch and begun > 0),  # the last epoch may be shorter
                     end_of_epoch=end_of_epoch,

@@ -14,7 +14,7 @@ import torch
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
-from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, joined
 from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.worker import end_with_parent, report_failure
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -96,7 +96,7 @@ def main(file: Path) -> int:
     try:
         task = json.loads(file.read_text())
         config = check(ParametricDqnConfig if task["parametric"] else DqnConfig, task["config"])
-        place = Place.read()
+        place = ProcessRanks.read()
         assert place is not None
         processes = choose_processes(config)
         with joined(place, processes.device(place.local_rank), gpus=processes.gpus) as group:

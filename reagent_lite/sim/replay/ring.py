@@ -70,12 +70,12 @@ class ReplaySettings:
     seed: int | None = None
 
     @property
-    def waiting(self) -> int:
+    def lag(self) -> int:
         """Number of the newest slots that are not drawn yet, as what follows them is not written."""
         return self.n_step - 1 + self.needs_next_action
 
     @property
-    def shown(self) -> Columns:
+    def observation_columns(self) -> Columns:
         """Columns of what is seen before and after a step."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
         columns: Columns = {"observation": ((S,), torch.float32)}
@@ -86,7 +86,7 @@ class ReplaySettings:
         return columns
 
     @property
-    def done(self) -> Columns:
+    def step_columns(self) -> Columns:
         """Columns of the step itself: reward and propensity; `marks` are the action and how the row ended."""
         return {
             "scalars": ((2,), torch.float32),
@@ -96,7 +96,7 @@ class ReplaySettings:
     @property
     def row_bytes(self) -> int:
         """Memory per row, rounded up."""
-        return 2 * _bytes(self.shown) + _bytes(self.done) + 5 * self.prioritized
+        return 2 * _bytes(self.observation_columns) + _bytes(self.step_columns) + 5 * self.prioritized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class _Windows:
 class ReplayRing:
     """The newest T slots of N rows each.
 
-    Rows drawn before `settings.waiting` + 1 slots are written have weight 0.
+    Rows drawn before `settings.lag` + 1 slots are written have weight 0.
 
     Args:
         settings: see ReplaySettings.
@@ -154,7 +154,7 @@ class ReplayRing:
         self.capacity = T * N
         self._columns = {
             name: torch.zeros(slots, N, *shape, dtype=kind, device=device)
-            for slots, columns in ((2 * T, s.shown), (T, s.done))
+            for slots, columns in ((2 * T, s.observation_columns), (T, s.step_columns))
             for name, (shape, kind) in columns.items()
         }
         self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
@@ -180,7 +180,7 @@ class ReplayRing:
     @property
     def most_rounds(self) -> int:
         """Slots that one write takes at most."""
-        return self._settings.slots - self._settings.waiting
+        return self._settings.slots - self._settings.lag
 
     def write(self, step: EnvStep, rounds: int = 1) -> None:
         """Takes slots, in place of the oldest ones when the ring is full.
@@ -191,7 +191,7 @@ class ReplayRing:
         """
         s, N, kind = self._settings, self._settings.num_envs, self._columns["marks"].dtype
         slots = (self._written + torch.arange(rounds, device=self._written.device)).remainder(s.slots)
-        for name in s.shown:
+        for name in s.observation_columns:
             shape = rounds, N, *self._flat[name].shape[1:]
             self._columns[name].index_copy_(0, slots, getattr(step, name).view(shape))
             self._columns[name].index_copy_(0, slots + s.slots, getattr(step, f"next_{name}").view(shape))
@@ -251,7 +251,7 @@ class ReplayRing:
         """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
         s, filled = self._settings, self.rows // self._settings.num_envs
         state = {name: column[:filled] for name, column in self._columns.items()}
-        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled] for name in s.shown}
+        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled] for name in s.observation_columns}
         if self._priorities is not None:
             state["priority"] = self._by_slot(self._priorities)[:filled]
             state["largest_priority"] = self._priorities.largest
@@ -278,7 +278,7 @@ class ReplayRing:
         filled = len(state["marks"])
         for name, column in self._columns.items():
             column[:filled].copy_(state[name])
-        for name in self._settings.shown:
+        for name in self._settings.observation_columns:
             self._columns[name][self._settings.slots :][:filled].copy_(state[f"next_{name}"])
         if self._priorities is not None:
             self._priorities.value.zero_()
@@ -302,8 +302,8 @@ class ReplayRing:
             filled: [R] slots that were written when each of them was.
         """
         s, N = self._settings, self._settings.num_envs
-        ready = (slots - s.waiting).remainder(s.slots)
-        value = (priorities.largest * (filled > s.waiting)).unsqueeze(1).expand(-1, N)
+        ready = (slots - s.lag).remainder(s.slots)
+        value = (priorities.largest * (filled > s.lag)).unsqueeze(1).expand(-1, N)
         if s.needs_next_action:
             rows = (ready.unsqueeze(1) * N + self._envs).view(-1)
             value = value * (self._windows(rows).ended != _TRUNCATED).view(-1, N)
@@ -319,7 +319,7 @@ class ReplayRing:
             return row, self._priorities.rarity(row, rows)
         N = self._settings.num_envs
         filled = self._written.clamp(max=self._settings.slots)
-        usable = (filled - self._settings.waiting) * N
+        usable = (filled - self._settings.lag) * N
         # float64: 2^24 values of float32 would not reach every row of a large ring equally often
         place = torch.rand(rows, dtype=torch.float64, device=usable.device, generator=self.generator) * usable
         row = (place.long() + (self._written - filled) * N).remainder(self.capacity)
@@ -375,8 +375,8 @@ def _bytes(columns: Columns) -> int:
 
 def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
     s, rows = settings, settings.slots * settings.num_envs
-    if s.slots <= s.waiting:
-        expected = f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment"
+    if s.slots <= s.lag:
+        expected = f"at least {(s.lag + 1) * s.num_envs}, {s.lag + 1} rows of each environment"
         todo = "Raise it, or lower simulation.num_envs or rl.multi_steps"
         raise SimulationError(Problem(_KEY, expected, str(rows), todo))
     free = free_bytes(device)
