@@ -75,7 +75,7 @@ class AxisScale:
 
     def __call__(self, value: float) -> float:
         """Returns where a value lies."""
-        low, high, value = (math.log10(one) if self.logarithmic else one for one in (self.low, self.high, value))
+        low, high, value = (math.log10(bound) if self.logarithmic else bound for bound in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
 
@@ -123,20 +123,20 @@ def curve_chart(curves: Curves) -> Chart:
     for tick in ticks(x.low, max(xs)):
         if x.low <= tick <= x.high:
             parts.append(_centred(x(tick), _BOTTOM + 16, _short(tick), kind="tick"))
-    for place, line in enumerate(lines):
-        at = [(x(one), y(value)) for one, value in line.points]
+    for index, line in enumerate(lines):
+        at = [(x(step), y(value)) for step, value in line.points]
         if line.band:
-            upper = [(one, y(high)) for (one, _), (_, high) in zip(at, line.band, strict=True)]
-            lower = [(one, y(low)) for (one, _), (low, _) in zip(at, line.band, strict=True)]
-            parts.append(_tag("path", class_=f"fill s{place}", d=f"{_path([*upper, *reversed(lower)])}Z"))
-        parts.append(_tag("path", class_=f"curve s{place}", d=_path(at)))
+            upper = [(step_x, y(high)) for (step_x, _), (_, high) in zip(at, line.band, strict=True)]
+            lower = [(step_x, y(low)) for (step_x, _), (low, _) in zip(at, line.band, strict=True)]
+            parts.append(_tag("path", class_=f"fill s{index}", d=f"{_path([*upper, *reversed(lower)])}Z"))
+        parts.append(_tag("path", class_=f"curve s{index}", d=_path(at)))
     if mark is not None:
         height = y(mark[0])
         # the name stands at the end from which the curves are farther away
         left, right = (min(abs(y(line.points[end][1]) - height) for line in lines) for end in (0, -1))
-        place, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
+        x_of_name, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
         parts.append(_segment("mark", _LEFT, height, _RIGHT, height))
-        parts.append(_text(place, height - 4, mark[1], anchor=anchor))
+        parts.append(_text(x_of_name, height - 4, mark[1], anchor=anchor))
     parts += [_centred((_LEFT + _RIGHT) / 2, _BOTTOM + 34, curves.x), _text(2, 12, curves.y)]
     ends = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     words = f"{curves.y} over {curves.x}{', logarithmic axis' if y.logarithmic else ''}. {ends}"
@@ -145,7 +145,7 @@ def curve_chart(curves: Curves) -> Chart:
     return Chart(
         title=curves.title,
         svg=_svg(curves.title, words, _BOTTOM + 40, parts),
-        legend=tuple((_swatch(place), line.name) for place, line in enumerate(lines)),
+        legend=tuple((_swatch(index), line.name) for index, line in enumerate(lines)),
         note=left_out(len(curves.lines) - len(lines), "curves", "metrics.jsonl"),
         table=Table(title=f"{curves.title}, some points", columns=columns, rows=rows),
     )
@@ -180,17 +180,17 @@ def interval_chart(
     x, start = _scale_of(rows, marks.values()), 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
-    for place, (name, figure) in enumerate(marks.items()):
+    for row, (name, figure) in enumerate(marks.items()):
         if figure.defined:
-            kind, top = " simulated" if name == _SIMULATED else "", 12 + 14 * place
+            kind, top = " simulated" if name == _SIMULATED else "", 12 + 14 * row
             width = max(x(figure.high) - x(figure.low), 0.5)
             parts.append(
                 _tag("rect", class_=f"band{kind}", x=x(figure.low), y=top + 6, width=width, height=bottom - top - 6)
             )
             parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
             parts.append(_centred(x(figure.value), top, f"{name} {figure.written(figure.value)}"))
-    for place, (name, figure, verdict) in enumerate(rows):
-        top, state = start + _ROW * place, STATES[verdict]
+    for row, (name, figure, verdict) in enumerate(rows):
+        top, state = start + _ROW * row, STATES[verdict]
         kind = "plain" if plain and state == "good" else state
         parts.append(_text(_EDGE, top + 14, name))
         parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=kind))
@@ -211,11 +211,11 @@ def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Int
     core = _finite((*marks, *usable)) or others or [0.0]
     low, high = min(core), max(core)
     width = high - low or abs(high) * 0.1 or 1.0
-    return AxisScale.over([*core, *(min(max(one, low - width), high + width) for one in others)], _EDGE, _RIGHT)
+    return AxisScale.over([*core, *(min(max(value, low - width), high + width) for value in others)], _EDGE, _RIGHT)
 
 
 def _finite(figures: Iterable[Interval]) -> list[float]:
-    return [one for figure in figures for one in (figure.value, figure.low, figure.high) if math.isfinite(one)]
+    return [bound for figure in figures for bound in (figure.value, figure.low, figure.high) if math.isfinite(bound)]
 
 
 def _interval(figure: Interval, state: str, kind: str, x: AxisScale, y: float) -> list[Markup]:
@@ -223,7 +223,7 @@ def _interval(figure: Interval, state: str, kind: str, x: AxisScale, y: float) -
         return [_text(_EDGE, y + 6, "undefined on this log", kind="tick")]
     parts = []
     if figure.defined:
-        ends = [x(one) for one in (figure.low, figure.high)]
+        ends = [x(value) for value in (figure.low, figure.high)]
         shown = [min(max(end, _EDGE), _RIGHT) for end in ends]
         parts.append(_segment(f"whisker {kind}", shown[0], y, shown[1], y))
         parts += [_segment(f"whisker {kind}", end, y - 4, end, y + 4) for end in ends if _EDGE <= end <= _RIGHT]
@@ -244,8 +244,8 @@ def _svg(title: str, words: str, height: float, parts: Iterable[Markup]) -> Mark
     return _tag("svg", *inside, class_="chart", role="img", aria_label=f"{title}: {words}", viewBox=box)
 
 
-def _swatch(place: int) -> Markup:
-    line = _tag("path", class_=f"curve s{place}", d="M1 6H33")
+def _swatch(index: int) -> Markup:
+    line = _tag("path", class_=f"curve s{index}", d="M1 6H33")
     return _tag("svg", line, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
 
 

@@ -177,11 +177,11 @@ def _curves(episode: Episode, step: int) -> Shapes:
     curves = [*features, np.concatenate([episode.reward[:1], episode.reward])] if len(episode.reward) else features
     steps = np.linspace(0, 1, len(episode.observation))
     for row, values in enumerate(curves):
-        known = np.isfinite(values)
-        if known.any():
-            low, high = values[known].min(), values[known].max()
+        finite = np.isfinite(values)
+        if finite.any():
+            low, high = values[finite].min(), values[finite].max()
             height = 1 - (row + 0.9 - 0.8 * (values - low) / (high - low or 1.0)) / len(curves)
-            yield np.stack([steps, height], axis=1)[known], GREY if row < len(features) else GREEN, 1.5
+            yield np.stack([steps, height], axis=1)[finite], GREY if row < len(features) else GREEN, 1.5
     yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
 
 

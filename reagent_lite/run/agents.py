@@ -170,8 +170,8 @@ def agent_type(
     folder = Path(plays).expanduser()
     where = f"{key}.{name} {folder}"
     if not folder.is_dir():
-        known = ", ".join(f'"{word}"' for word in words)
-        expected = f"{known} or the folder of an exported model"
+        quoted = ", ".join(f'"{word}"' for word in words)
+        expected = f"{quoted} or the folder of an exported model"
         raise ConfigError(Problem(f"{key}.{name}", expected, repr(plays), nearest(plays, words)))
     bundle = load_bundle(folder)
     problems = misfits(bundle, spec, where)

@@ -77,7 +77,7 @@ class DryRun:
     """
 
     config: WorkflowConfig
-    place: ProcessRanks | None
+    ranks: ProcessRanks | None
     world: int
     processes: Processes
     inputs: Inputs
@@ -118,18 +118,18 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine: the
             environment is unknown or does not compile, or lacks parameters or types of agents that the config names.
     """
-    inputs, place = _inputs(config), ProcessRanks.read()
-    world = processes.count * config.num_nodes if place is None else place.world_size
+    inputs, ranks = _inputs(config), ProcessRanks.read()
+    world = processes.count * config.num_nodes if ranks is None else ranks.world_size
     needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
     if inputs.spec is not None:
-        needs.append(networks(config, inputs.spec, sum(one.learns for one in inputs.types) or 1))
+        needs.append(networks(config, inputs.spec, sum(agent_type.learns for agent_type in inputs.types) or 1))
     if inputs.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
         size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
     free, free_of = _free(processes)
     run = DryRun(
         config=config,
-        place=place,
+        ranks=ranks,
         world=world,
         processes=processes,
         inputs=inputs,
@@ -250,9 +250,9 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
     settings = config.environments
     if not config.simulated_share:
         return []
-    learners = 0 if config.collects else sum(one.learns for one in types)
+    learners = 0 if config.collects else sum(agent_type.learns for agent_type in types)
     memory = simulation_memory(config, env, learners, world)
-    own = -(-settings.num_envs // world)
+    num_envs = -(-settings.num_envs // world)
     several = f" x {learners} types of agents" if learners > 1 else ""
     replay = Need(
         name="replay",
@@ -261,18 +261,18 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
     )
     environments = Need(
         name="environments",
-        bytes=round(own * memory.per_env),
-        formula=f"{own:,} environments x {round(memory.per_env):,} bytes, with the rows that are learned from for each",
+        bytes=round(num_envs * memory.per_env),
+        formula=f"{num_envs:,} environments x {round(memory.per_env):,} bytes, with the rows learned from for each",
     )
     return [replay, environments] if learners else [environments]
 
 
 def _free(processes: Processes) -> tuple[int | None, str]:
     """Returns the free bytes for one process, or None if they are not known, and the memory they are part of."""
-    here = processes.count
+    count = processes.count
     if processes.device_type == "cpu":
-        return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
-    used = used_gpus(here * processes.gpus)
+        return free_bytes(torch.device("cpu")) // count, f"this machine's free memory / {counted(count, 'process')}"
+    used = used_gpus(count * processes.gpus)
     free = [gpu.free for gpu in list_gpus() if gpu.uuid in used and gpu.total]
     return min(free, default=None), "the fullest GPU's free memory"
 
@@ -307,7 +307,7 @@ def memory_lines(run: DryRun) -> Iterator[str]:
     if run.inputs.spec is None:
         yield "networks: not known before the data is read"
     if run.inputs.copy is not None:
-        size = sum(int(one["size"]) for one in run.inputs.copy.files.values())
+        size = sum(int(file["size"]) for file in run.inputs.copy.files.values())
         yield f"training copy of {size_text(size)}: mapped from disk, not counted"
     for need in run.needs:
         yield f"{need.name} {size_text(need.bytes)} = {need.formula}"
@@ -317,22 +317,22 @@ def memory_lines(run: DryRun) -> Iterator[str]:
 
 
 def _machine_lines(run: DryRun) -> Iterator[str]:
-    config, place, here = run.config, run.place, run.processes.count
+    config, ranks, processes = run.config, run.ranks, run.processes.count
     every = counted(run.world, f"{run.processes.device_type} process")
     if run.minibatch is None:
         yield f"{every}; training.minibatch_size follows the number of rows, known after the data is read"
     else:
         yield f"{every}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
         yield f"parallel {config.parallel}: {_batch_contract(run, run.minibatch)}"
-    if place is not None:
-        yield f"machines: set by the launcher of these processes; rank {place.rank} on node {place.node}"
+    if ranks is not None:
+        yield f"machines: set by the launcher of these processes; rank {ranks.rank} on node {ranks.node}"
     elif config.num_nodes > 1:
         node = config.node_index or 0
-        first = node * here
-        ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
+        first = node * processes
+        shown = f"rank {first}" if processes == 1 else f"ranks {first} to {first + processes - 1}"
         yield (
-            f"machines: {config.num_nodes} x {counted(here, 'process')}, if the others start as many as this "
-            f"one; this is node {node}, {ranks}; node 0 saves the model"
+            f"machines: {config.num_nodes} x {counted(processes, 'process')}, if the others start as many as this "
+            f"one; this is node {node}, {shown}; node 0 saves the model"
         )
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
@@ -345,15 +345,15 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
 
 def _batch_contract(run: DryRun, minibatch: int) -> str:
     """Returns how processes and GPUs divide the rows of a minibatch and combine their gradients."""
-    own = f"{minibatch / run.world:g} rows"
+    rows = f"{minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
         return (
-            f"one process draws {own} and divides them among {counted(run.processes.gpus, 'GPU')}, "
+            f"one process draws {rows} and divides them among {counted(run.processes.gpus, 'GPU')}, "
             f"{minibatch / run.processes.gpus:g} each; the losses are summed on the first"
         )
     if run.config.parallel == "none":
-        return f"one process draws {own} and computes the gradient alone"
-    return f"each process draws {own}; gradients are averaged over all {minibatch} rows"
+        return f"one process draws {rows} and computes the gradient alone"
+    return f"each process draws {rows}; gradients are averaged over all {minibatch} rows"
 
 
 def _step_lines(run: DryRun) -> Iterator[str]:
@@ -378,8 +378,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     several = config.num_nodes > 1
     if not inputs.files:
         return
-    own = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
-    where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
+    part = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
+    where = f"; layout {config.data.layout}: each machine has {part}" if several else ""
     yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
     if inputs.events:
         yield "events: transitions are made of them as they are read"

@@ -55,7 +55,7 @@ class Simulation:
     @property
     def learning(self) -> tuple[str, ...]:
         """Names of the types of agents that learn."""
-        return tuple(one.name for one in self.types if one.learns)
+        return tuple(kind.name for kind in self.types if kind.learns)
 
     def actors(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Actor]) -> dict[str, Actor]:
         """Returns an actor for each type of agents.
@@ -64,10 +64,10 @@ class Simulation:
             env: the environments.
             learn: returns the actor of a type that learns, from its name and the numbers of its rows.
         """
-        rows = {one.name: one.rows(env.num_envs, env.spec.agents, env.device) for one in self.types}
+        rows = {kind.name: kind.rows(env.num_envs, env.spec.agents, env.device) for kind in self.types}
         return {
-            one.name: learn(one.name, rows[one.name]) if one.learns else one.fixed(rows[one.name], env.device)
-            for one in self.types
+            kind.name: learn(kind.name, rows[kind.name]) if kind.learns else kind.fixed(rows[kind.name], env.device)
+            for kind in self.types
         }
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
@@ -84,7 +84,7 @@ class Simulation:
 
     def identity(self) -> str:
         """Returns the sha256 of the environment's sources and constants, and of the exported models that play."""
-        return identity(self.config, *(one.digest for one in self.types if one.digest))
+        return identity(self.config, *(kind.digest for kind in self.types if kind.digest))
 
 
 def part_of(count: int, group: Group) -> tuple[int, int]:
@@ -330,8 +330,8 @@ class ObservationEncoder:
             learner.eval()
             allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
             state, read = self.state(observation), self.features(features)
-            taken = restriction(state, allowed, read)
-            q: Tensor = scorer(state, allowed, read).masked_fill(~taken, -torch.inf).to(home)
+            choosable = restriction(state, allowed, read)
+            q: Tensor = scorer(state, allowed, read).masked_fill(~choosable, -torch.inf).to(home)
             learner.train(was_training)
             return q
 

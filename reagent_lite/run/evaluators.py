@@ -89,7 +89,7 @@ class Evaluator(Protocol):
         """Returns whether the run may end early."""
         return False
 
-    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with a number in place of rl.temperature "auto"."""
         return config
 
@@ -129,10 +129,10 @@ class Evaluators:
         """Returns whether one of the evaluators lets the run end early."""
         return any(part.satisfied() for part in self._parts.values())
 
-    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the numbers that the evaluators found, the same on every rank."""
         for part in self._parts.values():
-            config = part.found(config)
+            config = part.with_chosen_temperature(config)
         return config
 
     def at_end(self) -> Evaluation:
@@ -220,8 +220,8 @@ class LogEvaluator(Evaluator):
         """Returns this rank's part of at most `most` row numbers, spread evenly over the rows of all shards."""
         rows, shards = self._evaluated, self._data.shards
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
-        own = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
-        return shards.part(spread(numbers, own))
+        part = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
+        return shards.part(spread(numbers, part))
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Fits the models of the policy further and returns its estimates; empty except on rank 0.
@@ -258,7 +258,7 @@ class LogEvaluator(Evaluator):
             seen=seen,
         )
 
-    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the temperature of the last evaluation, if it is to be found."""
         if self._config.rl.temperature != "auto":
             return config
@@ -348,8 +348,8 @@ class LogEvaluator(Evaluator):
     @torch.no_grad()
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
         q = self._scorer(state, actions.mask, actions.features)
-        taken = self._restriction(state, actions.mask, actions.features)
-        return self._target.propensities(q, taken)
+        choosable = self._restriction(state, actions.mask, actions.features)
+        return self._target.propensities(q, choosable)
 
 
 class SimulationEvaluator(Evaluator):
@@ -395,11 +395,11 @@ class SimulationEvaluator(Evaluator):
         """
         spec, settings, stream = self._simulation.backend.spec, self._simulation.config, FINAL if final else EPOCH
         tables = self._play(stream)
-        found = {}
+        evaluations = {}
         for kind in self._simulation.learning:
             compared = {MODEL: tables[kind]} | ({RANDOM: self._play(stream, random=kind)[kind]} if final else {})
-            found[kind] = self._of(kind, compared, settings.time_limit or spec.time_limit)
-        return found[ONLY] if ONLY in found else self._together(found, tables)
+            evaluations[kind] = self._of(kind, compared, settings.time_limit or spec.time_limit)
+        return evaluations[ONLY] if ONLY in evaluations else self._together(evaluations, tables)
 
     def _of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
         """Returns the evaluation of one type of agents.
@@ -428,21 +428,21 @@ class SimulationEvaluator(Evaluator):
 
     def _others(self, kind: str) -> str:
         """Returns which policies the other types of agents play."""
-        return ", ".join(one.played for one in self._simulation.types if one.name != kind)
+        return ", ".join(other.played for other in self._simulation.types if other.name != kind)
 
-    def _together(self, found: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
+    def _together(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
-        scalars |= {tag: value for one in found.values() for tag, value in one.scalars.items()}
+        scalars |= {tag: value for evaluation in evaluations.values() for tag, value in evaluation.scalars.items()}
         agents = {"terminated_share": ended, "returns": returns}
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},
             document={"agents": agents},
             agents={
-                kind: replace(one, document=one.document | {"agents": {**agents, "others": self._others(kind)}})
-                for kind, one in found.items()
+                kind: replace(part, document=part.document | {"agents": {**agents, "others": self._others(kind)}})
+                for kind, part in evaluations.items()
             },
         )
 
@@ -463,4 +463,4 @@ class SimulationEvaluator(Evaluator):
             played = play(env, actors, gamma=self._config.rl.gamma, capture=capture)
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
-        return {one.name: table for one, table in zip(self._simulation.types, tables, strict=True)}
+        return {agent_type.name: table for agent_type, table in zip(self._simulation.types, tables, strict=True)}

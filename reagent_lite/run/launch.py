@@ -99,13 +99,13 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    processes, place = choose_processes(config), ProcessRanks.read()
-    if place is None and node.count > 1:
+    processes, ranks = choose_processes(config), ProcessRanks.read()
+    if ranks is None and node.count > 1:
         meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
         _describe(config, processes)
         return 0
-    if place is None and processes.count * node.count > 1:
+    if ranks is None and processes.count * node.count > 1:
         _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
         output = FolderIdentity.of(config.folder)
@@ -113,15 +113,15 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
         folder = None if node.index else output
         launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)
         return 0
-    place = place or ProcessRanks()
-    if place.num_nodes > 1 and not is_worker():
+    ranks = ranks or ProcessRanks()
+    if ranks.num_nodes > 1 and not is_worker():
         _choose_interface(config)
-    if place.rank == 0 and not is_worker():
+    if ranks.rank == 0 and not is_worker():
         _log_choice(processes)
-    device, wait = processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds
+    device, wait = processes.device(ranks.local_rank), config.rendezvous.startup_timeout_seconds
     with (
         contextlib.redirect_stdout(sys.stderr),
-        joined(place, device, wait, gpus=processes.gpus) as group,
+        joined(ranks, device, wait, gpus=processes.gpus) as group,
     ):
         try:
             if group.num_nodes > 1 and not is_worker():
@@ -131,7 +131,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
             if is_worker():
                 report_failure(error, message_of(error))
             raise
-    if place.rank == 0:
+    if ranks.rank == 0:
         print(outcome.line(), flush=True)
     return 0
 
@@ -147,9 +147,9 @@ def _choose_interface(config: WorkflowConfig) -> None:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if GLOO_VARIABLE in os.environ or not host or not port.isdigit():
         return
-    own = address_for(host, int(port), config.rendezvous.interface)
-    if own is not None and own.interface:
-        os.environ[GLOO_VARIABLE] = own.interface
+    address = address_for(host, int(port), config.rendezvous.interface)
+    if address is not None and address.interface:
+        os.environ[GLOO_VARIABLE] = address.interface
 
 
 def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group: Group) -> None:
@@ -158,11 +158,11 @@ def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group
     Raises:
         RendezvousError: they do not fit together; on all ranks.
     """
-    own = ""
+    declaration = ""
     if group.is_first_on_node:
-        here = replace(processes, count=group.place.local_world_size)
-        own = _declaration(config, node, here).model_dump_json()
-    declared = [Declaration.model_validate_json(text) for text in group.gather_text(own) if text]
+        processes_here = replace(processes, count=group.ranks.local_world_size)
+        declaration = _declaration(config, node, processes_here).model_dump_json()
+    declared = [Declaration.model_validate_json(text) for text in group.gather_text(declaration) if text]
     verdict = check_compatibility(declared)
     for warning in verdict.warnings if group.is_first else ():
         logger.warning(warning)

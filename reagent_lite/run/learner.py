@@ -83,7 +83,7 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
         captured: whether steps are replayed as a CUDA graph, which reads the learning rate from device memory.
     """
     training = config.training
-    groups = [group for one in learners_of(learner).values() for group in one.parameter_groups(config)]
+    groups = [group for part in learners_of(learner).values() for group in part.parameter_groups(config)]
     name = training.optimizer_class
     # one kernel for all parameters instead of several each saves a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
@@ -95,7 +95,7 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
     schedule = None
     if training.lr_policy == "exponential":
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, training.lr_decay)
-    trained = [[p for p in one.parameters() if p.requires_grad] for one in learners_of(learner).values()]
+    trained = [[p for p in part.parameters() if p.requires_grad] for part in learners_of(learner).values()]
     return Optimization(optimizer=optimizer, schedule=schedule, clip_norm=training.clip_grad_norm, clipped=trained)
 
 

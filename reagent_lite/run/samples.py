@@ -25,10 +25,10 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
-    train, found = data.train.copy, data.train.found
+    train, agreement = data.train.copy, data.train.found
     features = {
-        "state": _described(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
-        "action": _described(data.shards, train.candidates, train.action_ids, found.action_ids),
+        "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
+        "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
     train.release()
     used = (
@@ -57,14 +57,14 @@ def _described(
     if not wanted:
         return {}
     counts = shards.counts(len(values))
-    own = apportion(counts, min(_PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
-    numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
+    part = apportion(counts, min(_PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
+    numbers = np.unique(np.linspace(0, len(values) - 1, part).astype(np.int64)) if part else np.zeros(0, np.int64)
     sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
-    known = torch.from_numpy(sample.astype(np.float64))
-    present = ~known.isnan()
-    count, total = shards.group.all_reduce(torch.stack((present.double().sum(0), known.nansum(0))))
+    features = torch.from_numpy(sample.astype(np.float64))
+    present = ~features.isnan()
+    count, total = shards.group.all_reduce(torch.stack((present.double().sum(0), features.nansum(0))))
     mean = total / count
-    square = shards.group.all_reduce(torch.where(present, (known - mean).square(), 0.0).sum(0))
+    square = shards.group.all_reduce(torch.where(present, (features - mean).square(), 0.0).sum(0))
     rows = max(sum(shards.group.all_gather(len(numbers))), 1)
     columns = zip((count / rows).tolist(), mean.tolist(), (square / count).sqrt().tolist(), strict=True)
     facts = [FeatureFacts(present=share, mean=mean, stddev=stddev) for share, mean, stddev in columns]
@@ -106,7 +106,7 @@ def simulated_sample(simulation: Simulation, normalization: Normalization, count
     """Returns raw observations of a type of agents that play at random, in the model's column order."""
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
-    agents = next(one.agents for one in simulation.types if one.name == kind)
+    agents = next(types.agents for types in simulation.types if types.name == kind)
     seen = [None if t is None else t[:count].clone() for t in (env.observation, env.mask, env.features)]
     for step in range(count):  # environment i is recorded after i steps, so that the rows are of different steps
         row = step * env.spec.agents + agents[step % len(agents)]

@@ -89,8 +89,8 @@ def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) ->
     """Returns this rank's replay ring, whose random draws depend on the config's seed and the rank."""
     seed = config.seed + group.rank
     torch.manual_seed(seed)
-    own = replace(settings, seed=None if group.device.type == "cuda" else seed)
-    return ReplayRing(own, group.device, over_ranks=group.all_reduce_max)
+    seeded = replace(settings, seed=None if group.device.type == "cuda" else seed)
+    return ReplayRing(seeded, group.device, over_ranks=group.all_reduce_max)
 
 
 def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:

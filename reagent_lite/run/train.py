@@ -107,7 +107,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             policy = _AUTO if config.rl.temperature == "auto" else str(target_policy(config))
             logger.info(f"policy: {policy}; it is evaluated, simulated and exported")
             learned = learn(setup, writer, signal, callback)
-            config = setup.evaluators.found(config)
+            config = setup.evaluators.with_chosen_temperature(config)
             outcome = publish(config, group, source, learned, time.monotonic() - start)
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
@@ -237,9 +237,9 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
         useless = setup.return_bounds.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
     if useless is not None and setup.history.group.is_first:
         logger.warning(useless)
-    found = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
-    if entries or found:
-        entries["warnings"] = [*entries.get("warnings", ()), *found, *evaluation.document.get("warnings", ())]
+    warnings = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
+    if entries or warnings:
+        entries["warnings"] = [*entries.get("warnings", ()), *warnings, *evaluation.document.get("warnings", ())]
     return entries
 
 

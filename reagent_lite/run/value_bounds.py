@@ -95,7 +95,7 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
     if config.simulated_share:
         return None
     boost = reward_boost(config)
-    found = [(0.0, 0.0)]
+    ranges = [(0.0, 0.0)]
     ends = torch.full((4,), -torch.inf, dtype=torch.float64)
     for places in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
         numbers = rows.numbers(places)
@@ -103,11 +103,11 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
         if boost is not None:
             reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]
         factor = discount(config.rl.gamma, steps, bootstrap)
-        found.append(value_bounds(reward, factor))
+        ranges.append(value_bounds(reward, factor))
         if rows.count:
             extremes = torch.stack([-reward.amin(), reward.amax(), -factor.amin(), factor.amax()])
             ends = torch.maximum(ends, extremes.cpu())
-    lows, highs = zip(*found, strict=True)
+    lows, highs = zip(*ranges, strict=True)
     bounds = torch.tensor([-min(lows), max(highs)], dtype=torch.float64)
     lowest, high, least_reward, most_reward, least_factor, most_factor = group.all_reduce_max(
         torch.cat((bounds, ends))

@@ -148,7 +148,7 @@ def _relevant_errors(message: str) -> str:
     ]
     machinery = tuple(f"{KERNELS}/{part}" for part in MACHINERY)
     missing = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
-    own = [error for error in errors if not error.startswith(machinery)]
-    shown = missing or own or [message.strip()]
+    in_environment = [error for error in errors if not error.startswith(machinery)]
+    shown = missing or in_environment or [message.strip()]
     more = [f"and {len(shown) - _MOST_ERRORS} more errors"] if len(shown) > _MOST_ERRORS else []
     return "\n".join(shown[:_MOST_ERRORS] + more)

@@ -184,8 +184,8 @@ class VectorEnv:
                 rows = self._state[row : row + field.size].view(field.dtype)
                 return rows[0] if field.size == 1 else rows
             row += field.size
-        known = ", ".join(field.name for field in self.spec.fields)
-        raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {known}", repr(name)))
+        names = ", ".join(field.name for field in self.spec.fields)
+        raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {names}", repr(name)))
 
     def check(self) -> None:
         """Checks that actions were valid, and present returns and observations are finite; waits for the device.

@@ -191,13 +191,13 @@ class EpisodeRecorder:
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
     """Yields ranges [begin, stop) of at least one episode and at most BLOCK_ROWS rows; fewer rows only at the last."""
     cumulative = lengths.cumsum()
-    begin, taken = 0, 0
+    begin, rows = 0, 0
     while begin < len(lengths):
-        stop = max(begin + 1, int(np.searchsorted(cumulative, taken + BLOCK_ROWS, "right")))
-        if stop == len(lengths) and not last and cumulative[-1] - taken < BLOCK_ROWS:
+        stop = max(begin + 1, int(np.searchsorted(cumulative, rows + BLOCK_ROWS, "right")))
+        if stop == len(lengths) and not last and cumulative[-1] - rows < BLOCK_ROWS:
             return
         yield begin, stop
-        begin, taken = stop, int(cumulative[stop - 1])
+        begin, rows = stop, int(cumulative[stop - 1])
 
 
 class _Chunk(Observer):
@@ -268,8 +268,8 @@ class _Held:
 
     def take(self, rounds: Ints, rows: Ints) -> dict[str, Array]:
         """Returns what was recorded at pairs of round and row, {name: [n, ...]}."""
-        place = (rounds - self.stop + self._end) * self._num_rows + rows
-        return {name: values.reshape(-1, *values.shape[2:])[place] for name, values in self._rows.items()}
+        index = (rounds - self.stop + self._end) * self._num_rows + rows
+        return {name: values.reshape(-1, *values.shape[2:])[index] for name, values in self._rows.items()}
 
     def _reserve(self, rows: dict[str, Array], rounds: int) -> None:
         held = self._end - self._begin
@@ -298,7 +298,7 @@ class _Held:
 
 
 class _EpisodeList:
-    """PlayedEpisodes of environments that have started and are not yielded yet, ordered by start: (round, environment).
+    """Episodes of environments that have started and are not yielded yet, ordered by start: (round, environment).
 
     Attributes:
         start: [L] first round.
@@ -329,34 +329,53 @@ class _EpisodeList:
             ends: what `_Chunk` recorded of ends.
         """
         rounds, envs = np.nonzero(ends["ended"])
-        known, count = len(self._env), len(envs)
-        playing = np.cumsum(np.pad(ends.pop("playing"), ((1, 0), (0, 0))), axis=0)
-        # what ends is the environment's episode before: one that started in this chunk, or the one it was playing
-        by_env = np.argsort(envs, kind="stable")
-        same = np.diff(envs[by_env], prepend=-1) == 0
-        ended, number = np.empty((2, count), np.int64)
-        ended[by_env] = np.where(same, known + np.roll(by_env, 1), self._playing[envs[by_env]])
-        place = np.arange(count)
-        rank = place - np.maximum.accumulate(np.where(same, 0, place))
-        number[by_env] = self._number[self._playing[envs[by_env]]] + 1 + rank
-        self._playing[envs] = known + place  # the last of an environment's stays
+        before = len(self._env)
+        count = len(envs)
+        ended, earlier = self._ended_by(envs)
+        number = self._number[self._playing[envs]] + 1 + earlier
+        self._playing[envs] = before + np.arange(count)  # the last of an environment's stays
         self._env = np.concatenate((self._env, envs))
         self._number = np.concatenate((self._number, number))
         self.start = np.concatenate((self.start, first_round + rounds + 1))
         self._stop = np.concatenate((self._stop, np.full(count, -1)))
         self._size = np.concatenate((self._size, np.zeros(count, np.int64)))
-        played = np.flatnonzero(self._stop < 0)  # in this chunk
+        in_chunk = np.flatnonzero(self._stop < 0)
         self._stop[ended] = first_round + rounds + 1
-        begin, stop = (
-            np.where(at < 0, len(playing) - 1, np.maximum(at - first_round, 0))
-            for at in (self.start[played], self._stop[played])
-        )
-        self._size[played] += playing[stop, self._env[played]] - playing[begin, self._env[played]]
+        self._size[in_chunk] += self._rows_in_chunk(in_chunk, first_round, ends.pop("playing"))
         for name, values in ends.items():
             grown = np.zeros((len(self._env), *values.shape[2:]), values.dtype)
-            grown[:known] = self._ends.get(name, 0)
+            grown[:before] = self._ends.get(name, 0)
             grown[ended] = values[rounds, envs]
             self._ends[name] = grown
+
+    def _ended_by(self, envs: Ints) -> tuple[Ints, Ints]:
+        """Returns for each end in environments [n] which episode it ends, and how many ends came before it there.
+
+        The i-th end starts the episode L + i. Two environments play episodes 0 and 1, so that L = 2:
+
+            envs     1  0  1  1
+            ended    1  0  2  4    the third ends the episode that the first has started
+            earlier  0  0  1  2
+        """
+        order = np.argsort(envs, kind="stable")  # the ends of an environment side by side
+        repeated = np.diff(envs[order], prepend=-1) == 0
+        started = len(self._env) + np.roll(order, 1)  # by the end before
+        position = np.arange(len(envs))
+        first_of_env = np.maximum.accumulate(np.where(repeated, 0, position))
+        ended = np.empty(len(envs), np.int64)
+        earlier = np.empty(len(envs), np.int64)
+        ended[order] = np.where(repeated, started, self._playing[envs[order]])
+        earlier[order] = position - first_of_env
+        return ended, earlier
+
+    def _rows_in_chunk(self, index: Ints, first_round: int, playing: Array) -> Ints:
+        """Returns the rows that episodes have in a chunk, from the number of agents in the game, [rounds, N]."""
+        rows_before = np.cumsum(np.pad(playing, ((1, 0), (0, 0))), axis=0)  # each round
+        env = self._env[index]
+        begin = np.maximum(self.start[index] - first_round, 0)
+        stop = np.where(self._stop[index] < 0, len(playing), self._stop[index] - first_round)
+        rows: Ints = rows_before[stop, env] - rows_before[begin, env]
+        return rows
 
     @property
     def over(self) -> Ints:
@@ -384,11 +403,11 @@ class _EpisodeList:
         ends = {name: values.reshape(-1, *values.shape[2:]) for name, values in ends.items()}
         if "in_game" in rows:  # who leaves early has no more rows: the last one led to what the next would have shown
             in_game = rows.pop("in_game")
-            own = np.add.reduceat(in_game, starts, dtype=np.int64)
-            left = own < lengths
-            ends["last_state"][left] = rows["state"][(starts + own)[left]]
+            rows_in_game = np.add.reduceat(in_game, starts, dtype=np.int64)
+            left = rows_in_game < lengths
+            ends["last_state"][left] = rows["state"][(starts + rows_in_game)[left]]
             terminal |= left | ~ends["last_in_game"]
-            rows, lengths = {name: values[in_game] for name, values in rows.items()}, own
+            rows, lengths = {name: values[in_game] for name, values in rows.items()}, rows_in_game
         return PlayedEpisodes(
             env=self._first_env + env,
             number=each(self._number),

@@ -289,8 +289,8 @@ class Rollout(Observer):
             self._out_of_range_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
         over = env.ended != 0
         earned = (env.last_return.view(env.num_envs, -1) * over.unsqueeze(1)).flatten()
-        own = [earned if actor.rows is None else earned[actor.rows] for actor in self.actors.values()]
-        returns = [each.sum(dtype=torch.float64) * (env.num_envs / len(each)) for each in own]
+        by_type = [earned if actor.rows is None else earned[actor.rows] for actor in self.actors.values()]
+        returns = [each.sum(dtype=torch.float64) * (env.num_envs / len(each)) for each in by_type]
         episodes, steps = (value.sum(dtype=torch.float64) for value in (over, env.last_length * over))
         self._finished += torch.stack((episodes, steps, *returns))
 
@@ -376,8 +376,8 @@ class RolloutSource:
     def __next__(self) -> Any:
         """Returns a TransitionBatch, or one by the name of each type that learns where there are several types."""
         drawn = {name: ring.sample(self._rows, beta=self._beta) for name, ring in self.rollout.rings.items()}
-        self._index = {name: one.index for name, one in drawn.items()}
-        batches: dict[str, Any] = {name: self._transform(one.batch, self._scale) for name, one in drawn.items()}
+        self._index = {name: sample.index for name, sample in drawn.items()}
+        batches: dict[str, Any] = {name: self._transform(sample.batch, self._scale) for name, sample in drawn.items()}
         return batches.get(ONLY, batches)
 
     def learned(self, row_errors: Tensor | Mapping[str, Tensor]) -> None:
@@ -472,11 +472,11 @@ def partitioned_count(states: Sequence[dict[str, Any]], rank: int, name: str) ->
 
 def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:
     """Returns [first, stop) along an axis of the concatenated parts without concatenating all of them."""
-    taken, begin = [], 0
+    overlaps, begin = [], 0
     for part in parts:
         size = part.shape[axis]
         low, high = max(first - begin, 0), min(stop - begin, size)
         if high > low:
-            taken.append(part.narrow(axis, low, high - low))
+            overlaps.append(part.narrow(axis, low, high - low))
         begin += size
-    return torch.cat(taken, axis)
+    return torch.cat(overlaps, axis)

@@ -175,7 +175,7 @@ class CheckpointFolder:
         Raises:
             BundleError: there are checkpoints, and none that can be read is whole.
         """
-        ended, damaged, found = set(), list[tuple[str, str]](), None
+        ended, damaged, newest = set(), list[tuple[str, str]](), None
         for name in self.names():
             try:
                 _, kept = verified(self.folder / name, CHECKPOINT, keep={STATE})
@@ -186,14 +186,14 @@ class CheckpointFolder:
             if state["finished"]:
                 ended.add(state["run"])
             elif state["run"] not in ended:
-                found = {**state, "name": name}
+                newest = {**state, "name": name}
                 break
-        if damaged and not found and not ended:  # starting over would discard what may still be repaired
+        if damaged and not newest and not ended:  # starting over would discard what may still be repaired
             expected = "a whole checkpoint of the unfinished run"
             todo = "Check the disk, restore a copy, or start over with --set checkpoint.resume=false"
             raise BundleError([Problem(str(self.folder / name), expected, reason, todo) for name, reason in damaged])
         self._damaged = damaged
-        return found
+        return newest
 
     def set_damaged_aside(self, since: str | None) -> None:
         """Renames the damaged checkpoints that `unfinished` met, and warns of each.

@@ -96,8 +96,8 @@ def find_unfinished(config: CheckpointConfig, folder: CheckpointFolder, group: G
         folder.tidy()
         if not (config.resume or attempt_here()):
             folder.clear()
-        found = folder.unfinished()
-        return {} if found is None else {STATE: json.dumps(found).encode()}
+        state = folder.unfinished()
+        return {} if state is None else {STATE: json.dumps(state).encode()}
 
     files = read_on_first(group, read)
     return json.loads(files[STATE]) if files else None
@@ -214,8 +214,8 @@ class History:
             raise ConfigError(Problem("epochs", expected, str(self.config.epochs)))
         repeated = counted(again, "row of an epoch is", "rows of an epoch are")
         note = f"; {repeated} read again, because the minibatches have changed" if again else ""
-        place = f"{self.folder.folder.name}/{name}"
-        logger.info(f"resuming from {place} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
+        checkpoint = f"{self.folder.folder.name}/{name}"
+        logger.info(f"resuming from {checkpoint} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
         return RunPosition(step=step, rows=rows)
 
     def continue_in(
@@ -352,16 +352,16 @@ def restore(
             yield from data
             return
         with fitting(saved):
-            states = [nested(load(one)) for one in data]
+            states = [nested(load(part)) for part in data]
             for rank in range(group.world_size):
                 yield save(flat(partition(states, rank)))
 
     part = group.scatter_bytes(own_states() if group.is_first else None)
     with fitting(saved):
-        own = nested(load(part))
-        running.source.load_state_dict(own["source"])
-        running.position.meter.load_state_dict(own["meter"])
-        rng = own.get("rng", {})
+        of_rank = nested(load(part))
+        running.source.load_state_dict(of_rank["source"])
+        running.position.meter.load_state_dict(of_rank["meter"])
+        rng = of_rank.get("rng", {})
         if "cpu" in rng:
             torch.set_rng_state(rng["cpu"])
         if "cuda" in rng and group.device.type == "cuda":
@@ -377,12 +377,12 @@ def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool)
         source: the source's state for this rank.
         between: continue between two reports; otherwise the sums are dropped.
     """
-    own: Tree = {"source": source, "meter": {"steps": 0}}
+    of_rank: Tree = {"source": source, "meter": {"steps": 0}}
     if between:
         sums = [state["meter"].get("sums", {}) for state in states]
         # each rank's share of a mean over ranks: the present number of ranks divides by itself again
         mean = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-        own["meter"] = {"steps": states[0]["meter"]["steps"], "sums": mean}
+        of_rank["meter"] = {"steps": states[0]["meter"]["steps"], "sums": mean}
     if rank < len(states):
-        own["rng"] = states[rank]["rng"]
-    return own
+        of_rank["rng"] = states[rank]["rng"]
+    return of_rank

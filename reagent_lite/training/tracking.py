@@ -54,7 +54,7 @@ class _Mlflow:
         """Last step of each metric in earlier starts; MLflow would keep a second value of a step beside the first."""
         if started:
             self._run = started[0].info.run_id
-            self._had = {one.key: one.step for one in started[0].data.to_proto().metrics}
+            self._had = {metric.key: metric.step for metric in started[0].data.to_proto().metrics}
             self._client.update_run(self._run, status="RUNNING")
             return
         tags = importlib.import_module("mlflow.tracking.context.registry").resolve_tags({_RUN_TAG: run})
@@ -63,9 +63,9 @@ class _Mlflow:
         self._client.log_batch(self._run, params=params)
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.get_experiment_by_name(name)
         try:
-            return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+            return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
         except importlib.import_module("mlflow.exceptions").MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has just created it
                 raise
@@ -234,4 +234,4 @@ def _reason(error: Exception) -> str:
 def _legal(name: str) -> str:
     """Returns a name as MLflow takes it; actions and metrics of a log may have any."""
     illegal = re.compile(r"^\.*$|[^\w.\- ]")
-    return "/".join(illegal.sub(lambda found: f"_{found[0].encode().hex()}_", part) for part in name.split("/"))
+    return "/".join(illegal.sub(lambda match: f"_{match[0].encode().hex()}_", part) for part in name.split("/"))

@@ -106,11 +106,11 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
 
 def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
     """Loads tensors, or refuses them and names those that are missing, unknown, or of another shape."""
-    own = module.state_dict()
+    expected = module.state_dict()
     differs = [
-        f"{name} {_shape(saved.get(name))} instead of {_shape(own.get(name))}"
-        for name in sorted(own.keys() | saved.keys())
-        if _shape(saved.get(name)) != _shape(own.get(name))
+        f"{name} {_shape(saved.get(name))} instead of {_shape(expected.get(name))}"
+        for name in sorted(expected.keys() | saved.keys())
+        if _shape(saved.get(name)) != _shape(expected.get(name))
     ]
     if differs:
         more = f"; and {len(differs) - 8} more" if len(differs) > 8 else ""

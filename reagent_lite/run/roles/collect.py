@@ -128,8 +128,8 @@ class Collector:
 
         self._informed = tuple(simulation.actors(env, actor).values())
         self._uniform = tuple(
-            replace(one, policy=None) if kind.learns else one
-            for kind, one in zip(simulation.types, self._informed, strict=True)
+            replace(actor, policy=None) if kind.learns else actor
+            for kind, actor in zip(simulation.types, self._informed, strict=True)
         )
         self._ahead = most_env_steps_ahead(settings)
         self._env_steps_per_file = max(
@@ -193,8 +193,8 @@ class Collector:
             load_policy(self._learner, newer)
             self._policy = newer
             self._live |= not newer.progress.finished
-            taken = newer.progress.env_steps - self._warmup
-            self._epsilon.fill_(self._exploration.epsilon(max(taken, 0)))
+            learned_from = newer.progress.env_steps - self._warmup
+            self._epsilon.fill_(self._exploration.epsilon(max(learned_from, 0)))
         return self._live and self._policy is not None and self._policy.progress.finished
 
     def _reason_to_wait(self) -> str:

@@ -79,9 +79,9 @@ class CollectedReplay:
             action_features=None,
         )
         self._types, self._step = encoder.simulation.types, 0
-        self.actors, self.device = {one.name: None for one in self._types}, group.device
+        self.actors, self.device = {kind.name: None for kind in self._types}, group.device
         self.rings = {name: open_ring(settings, config, group) for name in encoder.simulation.learning}
-        fewest = min(len(one.agents) for one in self._types if one.learns)
+        fewest = min(len(kind.agents) for kind in self._types if kind.learns)
         self._most_env_steps = settings.slots * group.world_size // fewest
         self._lag = settings.lag
         self._policies = policies_folder(config.environments.shared)
@@ -132,8 +132,8 @@ class CollectedReplay:
             raise self._signal.preempted()
         waiting.sleep(what, key)
 
-    def _on_any_rank(self, here: bool) -> bool:
-        return bool(self._group.all_reduce(torch.tensor([here], dtype=torch.int64)))
+    def _on_any_rank(self, wanted: bool) -> bool:
+        return bool(self._group.all_reduce(torch.tensor([wanted], dtype=torch.int64)))
 
     def explore(self, epsilon: float) -> None:
         """Does nothing, as the collectors explore."""
@@ -170,8 +170,8 @@ class CollectedReplay:
             try:
                 if not self._pending:
                     files = self._folder.files()
-                    self._seen.intersection_update(one.name for one in files)
-                    self._pending.extend(one for one in files if one.name not in self._seen)
+                    self._seen.intersection_update(file.name for file in files)
+                    self._pending.extend(file for file in files if file.name not in self._seen)
                 while self._pending and (not chosen or self.env_steps + sum(steps for _, steps in chosen) < wanted):
                     chosen += self._checked(self._pending[0])
                     self._pending.popleft()
@@ -188,8 +188,8 @@ class CollectedReplay:
         """
         chosen: list[tuple[str, int]] = []
         try:
-            found, steps = self._of_folder(lambda: self._folder.origin(file.name))
-            if problems := misfits(str(self._folder.path / file.name), self._origin, found):
+            origin, steps = self._of_folder(lambda: self._folder.origin(file.name))
+            if problems := misfits(str(self._folder.path / file.name), self._origin, origin):
                 raise DataError(problems)
             chosen = [(file.name, steps)]
         except DataError as error:
@@ -260,13 +260,13 @@ class CollectedReplay:
             self._out_of_range_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
         # an episode of the environment has one of its first agent
         self._finished[0] += ((steps.terminated | steps.truncated) & (agent == 0)).sum()
-        for place, kind in enumerate(self._types):
-            own = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
-            self._finished[2 + place] += own.reward.sum(dtype=torch.float64) / len(kind.agents)
+        for index, kind in enumerate(self._types):
+            of_type = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
+            self._finished[2 + index] += of_type.reward.sum(dtype=torch.float64) / len(kind.agents)
             if (ring := self.rings.get(kind.name)) is None:
                 continue
-            for begin in range(0, len(own.reward), ring.most_rounds):
-                part = own.rows(slice(begin, begin + ring.most_rounds))
+            for begin in range(0, len(of_type.reward), ring.most_rounds):
+                part = of_type.rows(slice(begin, begin + ring.most_rounds))
                 ring.write(part.to(self._group.device), len(part.reward))
 
     def check(self) -> None:
@@ -316,8 +316,8 @@ class CollectedReplay:
     def _newest_of(self, names: set[str]) -> list[tuple[str, int]]:
         """Returns names and environment steps of the newest files that had been read, as many as the rings take."""
         newest: list[tuple[str, int]] = []
-        read = [one for one in self._folder.files() if one.name in names]
-        self._seen.update(one.name for one in read)
+        read = [file for file in self._folder.files() if file.name in names]
+        self._seen.update(file.name for file in read)
         while read and sum(steps for _, steps in newest) < self._most_env_steps:
             newest += self._checked(read.pop())
         return newest

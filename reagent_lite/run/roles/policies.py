@@ -101,7 +101,7 @@ def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
     config = encoder.config
     facts = {
         **origin_of(config, encoder.simulation),
-        "simulation.policies": {one.name: one.digest or one.plays for one in encoder.simulation.types},
+        "simulation.policies": {kind.name: kind.digest or kind.plays for kind in encoder.simulation.types},
         "training.activations": config.training.activations,
         "training.network": config.training.network,
         **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},

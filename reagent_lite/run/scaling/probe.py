@@ -96,15 +96,15 @@ def main(file: Path) -> int:
     try:
         task = json.loads(file.read_text())
         config = check(ParametricDqnConfig if task["parametric"] else DqnConfig, task["config"])
-        place = ProcessRanks.read()
-        assert place is not None
+        ranks = ProcessRanks.read()
+        assert ranks is not None
         processes = choose_processes(config)
-        with joined(place, processes.device(place.local_rank), gpus=processes.gpus) as group:
+        with joined(ranks, processes.device(ranks.local_rank), gpus=processes.gpus) as group:
             rate = measure(config, group)
     except Exception as error:
         report_failure(error, message_of(error))
         return 1
-    if place.rank == 0:
+    if ranks.rank == 0:
         (file.parent / "rate.json").write_text(json.dumps(rate))
     return 0
 

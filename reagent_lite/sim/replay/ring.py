@@ -268,9 +268,9 @@ class ReplayRing:
         Raises:
             SimulationError: the saved ring has another shape or other columns.
         """
-        own = self.state_dict()
-        if _shapes(own) != _shapes(state):
-            expected, got = f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state)
+        present = self.state_dict()
+        if _shapes(present) != _shapes(state):
+            expected, got = f"a saved replay like this run's ({_shape_text(present)})", _shape_text(state)
             if "written" not in state or "follows" in state:
                 got = f"{got}, in the layout of an earlier release"
             todo = "Continue with the same release, capacity, num_envs and environment, or start with an empty replay"
@@ -321,8 +321,8 @@ class ReplayRing:
         filled = self._written.clamp(max=self._settings.slots)
         usable = (filled - self._settings.lag) * N
         # float64: 2^24 values of float32 would not reach every row of a large ring equally often
-        place = torch.rand(rows, dtype=torch.float64, device=usable.device, generator=self.generator) * usable
-        row = (place.long() + (self._written - filled) * N).remainder(self.capacity)
+        position = torch.rand(rows, dtype=torch.float64, device=usable.device, generator=self.generator) * usable
+        row = (position.long() + (self._written - filled) * N).remainder(self.capacity)
         return row, (usable > 0).float().expand(rows)
 
     def _windows(self, row: Tensor) -> _Windows:
