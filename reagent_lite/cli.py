@@ -169,7 +169,8 @@ def config_of(command: Command[AnyConfig], options: argparse.Namespace, override
 def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that every workflow has."""
     texts = {key: value for key, value in asdict(command).items() if isinstance(value, str)}
-    purpose, codes = (command.model.__doc__ or "").splitlines()[0].partition(": ")[2], "\n  ".join(command.codes)
+    purpose = (command.model.__doc__ or "").splitlines()[0].partition(": ")[2]
+    codes = "\n  ".join(command.codes)
     parser = argparse.ArgumentParser(
         prog=f"python -m {command.module}",
         description=f"{purpose[:1].upper()}{purpose[1:]}",

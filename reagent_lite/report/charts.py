@@ -18,8 +18,12 @@ from reagent_lite.report.content import Chart, Column, Table, left_out
 
 Point = tuple[float, float]
 
-_WIDTH, _RIGHT = 480, 466
-_LEFT, _TOP, _BOTTOM = 58, 26, 246  # of the plot of curves
+_WIDTH = 480
+_RIGHT = 466
+# edges of the plot of curves
+_LEFT = 58
+_TOP = 26
+_BOTTOM = 246
 _EDGE = 14  # left edge of the plot of intervals
 _ROW = 44  # height of an estimate's row: words above, interval below
 _SIMULATED = "in simulation"
@@ -110,7 +114,8 @@ def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
 
 def curve_chart(curves: Curves) -> Chart:
     """Returns curves over common axes, at most eight of them, with a line at the mark."""
-    lines, mark = curves.lines[:_MOST_LINES], curves.mark
+    lines = curves.lines[:_MOST_LINES]
+    mark = curves.mark
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [end for line in lines for ends in line.band for end in ends]
     # the x axis ends with the data: the last figure is the one that counts
@@ -177,12 +182,14 @@ def interval_chart(
         plain: whether trustworthy estimates have no colour of their own, as they do not decide.
     """
     marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
-    x, start = _scale_of(rows, marks.values()), 10 + 14 * len(marks)  # below the names
+    x = _scale_of(rows, marks.values())
+    start = 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
     for row, (name, figure) in enumerate(marks.items()):
         if figure.defined:
-            kind, top = " simulated" if name == _SIMULATED else "", 12 + 14 * row
+            kind = " simulated" if name == _SIMULATED else ""
+            top = 12 + 14 * row
             width = max(x(figure.high) - x(figure.low), 0.5)
             parts.append(
                 _tag("rect", class_=f"band{kind}", x=x(figure.low), y=top + 6, width=width, height=bottom - top - 6)
@@ -190,7 +197,8 @@ def interval_chart(
             parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
             parts.append(_centred(x(figure.value), top, f"{name} {figure.written(figure.value)}"))
     for row, (name, figure, verdict) in enumerate(rows):
-        top, state = start + _ROW * row, STATES[verdict]
+        top = start + _ROW * row
+        state = STATES[verdict]
         kind = "plain" if plain and state == "good" else state
         parts.append(_text(_EDGE, top + 14, name))
         parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=kind))

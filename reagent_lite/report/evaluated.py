@@ -15,7 +15,9 @@ _ORIGIN = {"workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash", "
 
 def report_of_evaluation(findings: Findings, where: str) -> Report:
     """Returns the page of an evaluation; `where` is the name of its JSON file."""
-    evidence, decision, config = findings.evidence, findings.decision, findings.config
+    evidence = findings.evidence
+    decision = findings.decision
+    config = findings.config
     choices = {} if findings.estimates is None else findings.estimates.choices[0]
     shares = {name: (share["logged"], None, share["policy"]) for name, share in choices.get("actions", {}).items()}
     lineage = Table(

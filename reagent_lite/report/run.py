@@ -42,7 +42,8 @@ _WHERE = "model/evaluation.json and metrics.jsonl"
 _MOST_FEATURES = 500
 _MOST_TABLES = 20
 _MOST_FILES = 50
-_MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
+_MOST_LETTERS = 400
+_MOST_CONFIG_LETTERS = 100_000
 _AGAINST_OTHERS = "train again while models of other runs play the other types: simulation.policies."
 _SCORES = {
     "td_loss/mean": "TD loss on evaluated rows",
@@ -177,7 +178,8 @@ def evaluation_of_run(
     if evaluation.agents:
         of_types = {kind: evaluation_of_run(config, policy, of_type, {}) for kind, of_type in evaluation.agents.items()}
         return _together(of_types, evaluation.document["agents"])
-    result, played = evaluation.result, evaluation.played
+    result = evaluation.result
+    played = evaluation.played
     comparisons = () if result is None else tuple(compared(result))
     evidence = Evidence(result=result, seen=evaluation.seen, comparisons=comparisons, played=played, gate=gate)
     decision = decide(evidence)
@@ -336,7 +338,8 @@ def lineage_section(sources: Sequence[DataSource]) -> Section:
         )
     ]
     for source in sources:
-        use, copy = f"{source.use} on node 0" if source.on_node else source.use, source.copy
+        use = f"{source.use} on node 0" if source.on_node else source.use
+        copy = source.copy
         manifest = CopyManifest.read(str(copy.folder))
         states = manifest.inputs if manifest is not None and len(manifest.inputs) == len(copy.files) else ()
         files = [(path, state.size, state.sha256) for path, state in zip(copy.files, states, strict=False)]

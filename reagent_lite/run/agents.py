@@ -84,7 +84,8 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
             several types cannot have.
         BundleError: a folder has no model, or one that was altered or has other features or actions.
     """
-    settings, names = config.environments, spec.agent_type_names
+    settings = config.environments
+    names = spec.agent_type_names
     if len(names) == 1:
         if settings.policies:
             expected = f"absent, as the agents of {spec.name} are of one type, which learns"
@@ -107,7 +108,8 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
 
 def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
     """Yields what is wrong with a config for an environment of several types of agents."""
-    settings, names = config.environments, spec.agent_type_names
+    settings = config.environments
+    names = spec.agent_type_names
     learning = [name for name in names if settings.policies.get(name, LEARN) == LEARN]
     yield from unknown_types(settings.policies, spec, _KEY)
     for number, name in enumerate(names):

@@ -118,7 +118,8 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine: the
             environment is unknown or does not compile, or lacks parameters or types of agents that the config names.
     """
-    inputs, ranks = _inputs(config), ProcessRanks.read()
+    inputs = _inputs(config)
+    ranks = ProcessRanks.read()
     world = processes.count * config.num_nodes if ranks is None else ranks.world_size
     needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
     if inputs.spec is not None:
@@ -161,7 +162,8 @@ def require_first_rows(config: WorkflowConfig) -> None:
 
 
 def _inputs(config: WorkflowConfig) -> Inputs:
-    inputs, troubles = Inputs(), []
+    inputs = Inputs()
+    troubles = []
     if config.simulation is not None and not config.simulation.in_python:
         find_environment(config.simulation.env)
     of_this_machine = (
@@ -185,7 +187,9 @@ def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
         from reagent_lite.data.stage import data_files
         from reagent_lite.run.stages import pairing_of
-    path, actions, data = config.training_data_path, config.actions or None, config.data
+    path = config.training_data_path
+    actions = config.actions or None
+    data = config.data
     files = data_files(path, data.columns)
     standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing_of(config, path))
     copy = None if standing is None else standing[1]
@@ -206,9 +210,11 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     """Returns the inputs with the network's widths; without a normalization file each feature is one column wide."""
     state = action = None
     if inputs.env is not None:
-        state, action = inputs.env.spec.observation_size, inputs.env.spec.action_feature_size
+        state = inputs.env.spec.observation_size
+        action = inputs.env.spec.action_feature_size
     elif inputs.copy is not None:
-        state, action = len(inputs.copy.state_ids), len(inputs.copy.action_ids)
+        state = len(inputs.copy.state_ids)
+        action = len(inputs.copy.action_ids)
     if config.state_norm_data_path is not None:
         state = read_normalization(config.state_norm_data_path).width
     if config.action_norm_data_path is not None:
@@ -216,7 +222,8 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     if config.parametric:
         names: tuple[str, ...] = ()
     else:
-        names, action = config.actions or (() if inputs.env is None else inputs.env.spec.action_names), 0
+        names = config.actions or (() if inputs.env is None else inputs.env.spec.action_names)
+        action = 0
     if state is None or action is None:
         return inputs
     return replace(inputs, spec=SourceSpec(num_state_features=state, num_action_features=action, action_names=names))
@@ -317,7 +324,9 @@ def memory_lines(run: DryRun) -> Iterator[str]:
 
 
 def _machine_lines(run: DryRun) -> Iterator[str]:
-    config, ranks, processes = run.config, run.ranks, run.processes.count
+    config = run.config
+    ranks = run.ranks
+    processes = run.processes.count
     every = counted(run.world, f"{run.processes.device_type} process")
     if run.minibatch is None:
         yield f"{every}; training.minibatch_size follows the number of rows, known after the data is read"
@@ -357,13 +366,16 @@ def _batch_contract(run: DryRun, minibatch: int) -> str:
 
 
 def _step_lines(run: DryRun) -> Iterator[str]:
-    config, inputs, minibatch = run.config, run.inputs, run.minibatch
+    config = run.config
+    inputs = run.inputs
+    minibatch = run.minibatch
     if len(inputs.types) > 1:
         yield f"policies: {', '.join(map(str, inputs.types))}"
     if not config.training_data_path:
         steps = simulated_plan(config, config.minibatch_over(run.world))
         if config.follows or config.collects:
-            mode, shared = config.environments.mode, config.environments.shared
+            mode = config.environments.mode
+            shared = config.environments.shared
             yield (
                 f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
                 f"{most_env_steps_ahead(config.environments):,} environment steps ahead of the learner"

@@ -101,7 +101,8 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
             the config does not fit; see agents.agent_types.
         BundleError: an exported model of simulation.policies does not fit.
     """
-    settings, parametric = config.environments, config.parametric
+    settings = config.environments
+    parametric = config.parametric
     if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
             Problem(
@@ -196,7 +197,9 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
 
 def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normalization:
     """Returns the normalization of a run without data: that of the given files, or none."""
-    spec, given, kind = simulation.backend.spec, given_normalization(config), FeatureType.DO_NOT_PREPROCESS
+    spec = simulation.backend.spec
+    given = given_normalization(config)
+    kind = FeatureType.DO_NOT_PREPROCESS
 
     def unchanged(size: int) -> NormalizationSpec:
         return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
@@ -250,8 +253,11 @@ class ObservationEncoder:
         self, config: WorkflowConfig, simulation: Simulation, normalization: Normalization, device: torch.device
     ) -> None:
         check_features(simulation, normalization)
-        self.config, self.simulation, self.normalization = config, simulation, normalization
-        spec, missing_as_zero = simulation.backend.spec, config.rl.set_missing_value_to_zero
+        self.config = config
+        self.simulation = simulation
+        self.normalization = normalization
+        spec = simulation.backend.spec
+        missing_as_zero = config.rl.set_missing_value_to_zero
 
         def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
             ids = tuple(range(size))
@@ -264,7 +270,8 @@ class ObservationEncoder:
         self._action = (
             None if normalization.action is None else transform(normalization.action, spec.action_feature_size)
         )
-        self._num_actions, self._device = spec.num_actions, device
+        self._num_actions = spec.num_actions
+        self._device = device
 
     def state(self, raw: Tensor) -> Tensor:
         """Returns [N, W] for observations [N, S]."""
@@ -308,7 +315,8 @@ class ObservationEncoder:
             target: target policy of the run.
             random: a type that plays uniformly random actions instead, or None.
         """
-        learners, epsilon = learners_of(learner), torch.tensor([target.epsilon], device=env.device)
+        learners = learners_of(learner)
+        epsilon = torch.tensor([target.epsilon], device=env.device)
 
         def actor(kind: str, rows: Tensor | None) -> Actor:
             policy = None if kind == random else self.policy(learners[kind], env.device)
@@ -321,7 +329,8 @@ class ObservationEncoder:
 
         A choice that the learner's restriction excludes has the score -inf.
         """
-        scorer, restriction = learner.scorer, learner.restriction
+        scorer = learner.scorer
+        restriction = learner.restriction
         every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
 
         @torch.no_grad()
@@ -329,7 +338,8 @@ class ObservationEncoder:
             was_training = learner.training
             learner.eval()
             allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
-            state, read = self.state(observation), self.features(features)
+            state = self.state(observation)
+            read = self.features(features)
             choosable = restriction(state, allowed, read)
             q: Tensor = scorer(state, allowed, read).masked_fill(~choosable, -torch.inf).to(home)
             learner.train(was_training)

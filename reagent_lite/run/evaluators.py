@@ -50,7 +50,8 @@ from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
-_STEPS_BETWEEN_ESTIMATES, _FEWEST_ESTIMATES = 20, 30
+_STEPS_BETWEEN_ESTIMATES = 20
+_FEWEST_ESTIMATES = 30
 
 
 def estimates_due(epoch: int, epochs: int, steps_per_epoch: int) -> bool:
@@ -162,8 +163,12 @@ class LogEvaluator(Evaluator):
     """
 
     def __init__(self, config: WorkflowConfig, data: Data, learner: PolicyLearner, group: Group) -> None:
-        self._config, self._data, self._learner, self._group = config, data, learner, group
-        self._scorer, self._restriction = learner.scorer, learner.restriction
+        self._config = config
+        self._data = data
+        self._learner = learner
+        self._group = group
+        self._scorer = learner.scorer
+        self._restriction = learner.restriction
         self._target = target_policy(config)
         self._evaluated = data.evaluated.rows
         self.policy = self._policy_evaluator()
@@ -218,7 +223,8 @@ class LogEvaluator(Evaluator):
 
     def _part_of_rows(self, most: int) -> NDArray[np.int64]:
         """Returns this rank's part of at most `most` row numbers, spread evenly over the rows of all shards."""
-        rows, shards = self._evaluated, self._data.shards
+        rows = self._evaluated
+        shards = self._data.shards
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
         part = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
         return shards.part(spread(numbers, part))
@@ -300,8 +306,11 @@ class LogEvaluator(Evaluator):
 
     def _policy_evaluator(self) -> PolicyEvaluator:
         """Returns the evaluator of the policy, with models of it in the units of the rows."""
-        config, data, group = self._config, self._data, self._group
-        train, scored = data.train, data.evaluated
+        config = self._config
+        data = self._data
+        group = self._group
+        train = data.train
+        scored = data.evaluated
         rows = single_step_rows(config, scored, data, group)
         learning = Learning(rows=sum(data.counts), epochs=config.epochs)
         behavior = None
@@ -310,7 +319,8 @@ class LogEvaluator(Evaluator):
             logger.info(f"evaluation: {behavior.problem or behavior.calibration}")
             rows = rows.with_propensity(behavior.propensity)
             self._evaluated = self._evaluated.with_propensity(behavior.propensity)
-        counts, num_rows = scored.found.counts, sum(scored.found.rows)
+        counts = scored.found.counts
+        num_rows = sum(scored.found.rows)
         for note in replaced_propensities(behavior, counts, num_rows) if group.is_first else ():
             logger.warning(note)
         log = EvaluationRows(
@@ -365,8 +375,12 @@ class SimulationEvaluator(Evaluator):
     """
 
     def __init__(self, encoder: ObservationEncoder, learner: Learner, group: Group) -> None:
-        self._config, self._simulation, self._group = encoder.config, encoder.simulation, group
-        self._encoder, self._learner, self._target = encoder, learner, target_policy(encoder.config)
+        self._config = encoder.config
+        self._simulation = encoder.simulation
+        self._group = group
+        self._encoder = encoder
+        self._learner = learner
+        self._target = target_policy(encoder.config)
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:
@@ -393,7 +407,9 @@ class SimulationEvaluator(Evaluator):
             final: plays episodes that no earlier evaluation has used. Each learned policy is also compared with
                 uniformly random actions of its type of agents, while the other types play their policies.
         """
-        spec, settings, stream = self._simulation.backend.spec, self._simulation.config, FINAL if final else EPOCH
+        spec = self._simulation.backend.spec
+        settings = self._simulation.config
+        stream = FINAL if final else EPOCH
         tables = self._play(stream)
         evaluations = {}
         for kind in self._simulation.learning:
@@ -409,7 +425,8 @@ class SimulationEvaluator(Evaluator):
             tables: results of its policy, and of random actions in the final evaluation, from `_play`.
             limit: most steps of an episode.
         """
-        spec, evaluation = self._simulation.backend.spec, self._config.evaluation
+        spec = self._simulation.backend.spec
+        evaluation = self._config.evaluation
         played = Played.of(
             spec,
             limit,

@@ -99,7 +99,8 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    processes, ranks = choose_processes(config), ProcessRanks.read()
+    processes = choose_processes(config)
+    ranks = ProcessRanks.read()
     if ranks is None and node.count > 1:
         meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
@@ -118,7 +119,8 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
         _choose_interface(config)
     if ranks.rank == 0 and not is_worker():
         _log_choice(processes)
-    device, wait = processes.device(ranks.local_rank), config.rendezvous.startup_timeout_seconds
+    device = processes.device(ranks.local_rank)
+    wait = config.rendezvous.startup_timeout_seconds
     with (
         contextlib.redirect_stdout(sys.stderr),
         joined(ranks, device, wait, gpus=processes.gpus) as group,
@@ -144,7 +146,8 @@ def _choose_interface(config: WorkflowConfig) -> None:
     Raises:
         RendezvousError: MASTER_ADDR does not resolve, or rendezvous.interface does not exist.
     """
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    host = os.environ.get("MASTER_ADDR", "")
+    port = os.environ.get("MASTER_PORT", "")
     if GLOO_VARIABLE in os.environ or not host or not port.isdigit():
         return
     address = address_for(host, int(port), config.rendezvous.interface)
@@ -206,12 +209,14 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
 
 
 def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> Declaration:
-    problem, code = "", 0
+    problem = ""
+    code = 0
     if node.count > 1:
         try:
             _find_data(config)
         except ReagentLiteError as error:
-            problem, code = str(error), error.exit_code
+            problem = str(error)
+            code = error.exit_code
     return Declaration(
         node=node.index,
         host=socket.gethostname(),

@@ -90,7 +90,8 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
     rate: float | torch.Tensor = training.learning_rate
     if captured:
         device = groups[0]["params"][0].device
-        rate, fused = torch.tensor(rate, device=device), fused | {"capturable": True}
+        rate = torch.tensor(rate, device=device)
+        fused = fused | {"capturable": True}
     optimizer = optimizer_class(name)(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":
@@ -105,7 +106,9 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
     They are if one process learns on one GPU from simulated rows only, or from logged rows only, with an optimizer that
     can be captured. Batch statistics of candidates leave padding out, so the host has to know how much there is.
     """
-    simulation, training, name = config.simulation, config.training, config.training.optimizer_class
+    simulation = config.simulation
+    training = config.training
+    name = config.training.optimizer_class
     if config.simulated_share == 1:
         assert simulation is not None
         wanted = _fixed_buffers(simulation) and not (config.parametric and training.use_batch_norm)

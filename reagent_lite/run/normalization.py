@@ -119,7 +119,8 @@ def _named(columns: Iterable[str]) -> str:
 
 def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
     """Returns the fitted normalization of columns as JSON on rank 0, and nothing on other ranks."""
-    settings, columns = config.norm_params, {}
+    settings = config.norm_params
+    columns = {}
     for name in wanted:
         part = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
         merge = Merge(settings.num_samples, settings.max_unique_enum_values)

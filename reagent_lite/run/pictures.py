@@ -41,7 +41,10 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
     env = encoder.simulation.envs(0, 1, stream=PICTURE)
     actors = encoder.actors(env, learner, target)
     env.reset()
-    seen, places, actions, rewards = [_row(env.observation)], [_places(env)], [], []
+    seen = [_row(env.observation)]
+    places = [_places(env)]
+    actions = []
+    rewards = []
     for _ in range(env.time_limit):
         play_step(env, actors, Observer(), step=partial(env.step, stay=True))
         actions.append(int(env.action[0]))

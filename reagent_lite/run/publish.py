@@ -75,7 +75,8 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
     if not group.is_first:
         yield lambda config: None
         return
-    folder, again = config.folder, attempt_here() > 0
+    folder = config.folder
+    again = attempt_here() > 0
     require_writable(nearest_existing(folder), FOLDER, again=again)
     require_replaceable(model_folder(folder, ONLY))
     locked = (folder / LOCK).exists()
@@ -108,7 +109,8 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
         require_replaceable(model_folder(config.folder, kind))
     if config.publish_if is None:
         return
-    outcomes, asked = (REWARD_NAME, *source.spec.metric_names), config.publish_if.outcome
+    outcomes = (REWARD_NAME, *source.spec.metric_names)
+    asked = config.publish_if.outcome
     if asked not in outcomes:
         expected = f"one of {', '.join(outcomes)}"
         raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, outcomes)))
@@ -257,7 +259,8 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
 
 def _report_of(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
     """Returns what the evaluation of a type of agents found; "" is all of them together."""
-    policy, evaluation = str(target_policy(config)), learned.evaluation.of(kind)
+    policy = str(target_policy(config))
+    evaluation = learned.evaluation.of(kind)
     return evaluation_of_run(config, policy, evaluation, learned.scores, gate)
 
 

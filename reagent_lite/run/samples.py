@@ -25,7 +25,8 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
-    train, agreement = data.train.copy, data.train.found
+    train = data.train.copy
+    agreement = data.train.found
     features = {
         "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
         "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
@@ -94,7 +95,8 @@ def logged_sample(data: Data, count: int) -> SampleRows:
 
 def _absent_row(data: Data) -> SampleRows:
     """Returns one row whose features are all missing and whose choices are all allowed."""
-    state, action = data.normalization.state.feature_ids, data.normalization.action
+    state = data.normalization.state.feature_ids
+    action = data.normalization.action
     values = np.full((1, len(state)), np.nan, np.float32)
     if action is None:
         return SampleRows(values=values, mask=np.ones((1, len(data.spec.action_names)), np.bool_))

@@ -64,7 +64,8 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         num_envs: environments of the process.
         agents: number of agents of each environment whose rows it keeps.
     """
-    settings, parametric = config.environments, config.parametric
+    settings = config.environments
+    parametric = config.parametric
     fixed = spec.action_features if parametric and not spec.candidates else None
     return ReplaySettings(
         num_envs=num_envs * agents,
@@ -109,7 +110,8 @@ def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
 def exploration_of(config: WorkflowConfig, num_updates: int) -> Exploration:
     """Returns the exploration over a run of `num_updates` optimizer steps."""
     env_steps = update_schedule(config, num_updates).env_steps(num_updates)
-    settings, rl = config.environments, config.rl
+    settings = config.environments
+    rl = config.rl
     return Exploration(
         start=settings.epsilon_start,
         end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
@@ -127,9 +129,11 @@ def open_rollouts(encoder: ObservationEncoder, learner: Learner, plan: Simulated
         plan: the plan of the run.
         group: ranks that divide the environments and the rows of a minibatch.
     """
-    config, simulation = encoder.config, encoder.simulation
+    config = encoder.config
+    simulation = encoder.simulation
     env = simulation.envs(*part_of(simulation.config.num_envs, group), stream=TRAINING)
-    temperature, learners = exploration_of(config, plan.num_steps).temperature, learners_of(learner)
+    temperature = exploration_of(config, plan.num_steps).temperature
+    learners = learners_of(learner)
 
     def actor(name: str, rows: Tensor | None) -> Actor:
         agents = env.spec.agents if rows is None else len(rows) // env.num_envs

@@ -75,7 +75,8 @@ def _folders_of(config: WorkflowConfig) -> bool:
 def pairing_of(config: WorkflowConfig, path: str | None) -> TimelineConfig | None:
     """Returns how the training copy pairs events at a path of the config; None by the defaults."""
     first = path == config.training_data_path
-    section, sample = config.timeline or TimelineSection(), config.query.tableSample if first else 100.0
+    section = config.timeline or TimelineSection()
+    sample = config.query.tableSample if first else 100.0
     if config.timeline is None and sample == 100:
         return None
     changes = {"inputTableName": "", "gamma": config.rl.gamma if section.steps > 1 else None}

@@ -76,7 +76,8 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
     Raises:
         Preempted: a signal ended the run; the same call continues from the last checkpoint.
     """
-    start, folder = time.monotonic(), config.folder
+    start = time.monotonic()
+    folder = config.folder
     _require_computable(config, group)
     with StopSignal() as signal, on_stream(group.device), output_folder(config, group) as take_folder:
         if config.simulation is not None and config.simulation.auto_scale:
@@ -147,7 +148,8 @@ def set_up(source: Source, history: History) -> Setup:
         ConfigError, BundleError: the warm start cannot be loaded, or the unfinished run has taken more steps than the
             config asks for.
     """
-    config, group = history.config, history.group
+    config = history.config
+    group = history.group
     choose_threads(config, source.spec, group)
     return_bounds = source.return_bounds()
     learner = build_learners(
@@ -185,12 +187,16 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     Raises:
         Preempted: a signal ended the run, after a checkpoint where one could be written.
     """
-    history, stream = setup.history, setup.stream
-    config, group = history.config, history.group
-    position, waits = setup.running.position, config.rendezvous
+    history = setup.history
+    stream = setup.stream
+    config = history.config
+    group = history.group
+    position = setup.running.position
+    waits = config.rendezvous
     running = replace(setup.running, reported=writer.reported)
     checkpoints = history.continue_in(running, stream.order, stream.partition, setup.source.identity, versions())
-    begin, start = position.rows, time.monotonic()
+    begin = position.rows
+    start = time.monotonic()
     with (
         progress("training", "rows", enabled=group.is_first, begin=begin) as show,
         signal.deferred(),
@@ -249,7 +255,10 @@ class _RunHooks(Hooks):
     def __init__(
         self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: ShowProgress, callback: Callback
     ) -> None:
-        self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
+        self._setup = setup
+        self._schedule = schedule
+        self._writer = writer
+        self._show = show
         self._callback = callback
         self._excess = 0.0  # of the last warning of `ReturnBounds`
         self._note = ""
@@ -291,7 +300,8 @@ class _RunHooks(Hooks):
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(report)
             scalars |= self._writer.figures
-            return_bounds, mean = self._setup.return_bounds, scalars.get("value/model/mean")
+            return_bounds = self._setup.return_bounds
+            mean = scalars.get("value/model/mean")
             if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
                 self._excess = return_bounds.warned(mean, self._excess)
             for kind in self._setup.source.types:
@@ -302,7 +312,8 @@ class _RunHooks(Hooks):
             self._callback.on_epoch({"step": float(report.step), **scalars})
 
     def _evaluated(self, report: StepReport) -> dict[str, float]:
-        group, waits = self._setup.history.group, self._setup.history.config.rendezvous
+        group = self._setup.history.group
+        waits = self._setup.history.config.rendezvous
         plan = self._setup.stream.plan
         final = report.step == plan.num_steps
         due = estimates_due(report.epoch, self._setup.history.config.epochs, plan.steps_per_epoch)

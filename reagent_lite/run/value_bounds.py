@@ -73,7 +73,8 @@ class ReturnBounds:
         mean, variance = figures.get("td_target/mean"), figures.get("td_target/variance")
         if mean is None or variance is None or not self.vary or not variance:
             return None
-        constant, loss = learner.constant_loss(mean, variance), figures["td_loss/mean"]
+        constant = learner.constant_loss(mean, variance)
+        loss = figures["td_loss/mean"]
         if constant is None or loss < constant:
             return None
         return (

@@ -92,7 +92,8 @@ class CpuBackend:
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
         """Runs one kernel over all environments of a call."""
-        entry, num = self._entries[kernel], call.num
+        entry = self._entries[kernel]
+        num = call.num
         address = ctypes.addressof(call)
         if self._pool is None or num < 2 * self._slice:
             entry(address, 0, num)

@@ -69,7 +69,8 @@ def build_cubin(
         KernelBuildError: nvcc refuses the source or the architecture, or there is no nvcc and nothing in the cache.
     """
     unit = compilation_unit(path, parameters)
-    flags, key = compiler_flags(math, arch), _key(path, parameters, math, arch)
+    flags = compiler_flags(math, arch)
+    key = _key(path, parameters, math, arch)
     nvcc = find_nvcc()
 
     def build(target: Path) -> None:

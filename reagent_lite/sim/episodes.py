@@ -143,7 +143,8 @@ class EpisodeRecorder:
         env.reset()
         self._env = env
         self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_rows, 1), _MOST_ROUNDS))
-        self._held, self._list = _Held(env), _EpisodeList(env)
+        self._held = _Held(env)
+        self._list = _EpisodeList(env)
 
     @property
     def lengths(self) -> Ints:
@@ -160,7 +161,8 @@ class EpisodeRecorder:
         Raises:
             SimulationError: when the environment was given an action it does not have, or memory does not suffice.
         """
-        env, chunk = self._env, self._chunk
+        env = self._env
+        chunk = self._chunk
         for _ in range(chunk.rounds):
             play_step(env, actors, chunk)
         env.check()
@@ -191,13 +193,15 @@ class EpisodeRecorder:
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
     """Yields ranges [begin, stop) of at least one episode and at most BLOCK_ROWS rows; fewer rows only at the last."""
     cumulative = lengths.cumsum()
-    begin, rows = 0, 0
+    begin = 0
+    rows = 0
     while begin < len(lengths):
         stop = max(begin + 1, int(np.searchsorted(cumulative, rows + BLOCK_ROWS, "right")))
         if stop == len(lengths) and not last and cumulative[-1] - rows < BLOCK_ROWS:
             return
         yield begin, stop
-        begin, rows = stop, int(cumulative[stop - 1])
+        begin = stop
+        rows = int(cumulative[stop - 1])
 
 
 class _Chunk(Observer):
@@ -211,11 +215,14 @@ class _Chunk(Observer):
         self._after = {"action": env.action, "propensity": env.propensity, "reward": env.reward}
         self._ends = {"ended": env.ended, "last_state": env.next_observation}
         if env.mask is not None and env.next_mask is not None:
-            self._before["mask"], self._ends["last_mask"] = env.mask, env.next_mask
+            self._before["mask"] = env.mask
+            self._ends["last_mask"] = env.next_mask
         if env.in_game is not None and env.next_in_game is not None:
-            self._before["in_game"], self._ends["last_in_game"] = env.in_game, env.next_in_game
+            self._before["in_game"] = env.in_game
+            self._ends["last_in_game"] = env.next_in_game
         if env.spec.candidates and env.features is not None and env.next_features is not None:
-            self._before["features"], self._ends["last_features"] = env.features, env.next_features
+            self._before["features"] = env.features
+            self._ends["last_features"] = env.next_features
         every = self._before | self._after | self._ends
         self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
 
@@ -248,7 +255,8 @@ class _Held:
     """Recorded rounds on the host: arrays [rounds, R, ...] that grow at the end and shrink at the beginning."""
 
     def __init__(self, env: VectorEnv) -> None:
-        self._num_envs, self._num_rows = env.num_envs, env.num_rows
+        self._num_envs = env.num_envs
+        self._num_rows = env.num_rows
         self._rows: dict[str, Array] = {}
         self._begin = self._end = 0  # the rounds held, as places in the arrays
         self.stop = 0
@@ -306,7 +314,8 @@ class _EpisodeList:
 
     def __init__(self, env: VectorEnv) -> None:
         num_envs = env.num_envs
-        self._first_env, self._agents = env.first_env, env.spec.agents
+        self._first_env = env.first_env
+        self._agents = env.spec.agents
         self._env = np.arange(num_envs)
         self._number = np.zeros(num_envs, np.int64)
         self.start = np.zeros(num_envs, np.int64)
@@ -393,7 +402,9 @@ class _EpisodeList:
         def each(values: Array) -> Array:
             return np.repeat(values[places], self._agents)
 
-        env, first, lengths = each(self._env), each(self.start), each(self._stop - self.start)
+        env = each(self._env)
+        first = each(self.start)
+        lengths = each(self._stop - self.start)
         agent = np.tile(np.arange(self._agents), len(places))
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
@@ -407,7 +418,8 @@ class _EpisodeList:
             left = rows_in_game < lengths
             ends["last_state"][left] = rows["state"][(starts + rows_in_game)[left]]
             terminal |= left | ~ends["last_in_game"]
-            rows, lengths = {name: values[in_game] for name, values in rows.items()}, rows_in_game
+            rows = {name: values[in_game] for name, values in rows.items()}
+            lengths = rows_in_game
         return PlayedEpisodes(
             env=self._first_env + env,
             number=each(self._number),
@@ -429,7 +441,10 @@ class _EpisodeList:
         """Drops finished episodes."""
         kept = np.ones(len(self._env), bool)
         kept[places] = False
-        self._env, self._number = self._env[kept], self._number[kept]
-        self.start, self._stop, self._size = self.start[kept], self._stop[kept], self._size[kept]
+        self._env = self._env[kept]
+        self._number = self._number[kept]
+        self.start = self.start[kept]
+        self._stop = self._stop[kept]
+        self._size = self._size[kept]
         self._ends = {name: values[kept] for name, values in self._ends.items()}
         self._playing = (kept.cumsum() - 1)[self._playing]

@@ -51,7 +51,8 @@ class GymnasiumBackend:
             SimulationError: the environment does not exist, has other spaces, or raises.
             KernelBuildError: there is no compiler.
         """
-        self.name, self._parameters = env.removeprefix(GYMNASIUM), parameters
+        self.name = env.removeprefix(GYMNASIUM)
+        self._parameters = parameters
         with closing(self._new_env()) as opened:
             from gymnasium import spaces
 
@@ -145,7 +146,8 @@ class GymnasiumBackend:
         """
         from gymnasium.spaces import Box, Discrete, flatdim
 
-        actions, observations = env.action_space, env.observation_space
+        actions = env.action_space
+        observations = env.observation_space
         problems = []
         if not isinstance(actions, Discrete):
             wrapper = "DiscretizeAction" if isinstance(actions, Box) else "TransformAction"

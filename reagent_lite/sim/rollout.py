@@ -187,7 +187,8 @@ class Rollout(Observer):
         capture: Callable[[Step], Step] = lambda step: step,
         unit_reward: bool = False,
     ) -> None:
-        self.env, self.actors = env, dict(actors)
+        self.env = env
+        self.actors = dict(actors)
         self.rings = {name: actor.ring for name, actor in actors.items() if actor.ring is not None}
         self._unit_reward = unit_reward
         self._out_of_range_rewards = torch.zeros((), dtype=torch.int64, device=env.device)
@@ -354,8 +355,11 @@ class RolloutSource:
         transform: Callable[[TransitionBatch, float], TransitionBatch],
     ) -> None:
         self.rollout = rollout
-        self._exploration, self._schedule = exploration, schedule
-        self._rows, self._scale, self._transform = rows, scale, transform
+        self._exploration = exploration
+        self._schedule = schedule
+        self._rows = rows
+        self._scale = scale
+        self._transform = transform
         self._beta = torch.full((1,), schedule.beta, device=rollout.device)
         self._index: dict[str, Tensor] = {}
         self._step = 0
@@ -363,7 +367,8 @@ class RolloutSource:
 
     def collect(self, step: int) -> None:
         """Steps the environments if the schedule wants it before optimizer step `step`."""
-        schedule, self._step = self._schedule, step
+        schedule = self._schedule
+        self._step = step
         if not self._warm:
             self.rollout.run(schedule.warmup, informed=False)
             self.rollout.check()
@@ -413,7 +418,8 @@ class RolloutSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a `state_dict`."""
-        self._step, self._warm = int(state["step"]), bool(state["warm"])
+        self._step = int(state["step"])
+        self._warm = bool(state["warm"])
         for name, ring in self.rollout.rings.items():
             ring.load_state_dict(state[ring_key(name)])
         self.rollout.load_state_dict(state["rollout"])
@@ -472,7 +478,8 @@ def partitioned_count(states: Sequence[dict[str, Any]], rank: int, name: str) ->
 
 def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:
     """Returns [first, stop) along an axis of the concatenated parts without concatenating all of them."""
-    overlaps, begin = [], 0
+    overlaps = []
+    begin = 0
     for part in parts:
         size = part.shape[axis]
         low, high = max(first - begin, 0), min(stop - begin, size)

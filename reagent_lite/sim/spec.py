@@ -135,8 +135,13 @@ class EnvSpec:
     @property
     def step_bytes(self) -> int:
         """Bytes that a step of one environment reads and writes, without what it shows and offers."""
-        state, episode, step_count, ended = 8 * self.state_words, 4, 8, 1
-        action, reward, episode_return = self.action_bytes, 4, 8
+        state = 8 * self.state_words
+        episode = 4
+        step_count = 8
+        ended = 1
+        action = self.action_bytes
+        reward = 4
+        episode_return = 8
         return state + episode + step_count + ended + self.agents * (action + reward + episode_return)
 
     @property

@@ -175,7 +175,9 @@ class CheckpointFolder:
         Raises:
             BundleError: there are checkpoints, and none that can be read is whole.
         """
-        ended, damaged, newest = set(), list[tuple[str, str]](), None
+        ended = set()
+        damaged = list[tuple[str, str]]()
+        newest = None
         for name in self.names():
             try:
                 _, kept = verified(self.folder / name, CHECKPOINT, keep={STATE})
@@ -305,8 +307,11 @@ class Checkpoints:
         keep: int,
         since: str | None = None,
     ) -> None:
-        self.running, self.group = running, group
-        self._folder, self._keep, self._document = folder, keep, dict(document)
+        self.running = running
+        self.group = group
+        self._folder = folder
+        self._keep = keep
+        self._document = dict(document)
         self._serial = int(document["serial"])
         self._written = [] if since is None else [*_older(folder, since, group), since]
         self._step = None if since is None else running.position.step
@@ -323,7 +328,8 @@ class Checkpoints:
         Returns:
             What went wrong, the same on every rank, or "".
         """
-        step, group = self.running.position.step, self.group
+        step = self.running.position.step
+        group = self.group
         if self._step == step:
             return ""
         data = save(flat(own_state(self.running, group)))
@@ -427,8 +433,11 @@ class CheckpointSchedule:
         checkpoints: Checkpoints,
         signal: StopSignal,
     ) -> None:
-        self._waits, self._checkpoints, self._signal = waits, checkpoints, signal
-        self._running, self._group = checkpoints.running, checkpoints.group
+        self._waits = waits
+        self._checkpoints = checkpoints
+        self._signal = signal
+        self._running = checkpoints.running
+        self._group = checkpoints.group
         self._every_steps = config.every_steps or 0
         self._every_seconds = float("inf") if config.every_minutes is None else 60 * config.every_minutes
         self._agreement = StepAgreement(self._group, self._running.position.step)
@@ -475,7 +484,8 @@ class CheckpointSchedule:
         """
         failure = self._save()
         if failure:
-            where, todo = "checkpoint at the end of training", "Correct that and run the same command again"
+            where = "checkpoint at the end of training"
+            todo = "Correct that and run the same command again"
             raise CheckpointError(
                 Problem(where, "free space on a working disk", failure, f"{todo}; {self._signal.standing}")
             )

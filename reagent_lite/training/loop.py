@@ -189,7 +189,9 @@ def fit(
         every_steps: reports between the ends of epochs, or None.
         capture: turns an update on fixed buffers into one that is replayed on the device.
     """
-    optimization, at, clock = running.optimization, running.position, _Clock()
+    optimization = running.optimization
+    at = running.position
+    clock = _Clock()
     update = capture(_Step(running, plan.minibatches_per_step, group, clock))
     while at.step < plan.num_steps:
         if at.step and at.step % plan.steps_per_epoch == 0 and hooks.satisfied():
@@ -223,8 +225,12 @@ class _Step:
     """An optimizer step: the gradients of its minibatches, then new parameters and targets."""
 
     def __init__(self, running: Running, minibatches: int, group: Group, clock: "_Clock") -> None:
-        self._running, self._minibatches, self._group, self._clock = running, minibatches, group, clock
-        self._wrapped, self._rehearsed = group.wrap(running.learner), False
+        self._running = running
+        self._minibatches = minibatches
+        self._group = group
+        self._clock = clock
+        self._wrapped = group.wrap(running.learner)
+        self._rehearsed = False
         running.learner.train()
 
     def __call__(self) -> None:
@@ -235,7 +241,8 @@ class _Step:
             self._running.learner.after_step()  # type: ignore[operator]
 
     def _add_gradient(self, *, last: bool) -> None:
-        running, wrapped = self._running, self._wrapped
+        running = self._running
+        wrapped = self._wrapped
         with self._clock("time/gather"):
             batch = next(running.source)
         if not self._rehearsed:
@@ -255,10 +262,13 @@ class _Clock:
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
-        self._stage, self._start, self._since = "", 0.0, time.perf_counter()
+        self._stage = ""
+        self._start = 0.0
+        self._since = time.perf_counter()
 
     def restart(self) -> None:
-        self.stages, self._since = {}, time.perf_counter()
+        self.stages = {}
+        self._since = time.perf_counter()
 
     @property
     def seconds(self) -> float:

@@ -235,7 +235,8 @@ class History:
             identity: as in `require_same`.
             versions: versions of the software.
         """
-        group, state = self.group, self.state
+        group = self.group
+        state = self.state
         nodes = Counter(group.all_gather(group.node))
         document = {
             "run": self.run,
@@ -308,7 +309,8 @@ def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int
     With the same order that is where it stopped. With another order a step reads other rows, and only the beginnings of
     epochs correspond.
     """
-    step, rows = int(state["step"]), int(state["rows"])
+    step = int(state["step"])
+    rows = int(state["rows"])
     if state["order"] == now.order:
         return step, rows, 0
     epoch = step // int(state["steps_per_epoch"])

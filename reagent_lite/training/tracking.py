@@ -25,13 +25,16 @@ from reagent_lite.errors import ConfigError, Preempted, Problem, install, instal
 from reagent_lite.training.metrics import Conclusion, Sink
 
 _RUN_TAG = "reagent_lite.run"
-_FINISHED, _STOPPED, _FAILED = "FINISHED", "KILLED", "FAILED"
+_FINISHED = "FINISHED"
+_STOPPED = "KILLED"
+_FAILED = "FAILED"
 """How a run ended, in MLflow's words."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 """Standard output ends with the run's result, and an address that MLflow would print there may have a password."""
-_END_SECONDS, _STOP_SECONDS = 300.0, 10.0
+_END_SECONDS = 300.0
+_STOP_SECONDS = 10.0
 """How long a run that has ended, or was stopped, waits for a tracker to take what it was given."""
 
 
@@ -133,7 +136,8 @@ class Tracker(Sink):
     """
 
     def __init__(self, name: str, client: _Client) -> None:
-        self._name, self._client = name, client
+        self._name = name
+        self._client = client
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name=f"tracking.{name}", daemon=True)
         self._thread.start()

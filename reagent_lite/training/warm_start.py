@@ -25,7 +25,9 @@ from reagent_lite.training.resume import Files, read_on_first
 
 _KEY = "training.warm_start_model_path"
 Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
-_FOLDER, _WEIGHTS, _CONFIG = "folder", "weights.safetensors", "config.json"
+_FOLDER = "folder"
+_WEIGHTS = "weights.safetensors"
+_CONFIG = "config.json"
 
 
 @runtime_checkable
@@ -71,7 +73,8 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         return f"warm start: learner of {folder}; the optimizer starts anew"
     settings = json.loads(files[STATE])["optimizer"]
     if settings["class"] != type(optimizer).__name__:
-        expected, got = f"the state of {type(optimizer).__name__}", f"that of {settings['class']} at {path}"
+        expected = f"the state of {type(optimizer).__name__}"
+        got = f"that of {settings['class']} at {path}"
         todo = "Set training.do_not_warm_start_optimizer to true, or the same training.optimizer"
         raise ConfigError(Problem(_KEY, expected, got, todo))
     with fitting(Path(folder)):

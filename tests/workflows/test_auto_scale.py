@@ -43,7 +43,8 @@ LONG = 10**12  # environment steps: enough optimizer steps with any scale
 class Modelled(Probes):
     """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row."""
 
-    world, place = 2, "a model"
+    world = 2
+    hardware = "a model"
 
     def __init__(self, *, start: float = 1000.0, memory: int = 2**40) -> None:
         self.start, self.memory = start, memory

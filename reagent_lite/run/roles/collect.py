@@ -106,7 +106,8 @@ class Collector:
     def __init__(self, config: WorkflowConfig, group: Group, signal: StopSignal) -> None:
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
-        settings, spec = simulation.config, simulation.backend.spec
+        settings = simulation.config
+        spec = simulation.backend.spec
         normalization = given_or_unchanged(config, simulation)
         encoder = ObservationEncoder(config, simulation, normalization, group.device)
         self._id = uuid.uuid4().hex[:12]
@@ -120,7 +121,8 @@ class Collector:
         self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
         self._warmup = settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
-        learners, temperature = learners_of(self._learner), self._exploration.temperature
+        learners = learners_of(self._learner)
+        temperature = self._exploration.temperature
 
         def actor(kind: str, rows: Tensor | None) -> Actor:
             policy = encoder.policy(learners[kind], env.device)
@@ -139,9 +141,14 @@ class Collector:
         fixed = simulation.parametric and not spec.candidates
         features = np.array(spec.action_features, np.float32) if fixed else None
         self._schema = LogSchema(transitions=True, action_names=config.actions, action_features=features)
-        self._signal, self._dataset = signal, settings.shared
+        self._signal = signal
+        self._dataset = settings.shared
         self._folder = EpisodeFolder(Path(self._dataset.path).expanduser())
-        self._live, self._total, self._episodes, self._rows, self._files = False, 0.0, 0, 0, 0
+        self._live = False
+        self._total = 0.0
+        self._episodes = 0
+        self._rows = 0
+        self._files = 0
         signal.standing = f"episodes that were over are in {self._folder.path}; the same command collects more"
 
     def run(self) -> None:
@@ -230,7 +237,8 @@ class Collector:
                 self._folder.add(table, {**self._origin, "policy": self._version}, self._id)
                 break
             except DataError as error:
-                cause, rows = error.__cause__, counted(table.num_rows, "row")
+                cause = error.__cause__
+                rows = counted(table.num_rows, "row")
                 if not isinstance(cause, OSError):
                     raise
                 if self._signal.wanted:
@@ -243,7 +251,9 @@ class Collector:
         self._recorder.drop(over)
         keep_size(self._folder, self._dataset)
         self._total += float(episodes.returns.sum())
-        self._episodes, self._rows, self._files = self._episodes + count, self._rows + table.num_rows, self._files + 1
+        self._episodes = self._episodes + count
+        self._rows = self._rows + table.num_rows
+        self._files = self._files + 1
 
 
 def named_block(episodes: PlayedEpisodes, prefix: str) -> EpisodeBlock:

@@ -123,8 +123,10 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
         FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
-    key, again = "simulation.dataset", attempt_here() > 0
-    fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(settings)
+    key = "simulation.dataset"
+    again = attempt_here() > 0
+    fifo = Path(settings.path).expanduser() / FIFO
+    policies = policies_folder(settings)
     if not fifo.exists():
         logger.info(f"{key}.path: {fifo} was not there and is made; if it lies on a share, check that it is mounted")
     require_writable(fifo, f"{key}.path", keep=True, again=again)
@@ -147,7 +149,9 @@ class PolicyPublisher:
     """
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
-        self._folder, self._learner, self._facts = folder, learner, facts
+        self._folder = folder
+        self._learner = learner
+        self._facts = facts
         self._identity: FolderIdentity | None = None  # since the first policy
         self._published: LearnerProgress | None = None
         self._warned = ""
@@ -182,7 +186,8 @@ class PolicyPublisher:
                 )
             self._warned = reason
             return reason
-        self._published, self._warned = progress, ""
+        self._published = progress
+        self._warned = ""
         for old in [*older, version][:-_KEPT]:
             shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
         return ""
@@ -197,8 +202,10 @@ class PolicyReader:
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        self._folder, self._facts = folder, facts
-        self._version, self._damaged = 0, set[int]()
+        self._folder = folder
+        self._facts = facts
+        self._version = 0
+        self._damaged = set[int]()
 
     def newer(self) -> PublishedPolicy | None:
         """Returns the newest complete policy, or None if it was returned before; damaged ones are skipped.

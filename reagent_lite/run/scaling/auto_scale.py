@@ -141,7 +141,8 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     """
     state = find_unfinished(config.checkpoint, CheckpointFolder(folder), group)
     if state is not None:
-        saved, rows = state["config"]["simulation"], state["config"]["training"]["minibatch_size"]
+        saved = state["config"]["simulation"]
+        rows = state["config"]["training"]["minibatch_size"]
         if saved is None:
             return config  # the unfinished run has no environments: History.find refuses to continue it
         kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
@@ -159,7 +160,8 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
                 "search starts",
             )
         )
-    choice, world = result.choice, group.world_size
+    choice = result.choice
+    world = group.world_size
     scaled = choice.applied(config, world)
     logger.info(
         f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
@@ -262,7 +264,8 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
 
 def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     """Returns the largest number of environments of a process, limited by memory, replay and the run's length."""
-    settings, world = config.environments, group.world_size
+    settings = config.environments
+    world = group.world_size
     first = Scale.of(config, world)
     env = VectorEnv(backend, num_envs=1, parametric=config.parametric)
     memory = simulation_memory(config, env, sum(kind.learns for kind in agent_types(config, env.spec)), world)
@@ -315,7 +318,8 @@ class Probes:
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self.world = group.world_size
-        self._config, self._count = config, group.ranks.local_world_size
+        self._config = config
+        self._count = group.ranks.local_world_size
         name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "the CPU"
         several = f", {counted(self._count, 'process')} of this machine at once" if self._count > 1 else ""
         self.hardware = f"{name}{several}"

@@ -26,7 +26,8 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.loop import Hooks, fit
 from reagent_lite.training.resume import History
 
-_WINDOWS, _WINDOW_SECONDS = 5, 0.4
+_WINDOWS = 5
+_WINDOW_SECONDS = 0.4
 _WARM_ROUNDS = {"cpu": 2, "cuda": 6}  # CUDA graphs are recorded in the fourth
 
 
@@ -38,8 +39,11 @@ class _Watch(Hooks):
     """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup, self._settings = setup, setup.history.config.environments
-        self._steps, self._next, self._rounds = 0, _WARM_ROUNDS[setup.history.group.device.type], 0
+        self._setup = setup
+        self._settings = setup.history.config.environments
+        self._steps = 0
+        self._next = _WARM_ROUNDS[setup.history.group.device.type]
+        self._rounds = 0
         self._since = math.nan
         self._seconds: list[float] = []
 

@@ -21,7 +21,9 @@ from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_s
 from reagent_lite.types import Actions, EnvStep, TransitionBatch
 
 _KEY = "simulation.replay.capacity"
-_TERMINATED, _TRUNCATED, _ABSENT = 1, 2, 4
+_TERMINATED = 1
+_TRUNCATED = 2
+_ABSENT = 4
 _SMALLEST_ERROR = 1e-6
 
 Columns = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -149,7 +151,9 @@ class ReplayRing:
         over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
     ) -> None:
         _check_capacity(settings, device)
-        s, T, N = settings, settings.slots, settings.num_envs
+        s = settings
+        T = settings.slots
+        N = settings.num_envs
         self._settings = settings
         self.capacity = T * N
         self._columns = {
@@ -189,7 +193,9 @@ class ReplayRing:
             step: rows of `rounds` slots one after the other, each a row of every environment.
             rounds: at most `most_rounds`.
         """
-        s, N, kind = self._settings, self._settings.num_envs, self._columns["marks"].dtype
+        s = self._settings
+        N = self._settings.num_envs
+        kind = self._columns["marks"].dtype
         slots = (self._written + torch.arange(rounds, device=self._written.device)).remainder(s.slots)
         for name in s.observation_columns:
             shape = rounds, N, *self._flat[name].shape[1:]
@@ -198,7 +204,8 @@ class ReplayRing:
         ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
         if step.present is not None:
             ended = ended.add(~step.present, alpha=_ABSENT)
-        scalars, marks = torch.stack((step.reward, step.propensity), 1), torch.stack((step.action.to(kind), ended), 1)
+        scalars = torch.stack((step.reward, step.propensity), 1)
+        marks = torch.stack((step.action.to(kind), ended), 1)
         self._columns["scalars"].index_copy_(0, slots, scalars.view(rounds, N, 2))
         self._columns["marks"].index_copy_(0, slots, marks.view(rounds, N, 2))
         self._written.add_(rounds)
@@ -249,7 +256,8 @@ class ReplayRing:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
-        s, filled = self._settings, self.rows // self._settings.num_envs
+        s = self._settings
+        filled = self.rows // self._settings.num_envs
         state = {name: column[:filled] for name, column in self._columns.items()}
         state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled] for name in s.observation_columns}
         if self._priorities is not None:
@@ -270,7 +278,8 @@ class ReplayRing:
         """
         present = self.state_dict()
         if _shapes(present) != _shapes(state):
-            expected, got = f"a saved replay like this run's ({_shape_text(present)})", _shape_text(state)
+            expected = f"a saved replay like this run's ({_shape_text(present)})"
+            got = _shape_text(state)
             if "written" not in state or "follows" in state:
                 got = f"{got}, in the layout of an earlier release"
             todo = "Continue with the same release, capacity, num_envs and environment, or start with an empty replay"
@@ -301,7 +310,8 @@ class ReplayRing:
             slots: [R] just written.
             filled: [R] slots that were written when each of them was.
         """
-        s, N = self._settings, self._settings.num_envs
+        s = self._settings
+        N = self._settings.num_envs
         ready = (slots - s.lag).remainder(s.slots)
         value = (priorities.largest * (filled > s.lag)).unsqueeze(1).expand(-1, N)
         if s.needs_next_action:
@@ -361,7 +371,9 @@ class ReplayRing:
         return self._flat["marks"].index_select(0, following)[:, 0].long() * (windows.ended == 0)
 
     def _choices(self, row: Tensor) -> Actions:
-        count, K, flat = len(row), self._settings.num_actions, self._flat
+        count = len(row)
+        K = self._settings.num_actions
+        flat = self._flat
         fixed = None if self._fixed is None else self._fixed.expand(count, *self._fixed.shape)
         return Actions(
             mask=flat["mask"].index_select(0, row) if "mask" in flat else self._every.expand(count, K),
@@ -374,7 +386,8 @@ def _bytes(columns: Columns) -> int:
 
 
 def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
-    s, rows = settings, settings.slots * settings.num_envs
+    s = settings
+    rows = settings.slots * settings.num_envs
     if s.slots <= s.lag:
         expected = f"at least {(s.lag + 1) * s.num_envs}, {s.lag + 1} rows of each environment"
         todo = "Raise it, or lower simulation.num_envs or rl.multi_steps"
