@@ -29,7 +29,7 @@ from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
-from reagent_lite.run.roles.following import CollectedReplay, CollectedSource
+from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource
 from reagent_lite.run.samples import logged_facts, logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import ReturnBounds, return_bounds

@@ -41,7 +41,7 @@ from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles import policies
 from reagent_lite.run.roles.collect import Collector, collect, named_block
-from reagent_lite.run.roles.following import CollectedReplay, CollectedSource, env_steps
+from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
@@ -756,7 +756,7 @@ def survive(
             time.sleep(chance.uniform(*seconds))
             running[name].send_signal(signal.SIGCONT)
         else:
-            wait_until(lambda: all("policy: " in one.said or "collecting in" in one.said for one in running.values()))
+            wait_until(lambda: all("training: " in one.said or "collecting in" in one.said for one in running.values()))
             share.unmount()
             time.sleep(6)
             share.mount()

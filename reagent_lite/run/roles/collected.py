@@ -1,0 +1,501 @@
+"""Learning from the episodes that collectors write, instead of from environments in the learner's processes.
+
+ _FileOrder                                                    CollectedReplay            _RankFiles
+ files in order ─► rank 0 takes as many as the schedule needs ─► divided among the ranks ─► each reads its own ─► rings
+
+Before each optimizer step a run reads as many environment steps as it would play itself, so that the amount of data is
+the same. If there are too few, it publishes its policy for waiting collectors, and waits. Each type of agents that
+learns has its own replay ring.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.algorithms.learners import Learner
+from reagent_lite.console import Waiting, logger
+from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
+from reagent_lite.data.rows.matrices import Lists
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.files import sentence_of, wait_for
+from reagent_lite.run.environments import ObservationEncoder
+from reagent_lite.run.roles.policies import (
+    DATASET_KEY,
+    LearnerProgress,
+    PolicyPublisher,
+    facts_of,
+    keep_size,
+    most_env_steps_ahead,
+    origin_of,
+    policies_folder,
+)
+from reagent_lite.run.simulated import open_ring, ring_settings
+from reagent_lite.sim.replay.ring import ReplayRing
+from reagent_lite.sim.rollout import RolloutSource, partitioned_count, require_rewards_in_range
+from reagent_lite.sim.spec import EnvSpec
+from reagent_lite.training.stop import StopSignal
+from reagent_lite.types import EnvStep
+
+if TYPE_CHECKING:
+    from reagent_lite.data.rows.reading import Rows
+
+T = TypeVar("T")
+
+
+Chosen = list[tuple[str, int]]
+"""Names of files and the environment steps in each."""
+
+
+class _FileOrder:
+    """Files of the shared folder in the order of their numbers: which are read, and which come next.
+
+    Only rank 0 looks at the folder; on other ranks the state is that of rank 0's checkpoint.
+
+    Args:
+        folder: the shared folder.
+        origin: environment, parameters and release that a file must have.
+
+    Attributes:
+        seen: names of the files that are read or left out.
+        through: largest number among them.
+        away: why the folder could not be read at the last attempt; "" if it could.
+    """
+
+    def __init__(self, folder: EpisodeFolder, origin: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._origin = origin
+        self._pending = deque[EpisodeFile]()
+        self._left_out: list[DataError] = []
+        self.seen = set[str]()
+        self.through = 0
+        self.away = ""
+
+    def take(self, env_steps: int) -> Chosen:
+        """Returns the next files with so many environment steps, at least one file; fewer if there are no more."""
+        chosen: Chosen = []
+        self.away = ""
+        try:
+            if not self._pending:
+                files = self._folder.files()
+                self.seen.intersection_update(file.name for file in files)
+                self._pending.extend(file for file in files if file.name not in self.seen)
+            while self._pending and (not chosen or _env_steps_in(chosen) < env_steps):
+                chosen += self._checked(self._pending[0])
+                self._pending.popleft()
+        except OSError as error:
+            self.away = sentence_of(error, self._folder.path)
+        self._warn()
+        return chosen
+
+    def take_again(self, names: set[str], env_steps: int) -> Chosen:
+        """Returns the newest of these files, the oldest first, with so many environment steps; waits for the folder.
+
+        Raises:
+            UnavailableError: the folder was away for ten minutes.
+        """
+
+        def newest() -> Chosen:
+            chosen: Chosen = []
+            read = [file for file in self._folder.files() if file.name in names]
+            self.seen.update(file.name for file in read)
+            while read and _env_steps_in(chosen) < env_steps:
+                chosen += self._checked(read.pop())
+            return chosen
+
+        chosen = wait_for(newest, self._folder.path, DATASET_KEY)
+        self._warn()
+        return chosen[::-1]
+
+    def _checked(self, file: EpisodeFile) -> Chosen:
+        """Returns a file that fits, or nothing if it does not and is left out.
+
+        Raises:
+            OSError: the folder is away.
+        """
+        chosen: Chosen = []
+        try:
+            origin, env_steps = _from(self._folder, lambda: self._folder.origin(file.name))
+            if problems := misfits(str(self._folder.path / file.name), self._origin, origin):
+                raise DataError(problems)
+            chosen = [(file.name, env_steps)]
+        except DataError as error:
+            self._left_out.append(error)
+        self.seen.add(file.name)
+        self.through = max(self.through, file.number)
+        return chosen
+
+    def _warn(self) -> None:
+        """Warns of the files that were left out since the last call, with the reason of the first."""
+        if self._left_out:
+            files = counted(len(self._left_out), "file of the dataset is", "files of the dataset are")
+            logger.warning(f"{files} left out, for this reason or a similar one: {self._left_out[0]}")
+            self._left_out.clear()
+
+
+class _RankFiles:
+    """This rank's share of the files, which it reads into its rings.
+
+    Args:
+        folder: the shared folder.
+        encoder: knows environment and config.
+        rings: by the name of each type of agents that learns.
+        device: the device of the rings.
+
+    Attributes:
+        totals: [2 + types] float64: episodes read, their environment steps, returns of an agent by type.
+        out_of_range_rewards: number of rewards that the loss cannot take.
+    """
+
+    def __init__(
+        self,
+        folder: EpisodeFolder,
+        encoder: ObservationEncoder,
+        rings: Mapping[str, ReplayRing],
+        device: torch.device,
+    ) -> None:
+        self._folder = folder
+        self._device = device
+        self._spec = encoder.simulation.backend.spec
+        self._types = encoder.simulation.types
+        self._actions = encoder.config.actions
+        self._unit_reward = encoder.config.rl.q_network_loss == "bce_with_logits"
+        self._rings = rings
+        self._unread = deque[str]()
+        self._blocks_read = 0  # of the first unread file
+        self.totals = torch.zeros(2 + len(self._types), dtype=torch.float64)
+        self.out_of_range_rewards = 0
+
+    def add(self, name: str, env_steps: int) -> None:
+        """Adds a file, which `read` reads."""
+        self._unread.append(name)
+        self.totals[1] += env_steps
+
+    def read(self) -> str:
+        """Reads the added files; returns "", or why the folder cannot be read, after which it may be called again."""
+        while self._unread:
+            try:
+                _from(self._folder, self._read_blocks)
+            except OSError as error:
+                return sentence_of(error, self._folder.path)
+            except DataError as error:
+                logger.warning(f"a file of the dataset is left out: {error}")
+            self._unread.popleft()
+            self._blocks_read = 0
+            for ring in self._rings.values():
+                ring.end_episodes()
+        return ""
+
+    def _read_blocks(self) -> None:
+        name = self._unread[0]
+        for rows in itertools.islice(self._folder.rows(name, self._actions), self._blocks_read, None):
+            self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
+            self._blocks_read += 1
+
+    def _write(self, steps: EnvStep, agent: Tensor) -> None:
+        if self._unit_reward:
+            self.out_of_range_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
+        # an episode of the environment has one of its first agent
+        self.totals[0] += ((steps.terminated | steps.truncated) & (agent == 0)).sum()
+        for index, kind in enumerate(self._types):
+            of_type = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
+            self.totals[2 + index] += of_type.reward.sum(dtype=torch.float64) / len(kind.agents)
+            if (ring := self._rings.get(kind.name)) is None:
+                continue
+            for begin in range(0, len(of_type.reward), ring.most_rounds):
+                part = of_type.rows(slice(begin, begin + ring.most_rounds))
+                ring.write(part.to(self._device), len(part.reward))
+
+
+class CollectedReplay:
+    """Reads the rows of collectors into replay rings, for a RolloutSource; every rank calls each method.
+
+    Args:
+        encoder: converts observations of the collectors' environment to the network's input.
+        learner: learner whose policies rank 0 publishes.
+        group: ranks that divide the files.
+        signal: ends the wait for rows.
+
+    Attributes:
+        actors, rings, device: see sim.rollout.Experience.
+        env_steps: environment steps read so far, over all ranks.
+    """
+
+    def __init__(self, encoder: ObservationEncoder, learner: Learner, group: Group, signal: StopSignal) -> None:
+        config = encoder.config
+        spec = encoder.simulation.backend.spec
+        types = encoder.simulation.types
+        settings = replace(
+            ring_settings(config, spec, 1),
+            slots=config.environments.replay.capacity // group.world_size,
+            candidates=config.parametric,  # files have lists of candidates, fixed or not
+            action_features=None,
+        )
+        self.actors = dict.fromkeys(kind.name for kind in types)
+        self.device = group.device
+        self.rings = {name: open_ring(settings, config, group) for name in encoder.simulation.learning}
+        self.env_steps = 0
+        self._group = group
+        self._signal = signal
+        self._dataset = config.environments.shared
+        self._folder = EpisodeFolder(Path(self._dataset.path).expanduser())
+        self._order = _FileOrder(self._folder, origin_of(config, encoder.simulation))
+        self._files = _RankFiles(self._folder, encoder, self.rings, group.device)
+        self._spec = spec
+        self._num_envs = config.environments.num_envs
+        self._lag = settings.lag
+        fewest_agents = min(len(kind.agents) for kind in types if kind.learns)
+        self._most_env_steps = settings.slots * group.world_size // fewest_agents  # that the rings hold
+        self._policies = policies_folder(self._dataset)
+        self._publisher = PolicyPublisher(self._policies, learner, facts_of(encoder, learner))
+        self._ahead = most_env_steps_ahead(config.environments)
+        self._step = 0
+        self._wanted = 0
+        self._env_steps_of_ranks = [0] * group.world_size
+
+    def publish(self, step: int) -> None:
+        """Publishes the policy every `publish_every_steps` optimizer steps, and at the first call."""
+        self._step = step
+        if step % self._dataset.publish_every_steps == 0 or self._publisher.first:
+            self._publish()
+
+    def publish_last(self, step: int) -> None:
+        """Publishes the policy as the final one, after which collectors stop; waits while it cannot be written.
+
+        Raises:
+            Preempted: on all ranks, if a signal came to one of them while it waited.
+        """
+        self._step = step
+        waiting = Waiting()
+        while self._on_any_rank(bool(reason := self._publish(finished=True))):
+            self._wait(
+                waiting, f"the last policy, for which collectors wait, cannot be written to {self._policies}: {reason}"
+            )
+
+    def _publish(self, *, finished: bool = False) -> str:
+        """Publishes the policy on rank 0; returns "", or why it was not written."""
+        if not self._group.is_first:
+            return ""
+        progress = LearnerProgress(
+            step=self._step,
+            env_steps=self.env_steps,
+            through=self._order.through,
+            ahead=self._ahead,
+            finished=finished,
+        )
+        reason = self._publisher.publish(progress)
+        keep_size(self._folder, self._dataset)
+        return reason
+
+    def _wait(self, waiting: Waiting, what: str, key: str = "") -> None:
+        if self._on_any_rank(self._signal.wanted):
+            raise self._signal.preempted()
+        waiting.sleep(what, key)
+
+    def _on_any_rank(self, wanted: bool) -> bool:
+        return bool(self._group.all_reduce(torch.tensor([wanted], dtype=torch.int64)))
+
+    def explore(self, epsilon: float) -> None:
+        """Does nothing, as the collectors explore."""
+
+    def run(self, steps: int, *, informed: bool = True) -> None:
+        """Reads `steps` steps of every environment, and waits for collectors if there are too few.
+
+        Raises:
+            Preempted: on all ranks, if a signal came to one of them while it waited.
+            UnavailableError: the folder was away for ten minutes.
+        """
+        wanted = self._wanted + steps * self._num_envs
+        waiting = Waiting()
+        while not self._suffices(wanted):
+            chosen = self._order.take(wanted - self.env_steps) if self._group.is_first else []
+            assigned = self._assign(chosen)
+            self.env_steps += assigned  # a signal may end the run while it reads: these files count as read
+            self._read()
+            if assigned:
+                waiting = Waiting()
+                continue
+            self._publish()
+            away = self._order.away
+            scarce = (
+                f"{self._folder.path} has {self.env_steps:,} of the {wanted:,} environment steps that step "
+                f"{self._step:,} needs; collectors write them (simulation.mode collect)"
+            )
+            self._wait(waiting, away or scarce, DATASET_KEY if away else "")
+        self._wanted = wanted
+
+    def _suffices(self, wanted: int) -> bool:
+        return self.env_steps >= wanted and min(self._env_steps_of_ranks) > self._lag
+
+    def _assign(self, chosen: Chosen) -> int:
+        """Divides the files that rank 0 has chosen among the ranks, and returns their environment steps."""
+        files = json.loads(self._group.broadcast_text(json.dumps(chosen)))
+        for name, env_steps in files:
+            rank = self._env_steps_of_ranks.index(min(self._env_steps_of_ranks))
+            self._env_steps_of_ranks[rank] += env_steps
+            if rank == self._group.rank:
+                self._files.add(name, env_steps)
+        return _env_steps_in(files)
+
+    def _read(self) -> None:
+        """Reads this rank's share, and waits until all ranks have read theirs."""
+        waiting = Waiting()
+        while self._on_any_rank(bool(reason := self._files.read())):
+            self._wait(waiting, reason or f"{self._folder.path} cannot be used by another rank", DATASET_KEY)
+
+    def check(self) -> None:
+        """Raises the errors of the rows.
+
+        Raises:
+            SimulationError: a reward that the loss cannot take.
+        """
+        require_rewards_in_range(self._files.out_of_range_rewards, self._spec.name)
+
+    def finished(self) -> Tensor:
+        """Returns and resets [2 + actors] float64: episodes read, their steps, returns of an agent by type."""
+        self.check()
+        totals = self._files.totals.clone()
+        self._files.totals.zero_()
+        return totals
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns which files are read; the rows are still in them."""
+        names = json.dumps(sorted(self._order.seen)).encode()
+        return {
+            "env_steps": self.env_steps,
+            "wanted": self._wanted,
+            "through": self._order.through,
+            "seen": torch.frombuffer(bytearray(names), dtype=torch.uint8),
+            "finished": self._files.totals.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Fills the rings from the newest files that had been read; the others are read next.
+
+        Raises:
+            ConfigError: the checkpoint was written by an earlier version.
+        """
+        if not {"env_steps", "seen"} <= state.keys():
+            expected = "a checkpoint that names the files and counts the environment steps it has read"
+            todo = "Set it to false, and the run begins anew"
+            raise ConfigError(Problem("checkpoint.resume", expected, "one of an earlier version", todo))
+        self.env_steps = int(state["env_steps"])
+        self._wanted = int(state["wanted"])
+        self._order.through = int(state["through"])
+        names = set(json.loads(state["seen"].numpy().tobytes()))
+        self._assign(self._order.take_again(names, self._most_env_steps) if self._group.is_first else [])
+        self._read()
+        self._files.totals.copy_(state["finished"])
+
+
+def _env_steps_in(files: Chosen) -> int:
+    return sum(env_steps for _, env_steps in files)
+
+
+def _from(folder: EpisodeFolder, read: Callable[[], T]) -> T:
+    """Returns what `read` returns; an error is a file's fault only if the folder is there before and after.
+
+    Raises:
+        OSError: the folder is away.
+        DataError: the error of a file.
+    """
+    folder.require()
+    try:
+        return read()
+    except DataError:
+        folder.require()
+        return read()
+
+
+class CollectedSource(RolloutSource):
+    """Batches of collectors' transitions; a checkpoint holds no rows, as they are in the dataset."""
+
+    rollout: CollectedReplay
+
+    def collect(self, step: int) -> None:
+        """Publishes the policy if it is time to, and reads rows where the schedule says so."""
+        self.rollout.publish(step)
+        super().collect(step)
+
+    def at_end(self, step: int) -> None:
+        """Publishes the last policy."""
+        self.rollout.publish_last(step)
+
+    def partition(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+        """Returns how far the files are read; each rank fills its replay from its share of them."""
+        rollout = states[0]["rollout"] | {"finished": partitioned_count(states, rank, "finished")}
+        return {**states[0], "rollout": rollout}
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in the rows read from all collectors so far."""
+        return self.rollout.env_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far the files are read and the number of the next optimizer step."""
+        return {"step": self._step, "warm": self._warm, "rollout": self.rollout.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a `state_dict`."""
+        self._step = int(state["step"])
+        self._warm = bool(state["warm"])
+        self.rollout.load_state_dict(state["rollout"])
+
+
+def agents_of(rows: Rows, spec: EnvSpec, where: str) -> Tensor:
+    """Returns [n] the number of each row's agent, which its episode's name ends with.
+
+    Raises:
+        DataError: an agent that the environment does not have.
+    """
+    agents = np.array([game_and_agent(name)[1] for name in rows.mdp_ids.to_pylist()])
+    if len(agents) and agents.max() >= spec.agents:
+        expected = f"names of episodes that end with agents 0 to {spec.agents - 1} of {spec.name}"
+        raise DataError(Problem(where, expected, str(agents.max())))
+    return torch.from_numpy(np.append(agents, 0)[rows.episode])
+
+
+def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
+    """Returns rows, one after the other, as steps of one environment.
+
+    Candidates are the first of K choices, in the order of their list.
+    """
+    mask = rows.mask.astype(bool)
+    next_mask = rows.next_mask.astype(bool)
+    features: dict[str, NDArray[np.float32]] = {}
+    if rows.lists is not None and rows.next_lists is not None:
+        features["features"], mask = _padded(rows.lists, spec)
+        features["next_features"], next_mask = _padded(rows.next_lists, spec)
+    ids = tuple(range(spec.observation_size))
+    columns = {
+        "observation": rows.state.aligned(ids),
+        "action": rows.action,
+        "reward": rows.reward,
+        "terminated": rows.bootstrap == 0,
+        "truncated": rows.truncated.astype(bool),
+        "next_observation": rows.next_state.aligned(ids),
+        "propensity": rows.propensity,
+        "mask": mask,
+        "next_mask": next_mask,
+        **features,
+    }
+    return EnvStep(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()})
+
+
+def _padded(lists: Lists, spec: EnvSpec) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Returns features [n, K, F] and mask [n, K] of candidate lists."""
+    mask = np.arange(spec.num_actions) < lists.lengths[:, None]
+    features = np.zeros((*mask.shape, spec.action_feature_size), np.float32)
+    features[mask] = lists.features.aligned(tuple(range(spec.action_feature_size)))
+    return features, mask
