@@ -67,6 +67,12 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
 
 
 def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
+    """Yields the folder to write into.
+
+        .NAME.mark.tmp   written ─► synced ─► exchanged with NAME; if the filesystem cannot, NAME is first .NAME.mark.old
+    .NAME.mark.now   served, and no exchange: the folder stays here, and NAME is a link to it, replaced by a new link
+    a failure        removes what was written, and puts .NAME.mark.old back
+    """
     _sweep(target)
     unique = process_mark()
     temporary, aside, hidden = (target.with_name(f".{target.name}.{unique}.{end}") for end in ("tmp", "old", "now"))

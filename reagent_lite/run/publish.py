@@ -7,12 +7,12 @@ checked.
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -59,43 +59,59 @@ _NOT_PUBLISHED = "not_published.json"
 _SAMPLE_ROWS = 256
 
 
-@contextmanager
-def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[WorkflowConfig], None]]:
-    """Reserves model_output_path for this run inside the block; does nothing on ranks other than 0.
+class OutputFolder:
+    """The run's model_output_path, which no other run uses inside the block. On ranks other than 0 it does nothing.
 
-    Yields a function that creates the folder, or removes an earlier run's pictures and report from it, and writes the
-    config there. Call it once all input has been checked. A folder of an earlier run is locked at once, because its
-    checkpoints are read.
+        block begins   it can be written; an earlier run's folder is locked at once, because its checkpoints are read
+        take           all input has been checked: a new folder is made and locked, the config written
+        block ends     unlocked
 
-    Raises:
-        FolderInUseError: another run uses the folder.
-        ConfigError: the folder cannot be written.
-        UnavailableError: likewise, for ten minutes, in a later attempt of the run.
+    Args:
+        config: names the folder.
+        group: the ranks.
     """
-    if not group.is_first:
-        yield lambda config: None
-        return
-    folder = config.folder
-    again = attempt_here() > 0
-    require_writable(nearest_existing(folder), FOLDER, again=again)
-    require_replaceable(model_folder(folder, ONLY))
-    locked = (folder / LOCK).exists()
-    with ExitStack() as stack:
 
-        def lock() -> None:
-            stack.enter_context(alone_in(folder, FOLDER, again=again))
+    def __init__(self, config: WorkflowConfig, group: Group) -> None:
+        self._folder = config.folder
+        self._is_first = group.is_first
+        self._again = attempt_here() > 0
+        self._is_locked = False
+        self._lock = ExitStack()
 
-        def take(config: WorkflowConfig) -> None:
-            require_writable(folder, FOLDER, keep=True, again=again)
-            if not locked:
-                lock()
-            for name in (PICTURE_FILE, PAGE):  # of an earlier run
-                (folder / name).unlink(missing_ok=True)
-            write_whole(folder / "config.json", canonical(resolved(config)))
+    def __enter__(self) -> Self:
+        """Checks the folder.
 
-        if locked:
-            lock()
-        yield take
+        Raises:
+            FolderInUseError: another run uses the folder.
+            ConfigError: the folder cannot be written.
+            UnavailableError: likewise, for ten minutes, in a later attempt of the run.
+        """
+        if self._is_first:
+            require_writable(nearest_existing(self._folder), FOLDER, again=self._again)
+            require_replaceable(model_folder(self._folder, ONLY))
+            if (self._folder / LOCK).exists():
+                self._lock_folder()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def take(self, config: WorkflowConfig) -> None:
+        """Creates the folder, or removes an earlier run's pictures and report, and writes the config there; on rank 0.
+
+        Raises:
+            FolderInUseError, ConfigError, UnavailableError: as at the beginning of the block.
+        """
+        require_writable(self._folder, FOLDER, keep=True, again=self._again)
+        if not self._is_locked:
+            self._lock_folder()
+        for name in (PICTURE_FILE, PAGE):  # of an earlier run
+            (self._folder / name).unlink(missing_ok=True)
+        write_whole(self._folder / "config.json", canonical(resolved(config)))
+
+    def _lock_folder(self) -> None:
+        self._lock.enter_context(alone_in(self._folder, FOLDER, again=self._again))
+        self._is_locked = True
 
 
 def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> None:

@@ -31,8 +31,8 @@ from reagent_lite.run.publish import (
     FOLDER,
     Learned,
     Outcome,
+    OutputFolder,
     conclusion_of,
-    output_folder,
     publish,
     require_exportable,
     require_outcome,
@@ -79,7 +79,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
     start = time.monotonic()
     folder = config.folder
     _require_computable(config, group)
-    with StopSignal() as signal, on_stream(group.device), output_folder(config, group) as take_folder:
+    with StopSignal() as signal, on_stream(group.device), OutputFolder(config, group) as output:
         if config.simulation is not None and config.simulation.auto_scale:
             config = auto_scaled(config, group, folder / "checkpoints")
         simulation = None if config.simulation is None else open_simulation(config, group)
@@ -101,7 +101,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
                 writer.add(trackers(config, history.run))
                 if config.follows:
                     shared.enter_context(shared_folders(config))
-                take_folder(config)
+                output.take(config)
                 source.write_fitted()
                 step = setup.running.position.step
                 writer.add(file_sinks(folder, history.run, parameters(config), lines=history.lines, step=step))

@@ -315,7 +315,7 @@ class Checkpoints:
         self._serial = int(document["serial"])
         self._written = [] if since is None else [*_older(folder, since, group), since]
         self._step = None if since is None else running.position.step
-        self._place = FolderIdentity.marked(folder.folder.parent) if group.is_first else None
+        self._output = FolderIdentity.marked(folder.folder.parent) if group.is_first else None
 
     @property
     def latest(self) -> str | None:
@@ -329,24 +329,36 @@ class Checkpoints:
             What went wrong, the same on every rank, or "".
         """
         step = self.running.position.step
-        group = self.group
         if self._step == step:
             return ""
-        data = save(flat(own_state(self.running, group)))
-        need = sum(group.all_gather(len(data)))
         name = f"step_{step:06d}"
-        parts = group.gather_bytes(data)
-        failure = self._write(name, need, parts) if group.is_first else ""
-        for _ in parts:  # every rank must exhaust it, even where the disk failed
-            pass
-        failure = group.broadcast_text(failure)
+        failure = self._gather_and_write(name)
         if not failure:
+            older = [kept for kept in self._written if kept != name]
             self._serial += 1
-            self._written = [*[kept for kept in self._written if kept != name][1 - self._keep :], name]
+            self._written = [*older[1 - self._keep :], name]
             self._step = step
-            if group.is_first:
+            if self.group.is_first:
                 self._folder.keep_only(self._written)
         return failure
+
+    def _gather_and_write(self, name: str) -> str:
+        """Writes the states of all ranks on rank 0; returns "" or the failure, the same on every rank.
+
+            every rank   size ─────────► all_gather        rank 0 checks the free space
+                         bytes ────────► gather_bytes      one rank at a time; rank 0 writes each as it comes
+                         wait ◄───────── broadcast_text    whether it was written
+
+        All ranks take part in each of the three, even if rank 0 has failed meanwhile.
+        """
+        group = self.group
+        data = save(flat(own_state(self.running, group)))
+        need = sum(group.all_gather(len(data)))
+        parts = group.gather_bytes(data)
+        failure = self._write(name, need, parts) if group.is_first else ""
+        for _ in parts:  # on rank 0: what a failed write has left; on others: sends this rank's part
+            pass
+        return group.broadcast_text(failure)
 
     def finish(self) -> str:
         """Marks the newest checkpoint as the end of its run; rank 0 calls it once the model is written.
@@ -355,9 +367,9 @@ class Checkpoints:
             What went wrong, or "".
         """
         assert self.latest is not None
-        assert self._place is not None
+        assert self._output is not None
         try:
-            self._place.require()
+            self._output.require()
             self._folder.finish(self.latest)
         except (OSError, BundleError) as error:
             return str(error)
@@ -365,10 +377,10 @@ class Checkpoints:
 
     def _write(self, name: str, need: int, parts: Iterator[bytes]) -> str:
         """Writes all files and returns ""; on a failure nothing has changed, and the reason is returned."""
-        assert self._place is not None
+        assert self._output is not None
         folder = self._folder.folder
         try:
-            self._place.require()
+            self._output.require()
             files = self._common()
             need += sum(map(len, files.values())) + _SPARE_BYTES
             folder.mkdir(exist_ok=True)

@@ -36,7 +36,10 @@ class _MeasuredError(Exception):
 
 
 class _Watch(Hooks):
-    """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks."""
+    """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks.
+
+    warm-up │ one round, from which the rounds of a window follow │ window │ window │ … until there are _WINDOWS
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -58,14 +61,14 @@ class _Watch(Hooks):
         if group.device.type == "cuda":
             torch.cuda.synchronize(group.device)
         group.barrier()
-        now = time.perf_counter()
-        if math.isnan(self._since):  # the warm-up is over; one round decides how many rounds a window has
+        elapsed = time.perf_counter() - self._since
+        if math.isnan(self._since):  # the warm-up is over
             self._rounds = 1
         elif not self._seconds and self._rounds == 1:
-            self._rounds = int(group.all_reduce_max(torch.tensor([math.ceil(_WINDOW_SECONDS / (now - self._since))])))
-            self._seconds = [now - self._since] if self._rounds == 1 else []
+            self._rounds = int(group.all_reduce_max(torch.tensor([math.ceil(_WINDOW_SECONDS / elapsed)])))
+            self._seconds = [elapsed] if self._rounds == 1 else []
         else:
-            self._seconds.append(now - self._since)
+            self._seconds.append(elapsed)
         if len(self._seconds) == _WINDOWS:
             raise _MeasuredError
         self._next += self._rounds
