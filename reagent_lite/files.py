@@ -69,7 +69,7 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
 def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
     """Yields the folder to write into.
 
-        .NAME.mark.tmp   written ─► synced ─► exchanged with NAME; if the filesystem cannot, NAME is first .NAME.mark.old
+        .NAME.mark.tmp   written ─► synced ─► exchanged with NAME; where it cannot, NAME is first .NAME.mark.old
     .NAME.mark.now   served, and no exchange: the folder stays here, and NAME is a link to it, replaced by a new link
     a failure        removes what was written, and puts .NAME.mark.old back
     """
