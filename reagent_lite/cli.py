@@ -60,7 +60,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command(Generic[AnyConfig]):
-    """How a workflow presents itself on the command line.
+    """The command line of a workflow.
 
     Attributes:
         module: its name after `python -m`.

@@ -392,7 +392,7 @@ def room_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
 
     Raises:
         ConfigError: naming the config key.
-        UnavailableError: likewise, with `again`.
+        UnavailableError: the same for ten minutes, with `again`.
     """
     try:
         yield

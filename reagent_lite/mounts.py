@@ -1,4 +1,4 @@
-"""The filesystem that a path lies on."""
+"""The file system of a path."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ _CACHE_OPTIONS = ("actimeo", "acregmax", "acdirmax")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """The file system that a path lies on.
+    """A mounted file system.
 
     Attributes:
         device: what is mounted, such as server:/export.

@@ -1,4 +1,4 @@
-"""This process among its peers. A world of one is an ordinary value: its collectives do nothing.
+"""This process among its peers. A single process is an ordinary value: its collectives do nothing.
 
 Nothing here pickles: tensors are reduced, or travel as bytes like text.
 """
@@ -296,7 +296,7 @@ def joined(
     """Joins the run's process group for the duration of the block.
 
     Args:
-        ranks: from ProcessRanks.read; a world of one joins nothing.
+        ranks: from ProcessRanks.read; a single process joins nothing.
         device: a CUDA device adds NCCL beside gloo.
         timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
         gpus: the GPUs of a process without peers.

@@ -49,7 +49,7 @@ def require_pictures() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
-    """Where A agents were on a square at the T + 1 states of an episode.
+    """Positions of A agents on a square at the T + 1 states of an episode.
 
     Attributes:
         x, y: [T + 1, A] in 0 ... 1.

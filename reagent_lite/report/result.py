@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: the decision first, then a small table of figures with their intervals."""
+"""Results in a notebook: the decision first, then a small table of figures with their intervals."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

@@ -99,7 +99,7 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What the report of a training run shows.
+    """Content of the report of a training run.
 
     Attributes:
         config: the config of the run.
@@ -137,7 +137,7 @@ def write_page(folder: Path, figures: RunFigures) -> str | None:
 
 
 def report_of_run(folder: Path, figures: RunFigures) -> Report:
-    """Returns the report of a run whose metrics.jsonl lies in the folder."""
+    """Returns the report of a run whose metrics.jsonl is in the folder."""
     config = figures.config
     evaluation = figures.evaluation
     series = read_series(folder / "metrics.jsonl")

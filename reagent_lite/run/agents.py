@@ -67,7 +67,7 @@ class AgentType:
 
     @property
     def played(self) -> str:
-        """What it plays in an evaluation, in words."""
+        """Its policy in an evaluation, in words."""
         words = {LEARN: "its learned policy", RANDOM: "uniformly random actions"}
         return f"{self.name} plays {words.get(self.plays, self.plays)}"
 

@@ -35,13 +35,13 @@ from reagent_lite.types import SourceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What is known about a run's data and environment before it starts.
+    """Data and environment of a run, as far as they are known before it starts.
 
     Attributes:
         files: number of files of training data on this machine.
         bytes: size of those files.
         rows: number of their rows, or None if the rows must be counted.
-        events: whether the rows are events, of which no copy is there yet.
+        events: whether the rows are events without a training copy.
         copy: manifest of the training copy, or None if there is no copy yet.
         env: one environment, or None without a simulation.
         types: types of agents of the environment.

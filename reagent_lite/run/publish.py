@@ -84,7 +84,7 @@ class OutputFolder:
         Raises:
             FolderInUseError: another run uses the folder.
             ConfigError: the folder cannot be written.
-            UnavailableError: likewise, for ten minutes, in a later attempt of the run.
+            UnavailableError: the folder could not be written for ten minutes, in a later attempt of the run.
         """
         if self._is_first:
             require_writable(nearest_existing(self._folder), FOLDER, again=self._again)

@@ -1,9 +1,9 @@
 """The sources that a run can learn from, and the stream of batches that the training loop reads from each.
 
-Logged     rows of all machines ──────────────────────┐
-Simulated  environments ─► replay ────────────────────┼► Stream: this rank's batches, the number of steps, the order
-Mixed      logged and simulated rows in each minibatch┤          in which rows are read
-FromCollectors   files of collectors ─► replay ─────────────┘
+Logged          rows of all machines ──────────────────────┐
+Simulated       environments ─► replay ────────────────────┼► Stream: this rank's batches, number of steps, order
+Mixed           logged and simulated rows in each minibatch┤          of its rows
+FromCollectors  files of collectors ─► replay ─────────────┘
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where the kernel sources lie, and which C++ compiler this machine has."""
+"""The folder of kernel sources, and the C++ compiler of this machine."""
 
 import importlib.metadata
 import importlib.util

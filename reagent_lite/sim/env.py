@@ -94,7 +94,7 @@ class VectorEnv:
 
     @property
     def terminated(self) -> Tensor:
-        """[N] bool: the episode came to its own end."""
+        """[N] bool: the episode ended by itself, not by the time limit."""
         return (self.ended & 1).bool()
 
     @property
@@ -104,7 +104,7 @@ class VectorEnv:
 
     @property
     def row_terminated(self) -> Tensor:
-        """[R] bool: the episode came to its own end, or the agent is out of the game."""
+        """[R] bool: the episode ended by itself, or the agent has left the game."""
         ended = self._by_row(self.terminated)
         return ended if self.next_in_game is None else ended | ~self.next_in_game
 
@@ -135,7 +135,7 @@ class VectorEnv:
             temperature: above 0, draws from softmax(q / temperature) instead.
 
         Raises:
-            SimulationError: q or epsilon is of another shape or lies on another device.
+            SimulationError: q or epsilon has another shape or is on another device.
         """
         call = self._act_call
         if q is None:

@@ -42,7 +42,7 @@ class PlayedEpisodes:
         number: [E] of the episode in its environment, from 0.
         agent: [E] number of the agent; 0 where there is one.
         lengths: [E] rows.
-        terminal: [E] whether it came to its own end or the agent left; else the time limit cut it.
+        terminal: [E] whether it ended by itself or the agent left; else the time limit cut it.
         state: [R, S].
         action: [R] index of the choice taken.
         reward, propensity: [R].

@@ -27,7 +27,7 @@ ONLY = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """How actions are drawn while learning.
+    """Draws of actions while learning.
 
     Attributes:
         start, end: share of uniform draws before and after the decay.
@@ -47,14 +47,14 @@ class Exploration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """How the agents of one type act.
+    """Policy and exploration of the agents of one type.
 
     Attributes:
         policy: values of the choices on the environments' device; None draws uniformly.
         epsilon: [1] share of uniform draws.
         temperature: above 0 draws from softmax(q / temperature) instead.
-        ring: where transitions go; None for a type that does not learn.
-        rows: [R] which rows of the environments are of this type; None where all are.
+        ring: ring of its transitions; None for a type that does not learn.
+        rows: [R] numbers of the environments' rows of this type; None if all are.
     """
 
     policy: Policy | None
@@ -123,7 +123,7 @@ def play_step(
 
 
 class Experience(Protocol):
-    """Where a RolloutSource's rows come from: environments of this process, or files that others write.
+    """Source of a RolloutSource's rows: environments of this process, or files that others write.
 
     Attributes:
         actors: the actors of each type of agents, by its name.

@@ -22,7 +22,7 @@ from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.spec import EnvSpec
 
 MACHINERY = ("core/", "env.cuh", "philox.cuh", "port.cuh")
-"""What all environments are compiled with, in the folder of kernels."""
+"""Headers of every environment, in the folder of kernels."""
 
 _PARAMETER = re.compile(r"([^\W\d]\w*)(\[\d{1,6}\])?")  # of a list, with its place
 _LIBRARY = re.compile(r"^\s*#\s*include\s*(<[^>]+>)", re.MULTILINE)
@@ -143,7 +143,7 @@ def identity(config: EnvironmentConfig, *more: str) -> str:
     """Returns the sha256 that identifies an environment: of its own sources, constants, time limit and the like.
 
     The headers that all environments share are not part of it: within a release a change of them goes unnoticed, even
-    if environments then behave differently. For Gymnasium, its release takes the place of sources.
+    if environments then behave differently. For Gymnasium, its release is used instead of sources.
 
     Raises:
         SimulationError: see `find_environment` and `built_from`.

@@ -6,7 +6,7 @@
                                                                 state.json  manifest.json
  space checked ─► temporary folder ─► written, synced, hashed ─► renamed ─► read back ─► older ones removed
 
- LATEST: a hint for people    quarantine_step_000110/: damaged, kept to be looked at    .step_000130.77.tmp/: unfinished
+ LATEST: a hint for people    quarantine_step_000110/: damaged, kept for inspection    .step_000130.77.tmp/: unfinished
 
 A failure on the way leaves the checkpoint before it, and a run that goes on.
 """

@@ -78,7 +78,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What a finished run came to.
+    """Outcome of a finished run.
 
     Attributes:
         step: number of its optimizer steps.

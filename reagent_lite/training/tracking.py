@@ -28,14 +28,14 @@ _RUN_TAG = "reagent_lite.run"
 _FINISHED = "FINISHED"
 _STOPPED = "KILLED"
 _FAILED = "FAILED"
-"""How a run ended, in MLflow's words."""
+"""Ends of a run, in MLflow's words."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 """Standard output ends with the run's result, and an address that MLflow would print there may have a password."""
 _END_SECONDS = 300.0
 _STOP_SECONDS = 10.0
-"""How long a run that has ended, or was stopped, waits for a tracker to take what it was given."""
+"""Seconds that a run which has ended, or was stopped, waits for a tracker to send its figures."""
 
 
 class _Client(Protocol):

@@ -173,7 +173,7 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
 ) -> None:
     learn, collect = (role(tmp_path, mode, warmup_steps=4000, **environment) for mode in ("learn", "collect"))
     both = opened(role(tmp_path, "both", warmup_steps=4000, dataset=None, **environment))
-    first = collected(collect, "no learner is there yet")
+    first = collected(collect, "no learner has published a policy")
     written = EpisodeFolder(tmp_path / "data").unread(0)
     assert written - int(fifo(tmp_path)[-1].name.split("-")[1]) < 800 <= written  # two spans of 50 steps of 8
     stream = opened(learn)

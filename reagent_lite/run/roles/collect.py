@@ -214,7 +214,9 @@ class Collector:
         unread = self._folder.unread(0 if progress is None else progress.through)
         if unread < ahead:
             return ""
-        learner = "no learner is there yet" if progress is None else f"the learner is at step {progress.step:,}"
+        learner = (
+            "no learner has published a policy" if progress is None else f"the learner is at step {progress.step:,}"
+        )
         return f"{unread:,} environment steps in {self._folder.path} are not learned from yet; {learner}"
 
     def _play_some(self) -> None:

@@ -40,7 +40,7 @@ _KEPT: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerProgress:
-    """LearnerProgress of a learner when it published a policy.
+    """Progress of a learner when it published a policy.
 
     Attributes:
         step: optimizer steps done.
@@ -119,7 +119,7 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
 
     Raises:
         ConfigError: a folder cannot be written.
-        UnavailableError: likewise, for ten minutes, in a later attempt of the run.
+        UnavailableError: a folder could not be written for ten minutes, in a later attempt of the run.
         FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
@@ -128,7 +128,9 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
     fifo = Path(settings.path).expanduser() / FIFO
     policies = policies_folder(settings)
     if not fifo.exists():
-        logger.info(f"{key}.path: {fifo} was not there and is made; if it lies on a share, check that it is mounted")
+        logger.info(
+            f"{key}.path: {fifo} did not exist and is created; if it is on a share, check that the share is mounted"
+        )
     require_writable(fifo, f"{key}.path", keep=True, again=again)
     with alone_in(fifo, f"{key}.edits", again=again) if settings.edits else nullcontext():
         if config.collects:

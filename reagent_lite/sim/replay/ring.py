@@ -3,7 +3,7 @@
  slots ─► 0 1 2 … T−1   each with a row of every environment; row number = slot · N + environment
           ▲ head: next to be written; the newest n − 1 slots wait until their windows are complete
 
-What a row leads to is kept beside it: columns of what is seen have 2 T slots, what follows slot t is slot T + t.
+Observation columns have 2 T slots: slot t is what a row saw, slot T + t what it led to.
 
 Nothing here waits for the device: the count of slots lives there, so that a CUDA graph may hold writes and draws alike.
 """
@@ -78,7 +78,7 @@ class ReplaySettings:
 
     @property
     def observation_columns(self) -> Columns:
-        """Columns of what is seen before and after a step."""
+        """Observation columns."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
         columns: Columns = {"observation": ((S,), torch.float32)}
         if self.masked or self.candidates:
@@ -166,7 +166,7 @@ class ReplayRing:
         self._priorities = Priorities(self.capacity, device) if s.prioritized else None
         self._written = torch.zeros(1, dtype=torch.int64, device=device)
         self.generator = _generator(s.seed, device)
-        # what sampling multiplies with and adds, [n, 1] or [N]: a captured graph cannot copy from the host
+        # factors and offsets of sampling, [n, 1] or [N]: a captured graph cannot copy from the host
         window = torch.arange(s.n_step, device=device).unsqueeze(1)
         self._offsets = window * N
         self._powers = (s.gamma ** window.double()).float()
