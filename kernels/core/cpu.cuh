@@ -97,6 +97,9 @@ static void show_choices(Call c, unsigned char *mask, float *features, long begi
 }
 
 // Lists the environments of a block that ended, and counts the faults; flags are 0 up to a multiple of 64.
+//   word                  flags of eight environments, a byte each
+//   (word | word >> 1)    bit 8 n: environment n is terminated (bit 0 of its flags) or truncated (bit 1)
+//   * 0x0102…80 >> 56     moves bit 8 n to bit n, without carries, as 8 n + (56 - 7 n) = 56 + n
 static int list_ended(Call c, const unsigned char *flags, long begin, int count, int *list) {
   constexpr unsigned long long bytes = 0x0101010101010101ull;
   unsigned long long faults = 0;
@@ -107,7 +110,7 @@ static int list_ended(Call c, const unsigned char *flags, long begin, int count,
       unsigned long long word;
       __builtin_memcpy(&word, flags + j + 8 * eighth, 8);
       faults |= word & FAULT * bytes;
-      ended |= ((word | word >> 1) & bytes) * 0x0102040810204080ull >> 56 << 8 * eighth;  // gathers the lowest bits
+      ended |= ((word | word >> 1) & bytes) * 0x0102040810204080ull >> 56 << 8 * eighth;
     }
     for (; ended; ended &= ended - 1) list[num_ended++] = int(begin) + j + __builtin_ctzll(ended);
   }
