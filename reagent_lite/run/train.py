@@ -24,6 +24,7 @@ from reagent_lite.run.learner import (
     build_optimization,
     captures,
     choose_threads,
+    compiles,
     target_policy,
     update_capture,
 )
@@ -139,6 +140,14 @@ class Setup:
     evaluators: Evaluators
     running: Running
 
+    def compile(self) -> None:
+        """Joins the kernels of an update and of what is written to and drawn from replay, by torch.compile."""
+        self.learner.compile(dynamic=False)
+        self.running.optimization.compile()
+        if self.stream.rollouts is not None:
+            for ring in self.stream.rollouts.rollout.rings.values():
+                ring.compile()
+
 
 def set_up(source: Source, history: History) -> Setup:
     """Builds learner, optimizer, batches and evaluators of a run.
@@ -188,6 +197,9 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     position, waits = setup.running.position, config.rendezvous
     running = replace(setup.running, reported=writer.reported)
     checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
+    if compiles(config, group, stream.plan.num_steps - position.step):
+        logger.info("updates are compiled, which takes some seconds")
+        setup.compile()
     begin, start = position.rows, time.monotonic()
     with (
         progress("training", "rows", enabled=group.is_first, begin=begin) as show,

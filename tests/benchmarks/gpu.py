@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.autograd import DeviceType
@@ -34,6 +35,7 @@ from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.files import scratch_folder
+from reagent_lite.run import learner
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
 from reagent_lite.run.sources import open_source
@@ -177,10 +179,24 @@ def online(
 
 
 def training(
-    size: int, device: torch.device, *, cuda_graph: bool = True, math: str = "exact", updates: int = UPDATES
+    size: int,
+    device: torch.device,
+    *,
+    cuda_graph: bool = True,
+    compiled: bool = False,
+    math: str = "exact",
+    updates: int = UPDATES,
 ) -> Figures:
-    """Returns rates of the last epoch: without start, recording of graphs, evaluations and checkpoint."""
-    with scratch_folder() as folder:
+    """Returns rates of the last epoch: without start, recording of graphs, evaluations and checkpoint.
+
+    Args:
+        size: number of environments, and of rows in a minibatch.
+        device: where they are.
+        cuda_graph, math: of the config.
+        compiled: whether updates are compiled, as in longer runs.
+        updates: optimizer steps.
+    """
+    with scratch_folder() as folder, patch.object(learner, "FEWEST_COMPILED_STEPS", 0 if compiled else sys.maxsize):
         use_gpu = device.type == "cuda"
         config = online(size, folder, use_gpu=use_gpu, cuda_graph=cuda_graph, math=math, updates=updates)
         train(config, Group(Place(), device))
@@ -329,9 +345,9 @@ def figures_of(device: torch.device) -> dict[str, Callable[[], Any]]:
     works: dict[str, Callable[[], Any]] = {"bytes per second of a copy": partial(copying, device)}
     for size in TRAINED:
         updates = min(UPDATES, 2**28 // size)
-        for math in ("exact", "fast"):
-            name = f"training with {size} environments, {math} math"
-            works[name] = partial(training, size, device, math=math, updates=updates)
+        for math, compiled in (("exact", False), ("exact", True), ("fast", True)):
+            name = f"training with {size} environments, {math} math{', compiled' if compiled else ''}"
+            works[name] = partial(training, size, device, math=math, compiled=compiled, updates=updates)
     works["profile with 4096 environments"] = partial(profiled, 4096, device)
     works["profile with 65536 environments, fast math"] = partial(profiled, 65_536, device, math="fast")
     works["training with 4096 environments, without graphs"] = partial(
