@@ -22,7 +22,7 @@ from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.data.formats.frames import Log, path_of
-from reagent_lite.distributed.group import Place, joined
+from reagent_lite.distributed.group import ProcessRanks, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import train as training
@@ -74,7 +74,7 @@ def train(
     processes = choose_processes(checked)
     _require_one_process(checked, processes)
     device, wait = processes.device(0), checked.rendezvous.startup_timeout_seconds
-    with _torch_left_as_found(device), joined(Place(), device, wait, gpus=processes.gpus) as group:
+    with _torch_left_as_found(device), joined(ProcessRanks(), device, wait, gpus=processes.gpus) as group:
         return training.train(checked, group, callback or training.Callback())
 
 

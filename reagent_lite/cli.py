@@ -102,8 +102,8 @@ def main_alone(
     options = options_of(parser_of(command), arguments)
 
     def body() -> int:
-        own = {key: getattr(options, key) for key in command.flags}
-        overrides = [f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None]
+        flags = {key: getattr(options, key) for key in command.flags}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
         config = config_of(command, options, overrides)
         if options.dry_run:
             print(json.dumps(resolved(config), indent=2))
@@ -119,7 +119,7 @@ def main_alone(
 
 def printed(outcome: "DataclassInstance") -> dict[str, Any]:
     """Returns what the last line of standard output says: all but fields that are no part of the outcome's repr."""
-    shown = {one.name for one in fields(outcome) if one.repr}
+    shown = {field.name for field in fields(outcome) if field.repr}
     return {name: value for name, value in asdict(outcome).items() if name in shown}
 
 
@@ -169,7 +169,8 @@ def config_of(command: Command[AnyConfig], options: argparse.Namespace, override
 def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that every workflow has."""
     texts = {key: value for key, value in asdict(command).items() if isinstance(value, str)}
-    purpose, codes = (command.model.__doc__ or "").splitlines()[0].partition(": ")[2], "\n  ".join(command.codes)
+    purpose = (command.model.__doc__ or "").splitlines()[0].partition(": ")[2]
+    codes = "\n  ".join(command.codes)
     parser = argparse.ArgumentParser(
         prog=f"python -m {command.module}",
         description=f"{purpose[:1].upper()}{purpose[1:]}",
@@ -192,7 +193,7 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None)
     """Returns the parsed arguments, or ends the program for unknown ones, with exit code 2."""
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        meant = next((f". Did you mean --config {one}?" for one in unknown if one.endswith(".json")), "")
+        meant = next((f". Did you mean --config {argument}?" for argument in unknown if argument.endswith(".json")), "")
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     return options
 

@@ -38,14 +38,14 @@ class Mount:
 
     def warnings(self) -> list[tuple[str, str]]:
         """Returns options that may trouble a meeting through a file here, each with what to do."""
-        found = []
+        warnings = []
         if self.kind.startswith("nfs") and ("soft" in self.options or "softerr" in self.options):
-            found.append(("a soft mount: a slow server gives errors instead of waiting", "Mount it with hard"))
+            warnings.append(("a soft mount: a slow server gives errors instead of waiting", "Mount it with hard"))
         for option in self.options:
             name, _, seconds = option.partition("=")
             if name in _CACHE_OPTIONS and seconds.isdigit() and int(seconds) > _LONG_CACHE_SECONDS:
-                found.append((f"{option}: a new file may stay hidden for {seconds} s", f"Lower {name}"))
-        return found
+                warnings.append((f"{option}: a new file may stay hidden for {seconds} s", f"Lower {name}"))
+        return warnings
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.device} at {self.folder}; {','.join(self.options)})"
@@ -55,11 +55,11 @@ def find_mount(path: Path) -> Mount | None:
     """Returns the file system of a path, or of the nearest folder above it that exists; None if it is unknown."""
     resolved = nearest_existing(path).resolve()
     best = None
-    for one in psutil.disk_partitions(all=True):
-        if resolved.is_relative_to(one.mountpoint) and (
-            best is None or len(one.mountpoint) >= len(best.mountpoint)  # of two at one place the later covers
+    for partition in psutil.disk_partitions(all=True):
+        if resolved.is_relative_to(partition.mountpoint) and (
+            best is None or len(partition.mountpoint) >= len(best.mountpoint)  # of two at one place the later covers
         ):
-            best = one
+            best = partition
     if best is None:
         return None
     return Mount(best.device, best.mountpoint, best.fstype, tuple(best.opts.split(",")))

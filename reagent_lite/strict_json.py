@@ -50,11 +50,11 @@ def is_deep(text: bytes) -> bool:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns an object, for json.loads; a ValueError names a key that occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    document = dict(pairs)
+    if len(document) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice in one object")
-    return found
+    return document
 
 
 def _refuse_constant(name: str) -> NoReturn:

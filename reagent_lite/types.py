@@ -94,7 +94,7 @@ class TransitionBatch:
         return (TransitionBatch(**dict(zip(_COLUMNS, part, strict=True))) for part in zip(*columns, strict=True))
 
 
-_COLUMNS: Final = tuple(one.name for one in fields(TransitionBatch))
+_COLUMNS: Final = tuple(column.name for column in fields(TransitionBatch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class EnvStep:
         return self._each(lambda value: value[index])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EnvStep:
-        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        values: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
         changed: dict[str, Any] = {name: None if value is None else change(value) for name, value in values.items()}
         return EnvStep(**changed)
 

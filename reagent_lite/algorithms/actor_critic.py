@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.policy_learner import Assign, Evaluated, PolicyLearner, TargetSettings, under
+from reagent_lite.algorithms.policy_learner import Assign, BatchEvaluation, PolicyLearner, TargetSettings, under
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.value_heads import ScalarHead, Scorer
@@ -72,10 +72,10 @@ class ActorCritic(PolicyLearner):
         return allowed_values(self.actor, batch.state, batch.actions).squeeze(2)
 
     @torch.no_grad()
-    def evaluate(self, batch: TransitionBatch) -> Evaluated:
+    def evaluate(self, batch: TransitionBatch) -> BatchEvaluation:
         """See `PolicyLearner.evaluate`: values are the critic's, scores the actor's."""
         outputs = allowed_values(self.critic, batch.state, batch.actions)
-        return Evaluated(
+        return BatchEvaluation(
             q=self.head(outputs),
             scores=self.logits(batch),
             choices=batch.actions.mask,

@@ -12,13 +12,13 @@ class LikelyInTheLog(nn.Module):
     """Fujimoto et al. (2019), Benchmarking Batch Deep RL, eq. 10.
 
     Args:
-        imitator: forward(state, mask, features) -> logits [B, K, 1] of the logged choice.
+        behavior_cloning: forward(state, mask, features) -> logits [B, K, 1] of the logged choice.
         threshold: share of the largest probability that a choice needs.
     """
 
-    def __init__(self, imitator: nn.Module, threshold: float) -> None:
+    def __init__(self, behavior_cloning: nn.Module, threshold: float) -> None:
         super().__init__()
-        self.imitator = imitator
+        self.behavior_cloning = behavior_cloning
         self.threshold = threshold
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
@@ -26,11 +26,11 @@ class LikelyInTheLog(nn.Module):
 
         state is [B, S], mask [B, K] bool and features [B, K, F] of candidates.
         """
-        return likely_enough(self.imitator(state, mask, features).squeeze(2), mask, self.threshold)
+        return likely_enough(self.behavior_cloning(state, mask, features).squeeze(2), mask, self.threshold)
 
 
 class LoggingPolicy(nn.Module):
-    """The estimated logging policy (evaluation.behavior), in place of an imitator that learns.
+    """The estimated logging policy (evaluation.behavior), in place of a network that learns.
 
     Args:
         spec: numbers of features and choices.

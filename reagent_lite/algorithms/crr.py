@@ -52,13 +52,13 @@ class CRR(ActorCritic):
         self.section = section
 
     @classmethod
-    def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
+    def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns the learner that crr, rl and training describe."""
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),
             configured_network(config, spec, outputs=1, dueling=False),
             ScalarHead(config.rl.q_network_loss),
-            TargetSettings.of(config, payable),
+            TargetSettings.of(config, return_bounds),
             config.crr or CRRConfig(),
             reward_boost=reward_boost(config),
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.policy_learner import (
     Assign,
-    Evaluated,
+    BatchEvaluation,
     PolicyLearner,
     TargetSettings,
     configured_network,
@@ -58,7 +58,7 @@ class DQN(PolicyLearner):
         head: turns the H outputs into a value; see models.value_heads.
         settings: parameters of the loss.
         reward_boost: [K] added to the reward by action, or None.
-        imitator: network of the same kind with H = 1 whose logits imitate the log, or the estimated logging policy;
+        behavior_cloning: network of the same kind with H = 1 that imitates the log, or the estimated logging policy;
             turns BCQ on.
     """
 
@@ -72,57 +72,57 @@ class DQN(PolicyLearner):
         settings: DQNSettings,
         *,
         reward_boost: Tensor | None = None,
-        imitator: nn.Module | None = None,
+        behavior_cloning: nn.Module | None = None,
     ) -> None:
         super().__init__(q_network, settings, reward_boost)
         self.q_network = q_network
         self.head: nn.Module = head
-        self.imitator = imitator
-        self._imitates = imitator is not None and not isinstance(imitator, LoggingPolicy)
+        self.behavior_cloning = behavior_cloning
+        self._imitates = behavior_cloning is not None and not isinstance(behavior_cloning, LoggingPolicy)
 
     @classmethod
-    def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
+    def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns the learner that rl, rainbow and training describe."""
         rainbow = config.rainbow
         head = _head(config)
-        imitator: nn.Module | None = None
+        behavior_cloning: nn.Module | None = None
         if rainbow.bcq and config.evaluation.propensities == "estimate":
-            imitator = LoggingPolicy(spec)
+            behavior_cloning = LoggingPolicy(spec)
         elif rainbow.bcq:
-            imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False))
+            behavior_cloning = build_q_network(spec, network_settings(config, outputs=1, dueling=False))
         return cls(
             configured_network(config, spec, outputs=head.outputs, dueling=rainbow.dueling_architecture),
             head,
             DQNSettings.of(
                 config,
-                payable,
+                return_bounds,
                 maxq=config.rl.maxq_learning,
                 double=rainbow.double_q_learning,
                 cql_alpha=config.rl.cql_alpha,
                 drop_threshold=rainbow.bcq_drop_threshold,
             ),
             reward_boost=reward_boost(config),
-            imitator=imitator,
+            behavior_cloning=behavior_cloning,
         )
 
     def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
-        """Returns the Q-network with its weight decay, and BCQ's imitator without."""
+        """Returns the Q-network with its weight decay, and BCQ's behavior-cloning network without."""
         decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else config.training.l2_decay
         groups = [{"params": list(self.q_network.parameters()), "weight_decay": decay}]
-        if self.imitator is not None and self._imitates:
-            groups.append({"params": list(self.imitator.parameters()), "weight_decay": 0.0})
+        if self.behavior_cloning is not None and self._imitates:
+            groups.append({"params": list(self.behavior_cloning.parameters()), "weight_decay": 0.0})
         return groups
 
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
-        """Loads the Q-network, and the imitator of a model trained with BCQ."""
+        """Loads the Q-network, and the behavior-cloning network of a model trained with BCQ."""
         assign(self.q_network, under("network.", weights))
         self.target_network.load_state_dict(self.q_network.state_dict())
-        saved = under("imitator.", weights)
-        if self.imitator is None or not self._imitates:
+        saved = under("behavior_cloning.", weights)
+        if self.behavior_cloning is None or not self._imitates:
             return "the optimizer starts anew"
         if not saved:
-            return "the optimizer and the imitator of the log start anew"
-        assign(self.imitator, saved)
+            return "the optimizer and the behavior-cloning network start anew"
+        assign(self.behavior_cloning, saved)
         return "the optimizer starts anew"
 
     @property
@@ -138,9 +138,9 @@ class DQN(PolicyLearner):
     @property
     def restriction(self) -> nn.Module:
         """See `PolicyLearner.restriction`; BCQ's are those that are likely in the log."""
-        if self.imitator is None:
+        if self.behavior_cloning is None:
             return super().restriction
-        return LikelyInTheLog(self.imitator, self.settings.drop_threshold)
+        return LikelyInTheLog(self.behavior_cloning, self.settings.drop_threshold)
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
@@ -158,21 +158,21 @@ class DQN(PolicyLearner):
             gap = batch.weight.dot(conservative_loss(self.head(outputs), actions.mask, batch.action))
             loss = loss + alpha * self.head.half_squares * gap  # type: ignore[operator]
             metrics["cql_gap"] = gap.detach()
-        if self.imitator is not None and self._imitates:
-            logits = allowed_values(self.imitator, batch.state, actions).squeeze(2)
+        if self.behavior_cloning is not None and self._imitates:
+            logits = allowed_values(self.behavior_cloning, batch.state, actions).squeeze(2)
             imitation = batch.weight.dot(imitation_loss(logits, actions.mask, batch.action))
             loss = loss + imitation
             metrics["imitation_loss"] = imitation.detach()
         return loss, metrics
 
     @torch.no_grad()
-    def evaluate(self, batch: TransitionBatch) -> Evaluated:
+    def evaluate(self, batch: TransitionBatch) -> BatchEvaluation:
         """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
         outputs = allowed_values(self.q_network, batch.state, batch.actions)
         next_value, reward, d = parts = self._target_parts(batch)
         losses, _ = self._td_losses(chosen(outputs, batch.action), *parts)
         q = self.head(outputs)
-        return Evaluated(
+        return BatchEvaluation(
             q=q,
             scores=q,
             choices=self.restriction(batch.state, batch.actions.mask, batch.actions.features),
@@ -207,8 +207,8 @@ class DQN(PolicyLearner):
         if not self.settings.maxq:
             return target(batch.next_action.clamp(min=0))
         allowed = actions.mask
-        if self.imitator is not None:
-            with evaluating(self.imitator):
+        if self.behavior_cloning is not None:
+            with evaluating(self.behavior_cloning):
                 allowed = self.restriction(state, allowed, actions.features)
         # a dueling mean runs over all that the log allows, as at export: BCQ restricts only the choice
         if self.settings.double:

@@ -58,7 +58,7 @@ class IQL(ActorCritic):
         self.section = section
 
     @classmethod
-    def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
+    def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns the learner that iql, rl and training describe."""
         one_value = SourceSpec(num_state_features=spec.num_state_features, action_names=("value",))
         return cls(
@@ -66,7 +66,7 @@ class IQL(ActorCritic):
             configured_network(config, spec, outputs=1, dueling=False),
             build_q_network(one_value, network_settings(config, outputs=1, dueling=False)),
             ScalarHead(config.rl.q_network_loss),
-            TargetSettings.of(config, payable),
+            TargetSettings.of(config, return_bounds),
             config.iql or IQLConfig(),
             reward_boost=reward_boost(config),
         )

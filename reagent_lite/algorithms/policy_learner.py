@@ -41,19 +41,19 @@ class TargetSettings:
     value_bounds: Bounds = None
 
     @classmethod
-    def of(cls, config: WorkflowConfig, payable: Bounds, **others: Any) -> Self:
-        """Returns the settings of a config; `payable` are the bounds that rl.value_bounds "rewards" means."""
+    def of(cls, config: WorkflowConfig, return_bounds: Bounds, **others: Any) -> Self:
+        """Returns the settings of a config; `return_bounds` are the bounds that rl.value_bounds "rewards" means."""
         rl = config.rl
         return cls(
             gamma=rl.gamma,
             target_update_rate=rl.target_update_rate,
-            value_bounds=payable if rl.value_bounds == "rewards" else rl.value_bounds,
+            value_bounds=return_bounds if rl.value_bounds == "rewards" else rl.value_bounds,
             **others,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class BatchEvaluation:
     """Values and targets of a batch.
 
     Attributes:
@@ -100,7 +100,7 @@ class PolicyLearner(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, config: WorkflowConfig, spec: SourceSpec, payable: Bounds) -> Self:
+    def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns a learner with initial weights drawn from torch's generator."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class PolicyLearner(nn.Module, ABC):
         """Returns the loss, a sum weighted by `batch.weight`, and its parts, td_loss among them."""
 
     @abstractmethod
-    def evaluate(self, batch: TransitionBatch) -> Evaluated:
+    def evaluate(self, batch: TransitionBatch) -> BatchEvaluation:
         """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
 
     @abstractmethod

@@ -40,7 +40,7 @@ _PART_BYTES = 1 << 26  # of one message
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessRanks:
     """Rank and sizes of a process, from the environment variables of torchrun or our launcher."""
 
     rank: int = 0
@@ -51,7 +51,7 @@ class Place:
     num_nodes: int = 1
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] | None = None) -> "Place | None":
+    def read(cls, environment: Mapping[str, str] | None = None) -> "ProcessRanks | None":
         """Returns the place a launcher gave this process, or None where none launched it.
 
         A launcher that does not number its machines is assumed to fill one after the other with equally many processes.
@@ -91,7 +91,7 @@ class Group:
         progress: what this process reports to its launcher; None reports nothing.
 
     Attributes:
-        place: rank and sizes, which the next four are taken from.
+        ranks: rank and sizes, which the next four are taken from.
         rank: number of this process, 0 to world_size - 1.
         world_size: count of processes.
         node: number of this process's machine.
@@ -104,18 +104,18 @@ class Group:
     """
 
     def __init__(
-        self, place: Place, device: torch.device, progress: ProgressReport | None = None, *, gpus: int = 1
+        self, ranks: ProcessRanks, device: torch.device, progress: ProgressReport | None = None, *, gpus: int = 1
     ) -> None:
         self.gpus = gpus
-        self.place = place
+        self.ranks = ranks
         self.device = device
-        self.rank = place.rank
-        self.world_size = place.world_size
-        self.node = place.node
-        self.num_nodes = place.num_nodes
-        self.is_first = place.rank == 0
-        self.is_first_on_node = place.local_rank == 0
-        self.cores = max(len(os.sched_getaffinity(0)) // place.local_world_size, 1)
+        self.rank = ranks.rank
+        self.world_size = ranks.world_size
+        self.node = ranks.node
+        self.num_nodes = ranks.num_nodes
+        self.is_first = ranks.rank == 0
+        self.is_first_on_node = ranks.local_rank == 0
+        self.cores = max(len(os.sched_getaffinity(0)) // ranks.local_world_size, 1)
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._progress = progress
 
@@ -290,11 +290,13 @@ def _received(size: int, rank: int) -> Tensor:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, *, gpus: int = 1) -> Iterator[Group]:
+def joined(
+    ranks: ProcessRanks, device: torch.device, timeout_seconds: float = 7200.0, *, gpus: int = 1
+) -> Iterator[Group]:
     """Joins the run's process group for the duration of the block.
 
     Args:
-        place: from Place.read; a world of one joins nothing.
+        ranks: from ProcessRanks.read; a world of one joins nothing.
         device: a CUDA device adds NCCL beside gloo.
         timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
         gpus: the GPUs of a process without peers.
@@ -302,26 +304,26 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, 
     Raises:
         RendezvousError: not all processes came; the absent ones are named.
     """
-    log_as(place.rank)
+    log_as(ranks.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if place.world_size == 1:
-        yield Group(place, device, gpus=gpus)
+    if ranks.world_size == 1:
+        yield Group(ranks, device, gpus=gpus)
         return
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     except dist.DistError as error:
-        raise _absent(place, timeout, "not all", error) from error
+        raise _absent(ranks, timeout, "not all", error) from error
     # node 0's store outlives an attempt
     store = dist.PrefixStore(f"attempt_{attempt_here()}", store)  # type: ignore[attr-defined]
-    _arrive(store, place, timeout)
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    group = Group(place, device, ProgressReport(timeout_seconds))
+    _arrive(store, ranks, timeout)
+    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+    group = Group(ranks, device, ProgressReport(timeout_seconds))
     total = int(group.all_reduce(torch.ones(1)))
-    if total != place.world_size:
-        raise RendezvousError(Problem("first sum over all ranks", str(place.world_size), str(total)))
+    if total != ranks.world_size:
+        raise RendezvousError(Problem("first sum over all ranks", str(ranks.world_size), str(total)))
     try:
         yield group
     finally:
@@ -331,10 +333,10 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, 
         dist.destroy_process_group()
 
 
-def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
+def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
     """Waits for all ranks by name: the process group's own wait would not name who is missing."""
-    keys = [f"arrived/{rank}" for rank in range(place.world_size)]
-    store.set(keys[place.rank], "1")
+    keys = [f"arrived/{rank}" for rank in range(ranks.world_size)]
+    store.set(keys[ranks.rank], "1")
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         left = deadline - time.monotonic()
@@ -343,17 +345,17 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
             return
         except dist.DistError as error:
             absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            ranks = ", ".join(map(str, absent))
+            missing = ", ".join(map(str, absent))
             if left <= _LOG_SECONDS:
-                raise _absent(place, timeout, f"no sign of rank {ranks}", error) from error
-            if all(rank in absent for rank in range(place.rank)):  # one rank speaks for all that came
+                raise _absent(ranks, timeout, f"no sign of rank {missing}", error) from error
+            if all(rank in absent for rank in range(ranks.rank)):  # one rank speaks for all that came
                 machine_logger.info(
-                    f"start of {counted(place.world_size, 'process')}: waiting for rank {ranks}; "
+                    f"start of {counted(ranks.world_size, 'process')}: waiting for rank {missing}; "
                     f"{left - _LOG_SECONDS:.0f} s left"
                 )
 
 
-def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
-    where = f"start of {counted(place.world_size, 'process')}"
+def _absent(ranks: ProcessRanks, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
+    where = f"start of {counted(ranks.world_size, 'process')}"
     expected = f"all of them within {timeout.total_seconds():g} s"
     return RendezvousError(Problem(where, expected, got, first_line(error)))

@@ -11,7 +11,7 @@ torchrun, accelerate launch      GROUP_RANK               GROUP_WORLD_SIZE      
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reagent_lite.distributed.group import Place
+from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.errors import ConfigError, Problem
 
 _INDEX = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "SKYPILOT_NODE_RANK")
@@ -41,7 +41,7 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
     """
     given = {} if index is None else {"node_index": index}
     total_given = {} if count == 1 else {"num_nodes": count}
-    position = Place.read(environment)
+    position = ProcessRanks.read(environment)
     if position is not None:
         _common(given | {"GROUP_RANK": position.node})
         _common(total_given | {"GROUP_WORLD_SIZE": position.num_nodes})

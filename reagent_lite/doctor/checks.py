@@ -29,19 +29,19 @@ class Row:
     todo: str = ""
 
 
-def ok(name: str, found: str) -> Row:
+def ok(name: str, detail: str) -> Row:
     """Returns the row of a check without problems."""
-    return Row(name=name, state="ok", found=found)
+    return Row(name=name, state="ok", found=detail)
 
 
-def warning(name: str, found: str, todo: str) -> Row:
+def warning(name: str, detail: str, todo: str) -> Row:
     """Returns the row of a problem that does not prevent training."""
-    return Row(name=name, state="warning", found=found, todo=todo)
+    return Row(name=name, state="warning", found=detail, todo=todo)
 
 
-def failed(name: str, found: str, todo: str) -> Row:
+def failed(name: str, detail: str, todo: str) -> Row:
     """Returns the row of a problem that prevents training."""
-    return Row(name=name, state="FAILED", found=found, todo=todo)
+    return Row(name=name, state="FAILED", found=detail, todo=todo)
 
 
 def skipped(name: str, why: str) -> Row:

@@ -64,9 +64,9 @@ def devices(processes: Processes) -> Iterator[Row]:
     if not gpus:
         yield warning("GPUs", f"nvidia-smi does not list {', '.join(used)}", "Their free memory is not known")
     for gpu in gpus:
-        found = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
-        busy = warning("GPUs", found, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
-        yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", found)
+        detail = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
+        busy = warning("GPUs", detail, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
+        yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", detail)
 
 
 def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
@@ -156,7 +156,7 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     standing = standing_copy(path, actions, directory, columns, pairing)
     if standing is not None:
         return ok(name, f"is in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = [place.parent for place in places_of(path, actions, directory, columns, pairing)]
+    folders = [location.parent for location in places_of(path, actions, directory, columns, pairing)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not places:

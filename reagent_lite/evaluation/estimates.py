@@ -20,7 +20,7 @@ from reagent_lite.data.sampling.normalized import raw_columns
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import build_rows
 from reagent_lite.data.sampling.spans import single_steps
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
@@ -32,7 +32,7 @@ from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.export.choices import Choices
 
-ALONE = Group(Place(), torch.device("cpu"))
+ALONE = Group(ProcessRanks(), torch.device("cpu"))
 EvaluatedPolicy = ExportedModel | GivenPolicy
 _MIN_SHARE = 1e-6  # of rows; a softmax gives a smaller share to actions it avoids
 _NAMED_ACTIONS = 8

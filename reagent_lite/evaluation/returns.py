@@ -13,7 +13,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
-from reagent_lite.sim.rollout import Observer, Player, Step, play_step
+from reagent_lite.sim.rollout import Actor, Observer, Step, play_step
 
 _CHECK_EVERY = 16  # steps; checking whether all episodes are over waits for the device
 
@@ -43,7 +43,7 @@ class _FirstEpisodes(Observer):
         self.running.logical_and_(env.ended == 0)
         self._factor.mul_(self._gamma)
 
-    def table(self, player: Player) -> Tensor:
+    def table(self, player: Actor) -> Tensor:
         """Returns the results of a player, see `play`."""
         earned = torch.stack((self.total, self.discounted)).flatten(1)
         rows = earned if player.rows is None else earned[:, player.rows]
@@ -54,7 +54,7 @@ class _FirstEpisodes(Observer):
 @torch.no_grad()
 def play(
     env: VectorEnv,
-    players: Sequence[Player],
+    players: Sequence[Actor],
     *,
     gamma: float,
     on_step: Callable[[int], None] = lambda ended: None,

@@ -22,7 +22,7 @@ from reagent_lite.evaluation.returns import play
 from reagent_lite.export.choices import Choices, misfits, several_types
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.sim.spec import EnvSpec
 
 _STREAM = 18  # of random numbers; training runs and simulated logs with the same seed use other streams
@@ -94,7 +94,7 @@ class Arena:
         count = self._env.num_envs
         with progress(f"playing {key}", "episodes") as show:
             # at temperature 1, the softmax of log probabilities is the probabilities
-            player = Player(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
+            player = Actor(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
             (table,) = play(self._env, (player,), gamma=gamma, on_step=lambda ended: show(ended, count))
         return table
 

@@ -86,7 +86,7 @@ def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
 
 
 def _write_safetensors(predictor: Predictor, path: Path) -> None:
-    """Writes parameters and buffers of scorer and restriction: `network.*`, `head.*` and with BCQ `imitator.*`."""
+    """Writes parameters and buffers of scorer and restriction: `network.*`, `head.*`, with BCQ `behavior_cloning.*`."""
     weights = {name: tensor.clone().contiguous() for name, tensor in _weights(predictor).items()}
     path.write_bytes(save(weights))  # safetensors' own save_file makes a file that only its owner can read
 

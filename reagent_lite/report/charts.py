@@ -18,8 +18,12 @@ from reagent_lite.report.content import Chart, Column, Table, left_out
 
 Point = tuple[float, float]
 
-_WIDTH, _RIGHT = 480, 466
-_LEFT, _TOP, _BOTTOM = 58, 26, 246  # of the plot of curves
+_WIDTH = 480
+_RIGHT = 466
+# edges of the plot of curves
+_LEFT = 58
+_TOP = 26
+_BOTTOM = 246
 _EDGE = 14  # left edge of the plot of intervals
 _ROW = 44  # height of an estimate's row: words above, interval below
 _SIMULATED = "in simulation"
@@ -51,7 +55,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class AxisScale:
     """Values `low` to `high` lie at `start` to `stop`; values beyond the ends lie beyond."""
 
     low: float
@@ -62,7 +66,7 @@ class Scale:
     logarithmic: bool = False
 
     @classmethod
-    def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "Scale":
+    def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "AxisScale":
         """Returns a scale with round ends; by powers of ten, if that is allowed and the values span many of them."""
         values = list(values)
         low, high = min(values), max(values)
@@ -75,7 +79,7 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         """Returns where a value lies."""
-        low, high, value = (math.log10(one) if self.logarithmic else one for one in (self.low, self.high, value))
+        low, high, value = (math.log10(bound) if self.logarithmic else bound for bound in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
 
@@ -110,12 +114,13 @@ def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
 
 def curve_chart(curves: Curves) -> Chart:
     """Returns curves over common axes, at most eight of them, with a line at the mark."""
-    lines, mark = curves.lines[:_MOST_LINES], curves.mark
+    lines = curves.lines[:_MOST_LINES]
+    mark = curves.mark
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [end for line in lines for ends in line.band for end in ends]
     # the x axis ends with the data: the last figure is the one that counts
-    x = Scale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
-    y = Scale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
+    x = AxisScale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
+    y = AxisScale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
     parts = [_segment("axis", _LEFT, _BOTTOM, _RIGHT, _BOTTOM)]
     for tick in y.ticks:
         parts.append(_segment("grid", _LEFT, y(tick), _RIGHT, y(tick)))
@@ -123,20 +128,20 @@ def curve_chart(curves: Curves) -> Chart:
     for tick in ticks(x.low, max(xs)):
         if x.low <= tick <= x.high:
             parts.append(_centred(x(tick), _BOTTOM + 16, _short(tick), kind="tick"))
-    for place, line in enumerate(lines):
-        at = [(x(one), y(value)) for one, value in line.points]
+    for index, line in enumerate(lines):
+        at = [(x(step), y(value)) for step, value in line.points]
         if line.band:
-            upper = [(one, y(high)) for (one, _), (_, high) in zip(at, line.band, strict=True)]
-            lower = [(one, y(low)) for (one, _), (low, _) in zip(at, line.band, strict=True)]
-            parts.append(_tag("path", class_=f"fill s{place}", d=f"{_path([*upper, *reversed(lower)])}Z"))
-        parts.append(_tag("path", class_=f"curve s{place}", d=_path(at)))
+            upper = [(step_x, y(high)) for (step_x, _), (_, high) in zip(at, line.band, strict=True)]
+            lower = [(step_x, y(low)) for (step_x, _), (low, _) in zip(at, line.band, strict=True)]
+            parts.append(_tag("path", class_=f"fill s{index}", d=f"{_path([*upper, *reversed(lower)])}Z"))
+        parts.append(_tag("path", class_=f"curve s{index}", d=_path(at)))
     if mark is not None:
         height = y(mark[0])
         # the name stands at the end from which the curves are farther away
         left, right = (min(abs(y(line.points[end][1]) - height) for line in lines) for end in (0, -1))
-        place, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
+        x_of_name, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
         parts.append(_segment("mark", _LEFT, height, _RIGHT, height))
-        parts.append(_text(place, height - 4, mark[1], anchor=anchor))
+        parts.append(_text(x_of_name, height - 4, mark[1], anchor=anchor))
     parts += [_centred((_LEFT + _RIGHT) / 2, _BOTTOM + 34, curves.x), _text(2, 12, curves.y)]
     ends = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     words = f"{curves.y} over {curves.x}{', logarithmic axis' if y.logarithmic else ''}. {ends}"
@@ -145,7 +150,7 @@ def curve_chart(curves: Curves) -> Chart:
     return Chart(
         title=curves.title,
         svg=_svg(curves.title, words, _BOTTOM + 40, parts),
-        legend=tuple((_swatch(place), line.name) for place, line in enumerate(lines)),
+        legend=tuple((_swatch(index), line.name) for index, line in enumerate(lines)),
         note=left_out(len(curves.lines) - len(lines), "curves", "metrics.jsonl"),
         table=Table(title=f"{curves.title}, some points", columns=columns, rows=rows),
     )
@@ -177,20 +182,23 @@ def interval_chart(
         plain: whether trustworthy estimates have no colour of their own, as they do not decide.
     """
     marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
-    x, start = _scale_of(rows, marks.values()), 10 + 14 * len(marks)  # below the names
+    x = _scale_of(rows, marks.values())
+    start = 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
-    for place, (name, figure) in enumerate(marks.items()):
+    for row, (name, figure) in enumerate(marks.items()):
         if figure.defined:
-            kind, top = " simulated" if name == _SIMULATED else "", 12 + 14 * place
+            kind = " simulated" if name == _SIMULATED else ""
+            top = 12 + 14 * row
             width = max(x(figure.high) - x(figure.low), 0.5)
             parts.append(
                 _tag("rect", class_=f"band{kind}", x=x(figure.low), y=top + 6, width=width, height=bottom - top - 6)
             )
             parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
             parts.append(_centred(x(figure.value), top, f"{name} {figure.written(figure.value)}"))
-    for place, (name, figure, verdict) in enumerate(rows):
-        top, state = start + _ROW * place, STATES[verdict]
+    for row, (name, figure, verdict) in enumerate(rows):
+        top = start + _ROW * row
+        state = STATES[verdict]
         kind = "plain" if plain and state == "good" else state
         parts.append(_text(_EDGE, top + 14, name))
         parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=kind))
@@ -204,26 +212,26 @@ def interval_chart(
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 
-def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> Scale:
+def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> AxisScale:
     """Returns a scale over the marks and all usable intervals; unusable ones widen it by that width at most."""
     usable = [figure for _, figure, verdict in rows if verdict is not Verdict.DO_NOT_USE]
     others = _finite(figure for _, figure, verdict in rows if verdict is Verdict.DO_NOT_USE)
     core = _finite((*marks, *usable)) or others or [0.0]
     low, high = min(core), max(core)
     width = high - low or abs(high) * 0.1 or 1.0
-    return Scale.over([*core, *(min(max(one, low - width), high + width) for one in others)], _EDGE, _RIGHT)
+    return AxisScale.over([*core, *(min(max(value, low - width), high + width) for value in others)], _EDGE, _RIGHT)
 
 
 def _finite(figures: Iterable[Interval]) -> list[float]:
-    return [one for figure in figures for one in (figure.value, figure.low, figure.high) if math.isfinite(one)]
+    return [bound for figure in figures for bound in (figure.value, figure.low, figure.high) if math.isfinite(bound)]
 
 
-def _interval(figure: Interval, state: str, kind: str, x: Scale, y: float) -> list[Markup]:
+def _interval(figure: Interval, state: str, kind: str, x: AxisScale, y: float) -> list[Markup]:
     if not math.isfinite(figure.value):
         return [_text(_EDGE, y + 6, "undefined on this log", kind="tick")]
     parts = []
     if figure.defined:
-        ends = [x(one) for one in (figure.low, figure.high)]
+        ends = [x(value) for value in (figure.low, figure.high)]
         shown = [min(max(end, _EDGE), _RIGHT) for end in ends]
         parts.append(_segment(f"whisker {kind}", shown[0], y, shown[1], y))
         parts += [_segment(f"whisker {kind}", end, y - 4, end, y + 4) for end in ends if _EDGE <= end <= _RIGHT]
@@ -244,8 +252,8 @@ def _svg(title: str, words: str, height: float, parts: Iterable[Markup]) -> Mark
     return _tag("svg", *inside, class_="chart", role="img", aria_label=f"{title}: {words}", viewBox=box)
 
 
-def _swatch(place: int) -> Markup:
-    line = _tag("path", class_=f"curve s{place}", d="M1 6H33")
+def _swatch(index: int) -> Markup:
+    line = _tag("path", class_=f"curve s{index}", d="M1 6H33")
     return _tag("svg", line, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
 
 

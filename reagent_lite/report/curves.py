@@ -40,18 +40,18 @@ def read_series(file: Path) -> Series:
 
     Returns none where there is no file. Lines that are torn, as by a loss of power, are left out.
     """
-    found: dict[str, dict[float, float]] = {}
+    series: dict[str, dict[float, float]] = {}
     if not file.is_file():
         return {}
     with file.open("rb") as lines:
         for step, scalars in filter(None, map(_figures, lines)):
             for tag, value in scalars.items():
                 if math.isfinite(value):
-                    values = found.setdefault(tag, {})
+                    values = series.setdefault(tag, {})
                     values[step] = value
                     if len(values) > _HELD_POINTS:
-                        found[tag] = dict(thinned(sorted(values.items()), _MOST_POINTS))
-    return {tag: sorted(values.items()) for tag, values in found.items()}
+                        series[tag] = dict(thinned(sorted(values.items()), _MOST_POINTS))
+    return {tag: sorted(values.items()) for tag, values in series.items()}
 
 
 def _figures(line: bytes) -> tuple[float, dict[str, float]] | None:
@@ -83,9 +83,9 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
         tags = {tag: name for tag, name in names.items() if tag in curved}
         for tag in curved:  # of types of agents: simulation/<type>/return/mean
             first, *kind, _, _ = ("", "", "", *tag.split("/"))[-4:]
-            own = tag.replace(f"/{kind[0]}/", "/", 1)
-            if first == "simulation" and own in names:
-                tags[tag] = f"{kind[0]}: {names[own]}"
+            tag_of_all = tag.replace(f"/{kind[0]}/", "/", 1)
+            if first == "simulation" and tag_of_all in names:
+                tags[tag] = f"{kind[0]}: {names[tag_of_all]}"
         lines = tuple(_line(name, tag, curved) for tag, name in tags.items())
         mark = _mark("random actions", "simulation/random_return/mean", series) if title == _RETURN else None
         charts.append(Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark))

@@ -15,13 +15,15 @@ _ORIGIN = {"workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash", "
 
 def report_of_evaluation(findings: Findings, where: str) -> Report:
     """Returns the page of an evaluation; `where` is the name of its JSON file."""
-    evidence, decision, config = findings.evidence, findings.decision, findings.config
+    evidence = findings.evidence
+    decision = findings.decision
+    config = findings.config
     choices = {} if findings.estimates is None else findings.estimates.choices[0]
-    shares = {name: (one["logged"], None, one["policy"]) for name, one in choices.get("actions", {}).items()}
+    shares = {name: (share["logged"], None, share["policy"]) for name, share in choices.get("actions", {}).items()}
     lineage = Table(
         title="Models that were evaluated",
         columns=(("Folder", "name"), *((name, "name") for name in _ORIGIN.values())),
-        rows=[[str(one.path), *(one.origin[key] for key in _ORIGIN)] for one in findings.models],
+        rows=[[str(model.path), *(model.origin[key] for key in _ORIGIN)] for model in findings.models],
     )
     return Report(
         title=f"Evaluation of {findings.models[0].path}",

@@ -8,8 +8,8 @@ from reagent_lite.report.content import Cell, Column, Report, Section, written
 
 def decision_of(report: Report) -> str:
     """Returns what the model card begins with."""
-    one = report.decision
-    return f"**{plain(one.choice.capitalize())}**: {plain(one.reason)}. Next: {plain(one.next_step)}"
+    decision = report.decision
+    return f"**{plain(decision.choice.capitalize())}**: {plain(decision.reason)}. Next: {plain(decision.next_step)}"
 
 
 def findings(report: Report) -> str:
@@ -18,8 +18,8 @@ def findings(report: Report) -> str:
 
 
 def _blocks(report: Report) -> Iterator[str]:
-    for one in report.decision.findings:
-        yield f"{plain(one.source)}: {plain(one.reason)}."
+    for finding in report.decision.findings:
+        yield f"{plain(finding.source)}: {plain(finding.reason)}."
     for note in report.notes:
         yield f"**Warning**: {plain(note)}"
     if report.facts:

@@ -20,12 +20,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Okabe & Ito (2008), Color Universal Design: told apart with any colour vision
-BLACK, GREEN, BLUE, VERMILION = "#000000", "#009e73", "#0072b2", "#d55e00"
-ORANGE, GREY, PALE = "#e69f00", "#999999", "#d9d9d9"
+BLACK = "#000000"
+GREEN = "#009e73"
+BLUE = "#0072b2"
+VERMILION = "#d55e00"
+ORANGE = "#e69f00"
+GREY = "#999999"
+PALE = "#d9d9d9"
 
-WIDTH, HEIGHT, TOP, BOTTOM = 480, 360, 40, 320  # pixels of a frame, and of the scene in it
+WIDTH, HEIGHT = 480, 360  # pixels of a frame
+TOP, BOTTOM = 40, 320  # of the scene in it
 _FINE = 2  # a frame is drawn so many times larger, and shrunk: smooth edges
-_MILLISECONDS, _LAST_MILLISECONDS = 40, 2000  # how it ended is read before the loop starts again
+_MILLISECONDS = 40
+_LAST_MILLISECONDS = 2000  # how it ended is read before the loop starts again
 _MOST_FRAMES = 300
 _MOST_CURVES = 12  # more do not fit on a telephone
 
@@ -177,11 +184,11 @@ def _curves(episode: Episode, step: int) -> Shapes:
     curves = [*features, np.concatenate([episode.reward[:1], episode.reward])] if len(episode.reward) else features
     steps = np.linspace(0, 1, len(episode.observation))
     for row, values in enumerate(curves):
-        known = np.isfinite(values)
-        if known.any():
-            low, high = values[known].min(), values[known].max()
+        finite = np.isfinite(values)
+        if finite.any():
+            low, high = values[finite].min(), values[finite].max()
             height = 1 - (row + 0.9 - 0.8 * (values - low) / (high - low or 1.0)) / len(curves)
-            yield np.stack([steps, height], axis=1)[known], GREY if row < len(features) else GREEN, 1.5
+            yield np.stack([steps, height], axis=1)[finite], GREY if row < len(features) else GREEN, 1.5
     yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
 
 

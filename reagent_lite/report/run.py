@@ -42,7 +42,8 @@ _WHERE = "model/evaluation.json and metrics.jsonl"
 _MOST_FEATURES = 500
 _MOST_TABLES = 20
 _MOST_FILES = 50
-_MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
+_MOST_LETTERS = 400
+_MOST_CONFIG_LETTERS = 100_000
 _AGAINST_OTHERS = "train again while models of other runs play the other types: simulation.policies."
 _SCORES = {
     "td_loss/mean": "TD loss on evaluated rows",
@@ -52,7 +53,7 @@ _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class DataSource:
     """Data that was learned from, or evaluated on.
 
     Attributes:
@@ -82,8 +83,8 @@ class FeatureFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Facts about what was learned from; empty for simulation.
+class DataFacts:
+    """DataFacts about what was learned from; empty for simulation.
 
     Attributes:
         features: {column: {id: facts}}.
@@ -93,7 +94,7 @@ class Facts:
 
     features: Mapping[str, Mapping[int, FeatureFacts]] = field(default_factory=dict)
     note: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[DataSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class RunFigures:
     Attributes:
         config: the config of the run.
         policy: the evaluated policy, in words.
-        found: what its evaluation found, of evaluation_of_run.
+        evaluation: report of its evaluation, from `evaluation_of_run`.
         candidates: what is chosen among candidates; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
         normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
@@ -113,12 +114,12 @@ class RunFigures:
 
     config: WorkflowConfig
     policy: str
-    found: Report
+    evaluation: Report
     candidates: Mapping[str, Any] | None
     steps: int
     rows: int
     normalization: Mapping[str, Mapping[str, str]]
-    facts: Facts
+    facts: DataFacts
     identity: str
 
 
@@ -137,15 +138,16 @@ def write_page(folder: Path, figures: RunFigures) -> str | None:
 
 def report_of_run(folder: Path, figures: RunFigures) -> Report:
     """Returns the report of a run whose metrics.jsonl lies in the folder."""
-    config, found = figures.config, figures.found
+    config = figures.config
+    evaluation = figures.evaluation
     series = read_series(folder / "metrics.jsonl")
     return Report(
         title=f"{'' if config.actions else 'Parametric '}{config.algorithm.upper()} run: {folder.resolve().name}",
-        decision=found.decision,
-        notes=found.notes,
-        facts=(*_facts(figures), *found.facts),
+        decision=evaluation.decision,
+        notes=evaluation.notes,
+        facts=(*_facts(figures), *evaluation.facts),
         sections=(
-            *found.sections,
+            *evaluation.sections,
             curves_section(series),
             actions_section(_shares(config.actions, series), _WHERE),
             candidates_section(figures.candidates, _WHERE),
@@ -174,9 +176,10 @@ def evaluation_of_run(
         gate: the decision of publish_if; None where the config has none.
     """
     if evaluation.agents:
-        of_types = {kind: evaluation_of_run(config, policy, one, {}) for kind, one in evaluation.agents.items()}
+        of_types = {kind: evaluation_of_run(config, policy, of_type, {}) for kind, of_type in evaluation.agents.items()}
         return _together(of_types, evaluation.document["agents"])
-    result, played = evaluation.result, evaluation.played
+    result = evaluation.result
+    played = evaluation.played
     comparisons = () if result is None else tuple(compared(result))
     evidence = Evidence(result=result, seen=evaluation.seen, comparisons=comparisons, played=played, gate=gate)
     decision = decide(evidence)
@@ -204,19 +207,19 @@ def evaluation_of_run(
     )
 
 
-def _together(found: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
+def _together(reports: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
     """Returns the evaluations of several types of agents as one, which ships only if each does."""
-    decisions = {kind: one.decision for kind, one in found.items()}
+    decisions = {kind: report.decision for kind, report in reports.items()}
     careful = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
-    worst = min(decisions.values(), key=lambda one: careful.index(one.choice))
+    worst = min(decisions.values(), key=lambda decision: careful.index(decision.choice))
     decision = ShipDecision(
         choice=worst.choice,
-        reason="; ".join(f"{kind}: {one.reason}" for kind, one in decisions.items()),
+        reason="; ".join(f"{kind}: {decision.reason}" for kind, decision in decisions.items()),
         next_step=worst.next_step,
         findings=tuple(
             replace(finding, reason=f"{kind}: {finding.reason}")
-            for kind, one in decisions.items()
-            for finding in one.findings
+            for kind, decision in decisions.items()
+            for finding in decision.findings
         ),
     )
     return Report(
@@ -228,8 +231,8 @@ def _together(found: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
         ),
         sections=tuple(
             replace(section, title=f"{section.title}: {kind}")
-            for kind, one in found.items()
-            for section in one.sections
+            for kind, report in reports.items()
+            for section in report.sections
         ),
     )
 
@@ -253,20 +256,22 @@ def _shares(names: Sequence[str], series: Series) -> Shares:
     """Returns the last shares of named actions."""
     tags = ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean")
     shares = {name: tuple(last(series, tag.format(name)) for tag in tags) for name in names}
-    return shares if any(one[0] is not None for one in shares.values()) else {}  # type: ignore[return-value]
+    return shares if any(share[0] is not None for share in shares.values()) else {}  # type: ignore[return-value]
 
 
 def features_section(
     normalization: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[int, FeatureFacts]], note: str
 ) -> Section:
     """Returns type and statistics of every feature of states, then of candidates."""
-    found = [(name, column, text) for column, parameters in normalization.items() for name, text in parameters.items()]
+    entries = [
+        (name, column, text) for column, parameters in normalization.items() for name, text in parameters.items()
+    ]
     rows = []
-    for name, column, text in found[:_MOST_FEATURES]:
-        one = json.loads(text) if isinstance(text, str) else text
+    for name, column, text in entries[:_MOST_FEATURES]:
+        parameter = json.loads(text) if isinstance(text, str) else text
         sampled = facts.get(column, {}).get(id_of(name))
         figures = (None, None, None) if sampled is None else (sampled.present, sampled.mean, sampled.stddev)
-        rows.append((name, column, one["feature_type"], *figures))
+        rows.append((name, column, parameter["feature_type"], *figures))
     table = Table(
         title="Features and how they are normalized",
         columns=(
@@ -278,7 +283,7 @@ def features_section(
             ("Standard deviation", "number"),
         ),
         rows=rows,
-        note=left_out(len(found) - len(rows), "features", "normalization.json"),
+        note=left_out(len(entries) - len(rows), "features", "normalization.json"),
     )
     return Section(title="Features", notes=(note,), tables=(table,) if rows else ())
 
@@ -287,24 +292,24 @@ def drift_section(config: WorkflowConfig) -> Section:
     """Returns the drift that workflows.normalize left beside the normalization that the run was given."""
     paths = [path for path in (config.state_norm_data_path, config.action_norm_data_path) if path and "://" not in path]
     files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
-    found = [
-        (column, one)
+    drifted = [
+        (column, feature)
         for file in files
         if file.is_file()
         for column, drift in json.loads(file.read_bytes()).items()
-        for one in drift["features"]
+        for feature in drift["features"]
     ]
     rows = [
         (
-            str(one["feature_id"]),
+            str(feature["feature_id"]),
             column,
-            f"{_SHIFT_SIGN.get(one['verdict'], '')} {one['verdict']}",
-            one["psi"],
-            one["ks"],
-            f"{percent(one['reference_present'])} → {percent(one['present'])}",
-            f"{number(one['reference_mean'])} → {number(one['mean'])}",
+            f"{_SHIFT_SIGN.get(feature['verdict'], '')} {feature['verdict']}",
+            feature["psi"],
+            feature["ks"],
+            f"{percent(feature['reference_present'])} → {percent(feature['present'])}",
+            f"{number(feature['reference_mean'])} → {number(feature['mean'])}",
         )
-        for column, one in found[:_MOST_FEATURES]
+        for column, feature in drifted[:_MOST_FEATURES]
     ]
     table = Table(
         title="Features against the reference data, most drifted first",
@@ -318,22 +323,23 @@ def drift_section(config: WorkflowConfig) -> Section:
             ("Mean: reference → training", "number"),
         ),
         rows=rows,
-        note=left_out(len(found) - len(rows), "features", "drift.json"),
+        note=left_out(len(drifted) - len(rows), "features", "drift.json"),
     )
     return Section(title="Drift", tables=(table,) if rows else ())
 
 
-def lineage_section(sources: Sequence[Source]) -> Section:
+def lineage_section(sources: Sequence[DataSource]) -> Section:
     """Returns what was read on all machines, and files, hashes and stages of this machine."""
     tables = [
         Table(
             title="Data that the config names, and what was found",
             columns=(("Use", "name"), ("Path", "name"), ("Rows", "number"), ("Counts", "words")),
-            rows=[(one.use, one.path, one.rows, one.counts) for one in sources],
+            rows=[(source.use, source.path, source.rows, source.counts) for source in sources],
         )
     ]
     for source in sources:
-        use, copy = f"{source.use} on node 0" if source.on_node else source.use, source.copy
+        use = f"{source.use} on node 0" if source.on_node else source.use
+        copy = source.copy
         manifest = CopyManifest.read(str(copy.folder))
         states = manifest.inputs if manifest is not None and len(manifest.inputs) == len(copy.files) else ()
         files = [(path, state.size, state.sha256) for path, state in zip(copy.files, states, strict=False)]
@@ -344,7 +350,7 @@ def lineage_section(sources: Sequence[Source]) -> Section:
             stage = StageManifest.read(folder)
             if stage is not None:
                 tables += _stage(use, folder, stage)
-    shown = [one for one in tables if one.rows]
+    shown = [table for table in tables if table.rows]
     rest = left_out(len(shown) - _MOST_TABLES, "tables", "the manifests of the stages")
     return Section(title="Data lineage", tables=tuple(shown[:_MOST_TABLES]), rest=(rest,))
 
@@ -361,7 +367,7 @@ def _stage(use: str, folder: str, manifest: StageManifest) -> tuple[Table, Table
     facts += [("made from the stage with digest", manifest.parent)] if manifest.parent else []
     facts += _flat(manifest.report)
     title = f"Stage {manifest.kind} ({use}): read, kept, refused"
-    inputs = [(one.name, one.size, one.sha256) for one in manifest.inputs]
+    inputs = [(file.name, file.size, file.sha256) for file in manifest.inputs]
     return (
         Table(title=title, columns=(("What", "name"), ("How many", "name")), rows=facts),
         _files(f"Inputs of stage {manifest.kind} ({use})", inputs),
@@ -375,14 +381,14 @@ def _flat(report: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
         if isinstance(value, int | float):
             yield name, value
         elif isinstance(value, list) and value:
-            yield from ((name, _cut(one)) for one in value[:_MOST_FILES])
+            yield from ((name, _cut(entry)) for entry in value[:_MOST_FILES])
         elif value:
             yield name, _cut(value)
 
 
 def _cut(value: Any) -> str:
     if isinstance(value, Mapping):
-        words = (f"{key}: {one:,}" if isinstance(one, int) else f"{key}: {one}" for key, one in value.items())
+        words = (f"{key}: {count:,}" if isinstance(count, int) else f"{key}: {count}" for key, count in value.items())
         text = ", ".join(sorted(words, key=len))  # counts before sentences
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -75,7 +75,7 @@ def conservative_loss(q: Tensor, mask: Tensor, action: Tensor) -> Tensor:
 
 
 def imitation_loss(logits: Tensor, mask: Tensor, action: Tensor) -> Tensor:
-    """Returns the cross-entropy of the logged action among allowed choices, [B]; for BCQ's imitator."""
+    """Returns the cross-entropy of the logged action among allowed choices, [B]; for behavior cloning (BCQ)."""
     log_probability = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).log_softmax(1)
     return -log_probability.gather(1, action.unsqueeze(1)).squeeze(1)
 

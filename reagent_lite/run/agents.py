@@ -21,7 +21,7 @@ from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.sim.env import Policy
-from reagent_lite.sim.rollout import ONLY, Player
+from reagent_lite.sim.rollout import ONLY, Actor
 from reagent_lite.sim.spec import EnvSpec
 
 _KEY = "simulation.policies"
@@ -60,10 +60,10 @@ class AgentType:
         first = torch.arange(num_envs, device=device) * agents
         return (first.unsqueeze(1) + torch.tensor(self.agents, device=device)).flatten()
 
-    def fixed(self, rows: Tensor | None, device: torch.device) -> Player:
-        """Returns the player of a type that does not learn: its exported model, or uniformly random actions."""
+    def fixed(self, rows: Tensor | None, device: torch.device) -> Actor:
+        """Returns the actor of a type that does not learn: its exported model, or uniformly random actions."""
         # at temperature 1, the softmax of the logarithms of probabilities is the probabilities
-        return Player(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
+        return Actor(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
 
     @property
     def played(self) -> str:
@@ -84,7 +84,8 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
             several types cannot have.
         BundleError: a folder has no model, or one that was altered or has other features or actions.
     """
-    settings, names = config.environments, spec.agent_type_names
+    settings = config.environments
+    names = spec.agent_type_names
     if len(names) == 1:
         if settings.policies:
             expected = f"absent, as the agents of {spec.name} are of one type, which learns"
@@ -107,7 +108,8 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
 
 def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
     """Yields what is wrong with a config for an environment of several types of agents."""
-    settings, names = config.environments, spec.agent_type_names
+    settings = config.environments
+    names = spec.agent_type_names
     learning = [name for name in names if settings.policies.get(name, LEARN) == LEARN]
     yield from unknown_types(settings.policies, spec, _KEY)
     for number, name in enumerate(names):
@@ -170,8 +172,8 @@ def agent_type(
     folder = Path(plays).expanduser()
     where = f"{key}.{name} {folder}"
     if not folder.is_dir():
-        known = ", ".join(f'"{word}"' for word in words)
-        expected = f"{known} or the folder of an exported model"
+        quoted = ", ".join(f'"{word}"' for word in words)
+        expected = f"{quoted} or the folder of an exported model"
         raise ConfigError(Problem(f"{key}.{name}", expected, repr(plays), nearest(plays, words)))
     bundle = load_bundle(folder)
     problems = misfits(bundle, spec, where)

@@ -14,14 +14,14 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
-from reagent_lite.distributed.group import Place
+from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, counted, needing
 from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory import Need, networks, simulation_memory
-from reagent_lite.run.roles.policies import most_frames_ahead
+from reagent_lite.run.roles.policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cpu import CpuBackend
@@ -77,7 +77,7 @@ class DryRun:
     """
 
     config: WorkflowConfig
-    place: Place | None
+    ranks: ProcessRanks | None
     world: int
     processes: Processes
     inputs: Inputs
@@ -118,18 +118,19 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine: the
             environment is unknown or does not compile, or lacks parameters or types of agents that the config names.
     """
-    inputs, place = _inputs(config), Place.read()
-    world = processes.count * config.num_nodes if place is None else place.world_size
+    inputs = _inputs(config)
+    ranks = ProcessRanks.read()
+    world = processes.count * config.num_nodes if ranks is None else ranks.world_size
     needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
     if inputs.spec is not None:
-        needs.append(networks(config, inputs.spec, sum(one.learns for one in inputs.types) or 1))
+        needs.append(networks(config, inputs.spec, sum(agent_type.learns for agent_type in inputs.types) or 1))
     if inputs.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
         size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
     free, free_of = _free(processes)
     run = DryRun(
         config=config,
-        place=place,
+        ranks=ranks,
         world=world,
         processes=processes,
         inputs=inputs,
@@ -161,7 +162,8 @@ def require_first_rows(config: WorkflowConfig) -> None:
 
 
 def _inputs(config: WorkflowConfig) -> Inputs:
-    inputs, troubles = Inputs(), []
+    inputs = Inputs()
+    troubles = []
     if config.simulation is not None and not config.simulation.in_python:
         find_environment(config.simulation.env)
     of_this_machine = (
@@ -185,7 +187,9 @@ def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
         from reagent_lite.data.stage import data_files
         from reagent_lite.run.stages import pairing_of
-    path, actions, data = config.training_data_path, config.actions or None, config.data
+    path = config.training_data_path
+    actions = config.actions or None
+    data = config.data
     files = data_files(path, data.columns)
     standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing_of(config, path))
     copy = None if standing is None else standing[1]
@@ -206,9 +210,11 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     """Returns the inputs with the network's widths; without a normalization file each feature is one column wide."""
     state = action = None
     if inputs.env is not None:
-        state, action = inputs.env.spec.observation_size, inputs.env.spec.action_feature_size
+        state = inputs.env.spec.observation_size
+        action = inputs.env.spec.action_feature_size
     elif inputs.copy is not None:
-        state, action = len(inputs.copy.state_ids), len(inputs.copy.action_ids)
+        state = len(inputs.copy.state_ids)
+        action = len(inputs.copy.action_ids)
     if config.state_norm_data_path is not None:
         state = read_normalization(config.state_norm_data_path).width
     if config.action_norm_data_path is not None:
@@ -216,7 +222,8 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     if config.parametric:
         names: tuple[str, ...] = ()
     else:
-        names, action = config.actions or (() if inputs.env is None else inputs.env.spec.action_names), 0
+        names = config.actions or (() if inputs.env is None else inputs.env.spec.action_names)
+        action = 0
     if state is None or action is None:
         return inputs
     return replace(inputs, spec=SourceSpec(num_state_features=state, num_action_features=action, action_names=names))
@@ -250,9 +257,9 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
     settings = config.environments
     if not config.simulated_share:
         return []
-    learners = 0 if config.collects else sum(one.learns for one in types)
+    learners = 0 if config.collects else sum(agent_type.learns for agent_type in types)
     memory = simulation_memory(config, env, learners, world)
-    own = -(-settings.num_envs // world)
+    num_envs = -(-settings.num_envs // world)
     several = f" x {learners} types of agents" if learners > 1 else ""
     replay = Need(
         name="replay",
@@ -261,18 +268,18 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
     )
     environments = Need(
         name="environments",
-        bytes=round(own * memory.per_env),
-        formula=f"{own:,} environments x {round(memory.per_env):,} bytes, with the rows that are learned from for each",
+        bytes=round(num_envs * memory.per_env),
+        formula=f"{num_envs:,} environments x {round(memory.per_env):,} bytes, with the rows learned from for each",
     )
     return [replay, environments] if learners else [environments]
 
 
 def _free(processes: Processes) -> tuple[int | None, str]:
     """Returns the free bytes for one process, or None if they are not known, and the memory they are part of."""
-    here = processes.count
+    count = processes.count
     if processes.device_type == "cpu":
-        return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
-    used = used_gpus(here * processes.gpus)
+        return free_bytes(torch.device("cpu")) // count, f"this machine's free memory / {counted(count, 'process')}"
+    used = used_gpus(count * processes.gpus)
     free = [gpu.free for gpu in list_gpus() if gpu.uuid in used and gpu.total]
     return min(free, default=None), "the fullest GPU's free memory"
 
@@ -307,7 +314,7 @@ def memory_lines(run: DryRun) -> Iterator[str]:
     if run.inputs.spec is None:
         yield "networks: not known before the data is read"
     if run.inputs.copy is not None:
-        size = sum(int(one["size"]) for one in run.inputs.copy.files.values())
+        size = sum(int(file["size"]) for file in run.inputs.copy.files.values())
         yield f"training copy of {size_text(size)}: mapped from disk, not counted"
     for need in run.needs:
         yield f"{need.name} {size_text(need.bytes)} = {need.formula}"
@@ -317,22 +324,24 @@ def memory_lines(run: DryRun) -> Iterator[str]:
 
 
 def _machine_lines(run: DryRun) -> Iterator[str]:
-    config, place, here = run.config, run.place, run.processes.count
+    config = run.config
+    ranks = run.ranks
+    processes = run.processes.count
     every = counted(run.world, f"{run.processes.device_type} process")
     if run.minibatch is None:
         yield f"{every}; training.minibatch_size follows the number of rows, known after the data is read"
     else:
         yield f"{every}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
         yield f"parallel {config.parallel}: {_batch_contract(run, run.minibatch)}"
-    if place is not None:
-        yield f"machines: set by the launcher of these processes; rank {place.rank} on node {place.node}"
+    if ranks is not None:
+        yield f"machines: set by the launcher of these processes; rank {ranks.rank} on node {ranks.node}"
     elif config.num_nodes > 1:
         node = config.node_index or 0
-        first = node * here
-        ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
+        first = node * processes
+        shown = f"rank {first}" if processes == 1 else f"ranks {first} to {first + processes - 1}"
         yield (
-            f"machines: {config.num_nodes} x {counted(here, 'process')}, if the others start as many as this "
-            f"one; this is node {node}, {ranks}; node 0 saves the model"
+            f"machines: {config.num_nodes} x {counted(processes, 'process')}, if the others start as many as this "
+            f"one; this is node {node}, {shown}; node 0 saves the model"
         )
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
@@ -345,28 +354,31 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
 
 def _batch_contract(run: DryRun, minibatch: int) -> str:
     """Returns how processes and GPUs divide the rows of a minibatch and combine their gradients."""
-    own = f"{minibatch / run.world:g} rows"
+    rows = f"{minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
         return (
-            f"one process draws {own} and divides them among {counted(run.processes.gpus, 'GPU')}, "
+            f"one process draws {rows} and divides them among {counted(run.processes.gpus, 'GPU')}, "
             f"{minibatch / run.processes.gpus:g} each; the losses are summed on the first"
         )
     if run.config.parallel == "none":
-        return f"one process draws {own} and computes the gradient alone"
-    return f"each process draws {own}; gradients are averaged over all {minibatch} rows"
+        return f"one process draws {rows} and computes the gradient alone"
+    return f"each process draws {rows}; gradients are averaged over all {minibatch} rows"
 
 
 def _step_lines(run: DryRun) -> Iterator[str]:
-    config, inputs, minibatch = run.config, run.inputs, run.minibatch
+    config = run.config
+    inputs = run.inputs
+    minibatch = run.minibatch
     if len(inputs.types) > 1:
         yield f"policies: {', '.join(map(str, inputs.types))}"
     if not config.training_data_path:
         steps = simulated_plan(config, config.minibatch_over(run.world))
         if config.follows or config.collects:
-            mode, shared = config.environments.mode, config.environments.shared
+            mode = config.environments.mode
+            shared = config.environments.shared
             yield (
                 f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
-                f"{most_frames_ahead(config.environments):,} environment steps ahead of the learner"
+                f"{most_env_steps_ahead(config.environments):,} environment steps ahead of the learner"
             )
         if config.collects:
             return
@@ -378,8 +390,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     several = config.num_nodes > 1
     if not inputs.files:
         return
-    own = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
-    where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
+    part = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
+    where = f"; layout {config.data.layout}: each machine has {part}" if several else ""
     yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
     if inputs.events:
         yield "events: transitions are made of them as they are read"

@@ -26,7 +26,7 @@ from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.sim.sources import identity
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
@@ -55,19 +55,19 @@ class Simulation:
     @property
     def learning(self) -> tuple[str, ...]:
         """Names of the types of agents that learn."""
-        return tuple(one.name for one in self.types if one.learns)
+        return tuple(kind.name for kind in self.types if kind.learns)
 
-    def players(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Player]) -> dict[str, Player]:
-        """Returns a player for each type of agents.
+    def actors(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Actor]) -> dict[str, Actor]:
+        """Returns an actor for each type of agents.
 
         Args:
             env: the environments.
-            learn: returns the player of a type that learns, from its name and the numbers of its rows.
+            learn: returns the actor of a type that learns, from its name and the numbers of its rows.
         """
-        rows = {one.name: one.rows(env.num_envs, env.spec.agents, env.device) for one in self.types}
+        rows = {kind.name: kind.rows(env.num_envs, env.spec.agents, env.device) for kind in self.types}
         return {
-            one.name: learn(one.name, rows[one.name]) if one.learns else one.fixed(rows[one.name], env.device)
-            for one in self.types
+            kind.name: learn(kind.name, rows[kind.name]) if kind.learns else kind.fixed(rows[kind.name], env.device)
+            for kind in self.types
         }
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
@@ -84,7 +84,7 @@ class Simulation:
 
     def identity(self) -> str:
         """Returns the sha256 of the environment's sources and constants, and of the exported models that play."""
-        return identity(self.config, *(one.digest for one in self.types if one.digest))
+        return identity(self.config, *(kind.digest for kind in self.types if kind.digest))
 
 
 def part_of(count: int, group: Group) -> tuple[int, int]:
@@ -101,7 +101,8 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
             the config does not fit; see agents.agent_types.
         BundleError: an exported model of simulation.policies does not fit.
     """
-    settings, parametric = config.environments, config.parametric
+    settings = config.environments
+    parametric = config.parametric
     if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
             Problem(
@@ -196,7 +197,9 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
 
 def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normalization:
     """Returns the normalization of a run without data: that of the given files, or none."""
-    spec, given, kind = simulation.backend.spec, given_normalization(config), FeatureType.DO_NOT_PREPROCESS
+    spec = simulation.backend.spec
+    given = given_normalization(config)
+    kind = FeatureType.DO_NOT_PREPROCESS
 
     def unchanged(size: int) -> NormalizationSpec:
         return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
@@ -230,7 +233,7 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
             )
 
 
-class Reader:
+class ObservationEncoder:
     """Converts observations of environments to the network's input.
 
     Args:
@@ -250,8 +253,11 @@ class Reader:
         self, config: WorkflowConfig, simulation: Simulation, normalization: Normalization, device: torch.device
     ) -> None:
         check_features(simulation, normalization)
-        self.config, self.simulation, self.normalization = config, simulation, normalization
-        spec, missing_as_zero = simulation.backend.spec, config.rl.set_missing_value_to_zero
+        self.config = config
+        self.simulation = simulation
+        self.normalization = normalization
+        spec = simulation.backend.spec
+        missing_as_zero = config.rl.set_missing_value_to_zero
 
         def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
             ids = tuple(range(size))
@@ -264,7 +270,8 @@ class Reader:
         self._action = (
             None if normalization.action is None else transform(normalization.action, spec.action_feature_size)
         )
-        self._num_actions, self._device = spec.num_actions, device
+        self._num_actions = spec.num_actions
+        self._device = device
 
     def state(self, raw: Tensor) -> Tensor:
         """Returns [N, W] for observations [N, S]."""
@@ -297,10 +304,10 @@ class Reader:
             weight=raw.weight * scale,
         )
 
-    def players(
+    def actors(
         self, env: VectorEnv, learner: Learner, target: TargetPolicy, random: str | None = None
-    ) -> tuple[Player, ...]:
-        """Returns a player for each type of agents in an evaluation: its learned policy, or that of the config.
+    ) -> tuple[Actor, ...]:
+        """Returns an actor for each type of agents in an evaluation: its learned policy, or that of the config.
 
         Args:
             env: the environments.
@@ -308,20 +315,22 @@ class Reader:
             target: target policy of the run.
             random: a type that plays uniformly random actions instead, or None.
         """
-        learners, epsilon = learners_of(learner), torch.tensor([target.epsilon], device=env.device)
+        learners = learners_of(learner)
+        epsilon = torch.tensor([target.epsilon], device=env.device)
 
-        def player(kind: str, rows: Tensor | None) -> Player:
+        def actor(kind: str, rows: Tensor | None) -> Actor:
             policy = None if kind == random else self.policy(learners[kind], env.device)
-            return Player(policy=policy, epsilon=epsilon, temperature=target.temperature, rows=rows)
+            return Actor(policy=policy, epsilon=epsilon, temperature=target.temperature, rows=rows)
 
-        return tuple(self.simulation.players(env, player).values())
+        return tuple(self.simulation.actors(env, actor).values())
 
     def policy(self, learner: PolicyLearner, home: torch.device) -> Policy:
         """Returns a function from observations of environments on device `home` to the learner's scores.
 
         A choice that the learner's restriction excludes has the score -inf.
         """
-        scorer, restriction = learner.scorer, learner.restriction
+        scorer = learner.scorer
+        restriction = learner.restriction
         every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
 
         @torch.no_grad()
@@ -329,9 +338,10 @@ class Reader:
             was_training = learner.training
             learner.eval()
             allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
-            state, read = self.state(observation), self.features(features)
-            taken = restriction(state, allowed, read)
-            q: Tensor = scorer(state, allowed, read).masked_fill(~taken, -torch.inf).to(home)
+            state = self.state(observation)
+            read = self.features(features)
+            choosable = restriction(state, allowed, read)
+            q: Tensor = scorer(state, allowed, read).masked_fill(~choosable, -torch.inf).to(home)
             learner.train(was_training)
             return q
 

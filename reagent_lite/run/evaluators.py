@@ -40,7 +40,7 @@ from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.report.sections import evaluation_notes
 from reagent_lite.rl.policies import Softmax
-from reagent_lite.run.environments import EPOCH, FINAL, Reader, part_of
+from reagent_lite.run.environments import EPOCH, FINAL, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.simulated import tag_of
@@ -50,7 +50,8 @@ from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
-_STEPS_BETWEEN_ESTIMATES, _FEWEST_ESTIMATES = 20, 30
+_STEPS_BETWEEN_ESTIMATES = 20
+_FEWEST_ESTIMATES = 30
 
 
 def estimates_due(epoch: int, epochs: int, steps_per_epoch: int) -> bool:
@@ -89,7 +90,7 @@ class Evaluator(Protocol):
         """Returns whether the run may end early."""
         return False
 
-    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with a number in place of rl.temperature "auto"."""
         return config
 
@@ -129,10 +130,10 @@ class Evaluators:
         """Returns whether one of the evaluators lets the run end early."""
         return any(part.satisfied() for part in self._parts.values())
 
-    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the numbers that the evaluators found, the same on every rank."""
         for part in self._parts.values():
-            config = part.found(config)
+            config = part.with_chosen_temperature(config)
         return config
 
     def at_end(self) -> Evaluation:
@@ -162,8 +163,12 @@ class LogEvaluator(Evaluator):
     """
 
     def __init__(self, config: WorkflowConfig, data: Data, learner: PolicyLearner, group: Group) -> None:
-        self._config, self._data, self._learner, self._group = config, data, learner, group
-        self._scorer, self._restriction = learner.scorer, learner.restriction
+        self._config = config
+        self._data = data
+        self._learner = learner
+        self._group = group
+        self._scorer = learner.scorer
+        self._restriction = learner.restriction
         self._target = target_policy(config)
         self._evaluated = data.evaluated.rows
         self.policy = self._policy_evaluator()
@@ -218,10 +223,11 @@ class LogEvaluator(Evaluator):
 
     def _part_of_rows(self, most: int) -> NDArray[np.int64]:
         """Returns this rank's part of at most `most` row numbers, spread evenly over the rows of all shards."""
-        rows, shards = self._evaluated, self._data.shards
+        rows = self._evaluated
+        shards = self._data.shards
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
-        own = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
-        return shards.part(spread(numbers, own))
+        part = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
+        return shards.part(spread(numbers, part))
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Fits the models of the policy further and returns its estimates; empty except on rank 0.
@@ -258,7 +264,7 @@ class LogEvaluator(Evaluator):
             seen=seen,
         )
 
-    def found(self, config: WorkflowConfig) -> WorkflowConfig:
+    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the temperature of the last evaluation, if it is to be found."""
         if self._config.rl.temperature != "auto":
             return config
@@ -300,8 +306,11 @@ class LogEvaluator(Evaluator):
 
     def _policy_evaluator(self) -> PolicyEvaluator:
         """Returns the evaluator of the policy, with models of it in the units of the rows."""
-        config, data, group = self._config, self._data, self._group
-        train, scored = data.train, data.evaluated
+        config = self._config
+        data = self._data
+        group = self._group
+        train = data.train
+        scored = data.evaluated
         rows = single_step_rows(config, scored, data, group)
         learning = Learning(rows=sum(data.counts), epochs=config.epochs)
         behavior = None
@@ -310,7 +319,8 @@ class LogEvaluator(Evaluator):
             logger.info(f"evaluation: {behavior.problem or behavior.calibration}")
             rows = rows.with_propensity(behavior.propensity)
             self._evaluated = self._evaluated.with_propensity(behavior.propensity)
-        counts, num_rows = scored.found.counts, sum(scored.found.rows)
+        counts = scored.found.counts
+        num_rows = sum(scored.found.rows)
         for note in replaced_propensities(behavior, counts, num_rows) if group.is_first else ():
             logger.warning(note)
         log = EvaluationRows(
@@ -348,8 +358,8 @@ class LogEvaluator(Evaluator):
     @torch.no_grad()
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
         q = self._scorer(state, actions.mask, actions.features)
-        taken = self._restriction(state, actions.mask, actions.features)
-        return self._target.propensities(q, taken)
+        choosable = self._restriction(state, actions.mask, actions.features)
+        return self._target.propensities(q, choosable)
 
 
 class SimulationEvaluator(Evaluator):
@@ -359,14 +369,18 @@ class SimulationEvaluator(Evaluator):
     every format with the network on observations of this environment. workflows.evaluate plays exported models.
 
     Args:
-        reader: converts observations of the environment to the network's input.
+        encoder: converts observations of the environment to the network's input.
         learner: the learner to evaluate.
         group: ranks that divide the episodes.
     """
 
-    def __init__(self, reader: Reader, learner: Learner, group: Group) -> None:
-        self._config, self._simulation, self._group = reader.config, reader.simulation, group
-        self._reader, self._learner, self._target = reader, learner, target_policy(reader.config)
+    def __init__(self, encoder: ObservationEncoder, learner: Learner, group: Group) -> None:
+        self._config = encoder.config
+        self._simulation = encoder.simulation
+        self._group = group
+        self._encoder = encoder
+        self._learner = learner
+        self._target = target_policy(encoder.config)
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:
@@ -393,13 +407,15 @@ class SimulationEvaluator(Evaluator):
             final: plays episodes that no earlier evaluation has used. Each learned policy is also compared with
                 uniformly random actions of its type of agents, while the other types play their policies.
         """
-        spec, settings, stream = self._simulation.backend.spec, self._simulation.config, FINAL if final else EPOCH
+        spec = self._simulation.backend.spec
+        settings = self._simulation.config
+        stream = FINAL if final else EPOCH
         tables = self._play(stream)
-        found = {}
+        evaluations = {}
         for kind in self._simulation.learning:
             compared = {MODEL: tables[kind]} | ({RANDOM: self._play(stream, random=kind)[kind]} if final else {})
-            found[kind] = self._of(kind, compared, settings.time_limit or spec.time_limit)
-        return found[ONLY] if ONLY in found else self._together(found, tables)
+            evaluations[kind] = self._of(kind, compared, settings.time_limit or spec.time_limit)
+        return evaluations[ONLY] if ONLY in evaluations else self._together(evaluations, tables)
 
     def _of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
         """Returns the evaluation of one type of agents.
@@ -409,7 +425,8 @@ class SimulationEvaluator(Evaluator):
             tables: results of its policy, and of random actions in the final evaluation, from `_play`.
             limit: most steps of an episode.
         """
-        spec, evaluation = self._simulation.backend.spec, self._config.evaluation
+        spec = self._simulation.backend.spec
+        evaluation = self._config.evaluation
         played = Played.of(
             spec,
             limit,
@@ -428,21 +445,21 @@ class SimulationEvaluator(Evaluator):
 
     def _others(self, kind: str) -> str:
         """Returns which policies the other types of agents play."""
-        return ", ".join(one.played for one in self._simulation.types if one.name != kind)
+        return ", ".join(other.played for other in self._simulation.types if other.name != kind)
 
-    def _together(self, found: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
+    def _together(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
-        scalars |= {tag: value for one in found.values() for tag, value in one.scalars.items()}
+        scalars |= {tag: value for evaluation in evaluations.values() for tag, value in evaluation.scalars.items()}
         agents = {"terminated_share": ended, "returns": returns}
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},
             document={"agents": agents},
             agents={
-                kind: replace(one, document=one.document | {"agents": {**agents, "others": self._others(kind)}})
-                for kind, one in found.items()
+                kind: replace(part, document=part.document | {"agents": {**agents, "others": self._others(kind)}})
+                for kind, part in evaluations.items()
             },
         )
 
@@ -458,9 +475,9 @@ class SimulationEvaluator(Evaluator):
         tables = torch.zeros(len(self._simulation.types), 4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
-            players = self._reader.players(env, self._learner, self._target, random)
+            actors = self._encoder.actors(env, self._learner, self._target, random)
             capture = rollout_capture(self._config, env.device)
-            played = play(env, players, gamma=self._config.rl.gamma, capture=capture)
+            played = play(env, actors, gamma=self._config.rl.gamma, capture=capture)
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
-        return {one.name: table for one, table in zip(self._simulation.types, tables, strict=True)}
+        return {agent_type.name: table for agent_type, table in zip(self._simulation.types, tables, strict=True)}

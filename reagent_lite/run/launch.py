@@ -25,7 +25,7 @@ from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.distributed.gpus import used_gpus
-from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
 from reagent_lite.distributed.membership import GLOO_VARIABLE, LaunchError
 from reagent_lite.distributed.network import address_for
@@ -99,13 +99,14 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    processes, place = choose_processes(config), Place.read()
-    if place is None and node.count > 1:
+    processes = choose_processes(config)
+    ranks = ProcessRanks.read()
+    if ranks is None and node.count > 1:
         meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
         _describe(config, processes)
         return 0
-    if place is None and processes.count * node.count > 1:
+    if ranks is None and processes.count * node.count > 1:
         _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
         output = FolderIdentity.of(config.folder)
@@ -113,15 +114,16 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
         folder = None if node.index else output
         launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)
         return 0
-    place = place or Place()
-    if place.num_nodes > 1 and not is_worker():
+    ranks = ranks or ProcessRanks()
+    if ranks.num_nodes > 1 and not is_worker():
         _choose_interface(config)
-    if place.rank == 0 and not is_worker():
+    if ranks.rank == 0 and not is_worker():
         _log_choice(processes)
-    device, wait = processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds
+    device = processes.device(ranks.local_rank)
+    wait = config.rendezvous.startup_timeout_seconds
     with (
         contextlib.redirect_stdout(sys.stderr),
-        joined(place, device, wait, gpus=processes.gpus) as group,
+        joined(ranks, device, wait, gpus=processes.gpus) as group,
     ):
         try:
             if group.num_nodes > 1 and not is_worker():
@@ -131,7 +133,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
             if is_worker():
                 report_failure(error, message_of(error))
             raise
-    if place.rank == 0:
+    if ranks.rank == 0:
         print(outcome.line(), flush=True)
     return 0
 
@@ -144,12 +146,13 @@ def _choose_interface(config: WorkflowConfig) -> None:
     Raises:
         RendezvousError: MASTER_ADDR does not resolve, or rendezvous.interface does not exist.
     """
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    host = os.environ.get("MASTER_ADDR", "")
+    port = os.environ.get("MASTER_PORT", "")
     if GLOO_VARIABLE in os.environ or not host or not port.isdigit():
         return
-    own = address_for(host, int(port), config.rendezvous.interface)
-    if own is not None and own.interface:
-        os.environ[GLOO_VARIABLE] = own.interface
+    address = address_for(host, int(port), config.rendezvous.interface)
+    if address is not None and address.interface:
+        os.environ[GLOO_VARIABLE] = address.interface
 
 
 def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group: Group) -> None:
@@ -158,11 +161,11 @@ def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group
     Raises:
         RendezvousError: they do not fit together; on all ranks.
     """
-    own = ""
+    declaration = ""
     if group.is_first_on_node:
-        here = replace(processes, count=group.place.local_world_size)
-        own = _declaration(config, node, here).model_dump_json()
-    declared = [Declaration.model_validate_json(text) for text in group.gather_text(own) if text]
+        processes_here = replace(processes, count=group.ranks.local_world_size)
+        declaration = _declaration(config, node, processes_here).model_dump_json()
+    declared = [Declaration.model_validate_json(text) for text in group.gather_text(declaration) if text]
     verdict = check_compatibility(declared)
     for warning in verdict.warnings if group.is_first else ():
         logger.warning(warning)
@@ -206,12 +209,14 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
 
 
 def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> Declaration:
-    problem, code = "", 0
+    problem = ""
+    code = 0
     if node.count > 1:
         try:
             _find_data(config)
         except ReagentLiteError as error:
-            problem, code = str(error), error.exit_code
+            problem = str(error)
+            code = error.exit_code
     return Declaration(
         node=node.index,
         host=socket.gethostname(),

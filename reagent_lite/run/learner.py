@@ -46,7 +46,7 @@ def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
 
 
 def build_learner(
-    config: WorkflowConfig, spec: SourceSpec, device: torch.device, payable: Bounds = None
+    config: WorkflowConfig, spec: SourceSpec, device: torch.device, return_bounds: Bounds = None
 ) -> PolicyLearner:
     """Returns a learner with initial weights drawn by the config's seed.
 
@@ -54,20 +54,20 @@ def build_learner(
         config: the run's config.
         spec: numbers of features and choices.
         device: device of the learner.
-        payable: the bounds that rl.value_bounds "rewards" means.
+        return_bounds: the bounds that rl.value_bounds "rewards" means.
     """
     torch.manual_seed(config.seed)
-    return ALGORITHMS[config.algorithm].build(config, spec, payable).to(device)
+    return ALGORITHMS[config.algorithm].build(config, spec, return_bounds).to(device)
 
 
 def build_learners(
-    config: WorkflowConfig, spec: SourceSpec, types: Sequence[str], device: torch.device, payable: Bounds = None
+    config: WorkflowConfig, spec: SourceSpec, types: Sequence[str], device: torch.device, return_bounds: Bounds = None
 ) -> Learner:
     """Returns a learner for each type of agents, all with the same initial weights.
 
     With a single type, named "", returns the learner of `build_learner` itself.
     """
-    by_type = {name: build_learner(config, spec, device, payable) for name in types}
+    by_type = {name: build_learner(config, spec, device, return_bounds) for name in types}
     return by_type[ONLY] if ONLY in by_type else Learners(by_type)
 
 
@@ -85,19 +85,20 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
         captured: whether steps are replayed as a CUDA graph, which reads the learning rate from device memory.
     """
     training = config.training
-    groups = [group for one in learners_of(learner).values() for group in one.parameter_groups(config)]
+    groups = [group for part in learners_of(learner).values() for group in part.parameter_groups(config)]
     name = training.optimizer_class
     # one kernel for all parameters instead of several each saves a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
     rate: float | torch.Tensor = training.learning_rate
     if captured:
         device = groups[0]["params"][0].device
-        rate, fused = torch.tensor(rate, device=device), fused | {"capturable": True}
+        rate = torch.tensor(rate, device=device)
+        fused = fused | {"capturable": True}
     optimizer = optimizer_class(name)(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, training.lr_decay)
-    trained = [[p for p in one.parameters() if p.requires_grad] for one in learners_of(learner).values()]
+    trained = [[p for p in part.parameters() if p.requires_grad] for part in learners_of(learner).values()]
     return Optimization(optimizer=optimizer, schedule=schedule, clip_norm=training.clip_grad_norm, clipped=trained)
 
 
@@ -107,7 +108,9 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
     They are if one process learns on one GPU from simulated rows only, or from logged rows only, with an optimizer that
     can be captured. Batch statistics of candidates leave padding out, so the host has to know how much there is.
     """
-    simulation, training, name = config.simulation, config.training, config.training.optimizer_class
+    simulation = config.simulation
+    training = config.training
+    name = config.training.optimizer_class
     if config.simulated_share == 1:
         assert simulation is not None
         wanted = _fixed_buffers(simulation) and not (config.parametric and training.use_batch_norm)

@@ -64,7 +64,8 @@ def simulation_memory(config: WorkflowConfig, env: VectorEnv, learners: int, wor
         learners: number of types of agents that learn in the process.
         world: number of processes.
     """
-    spec, settings = env.spec, config.environments
+    spec = env.spec
+    settings = config.environments
     choices = spec.num_actions if config.parametric else 1
     # forward and backward pass of the online network, forward passes of two for the next state
     activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)

@@ -86,7 +86,9 @@ def given_or_fitted(
         DataError: on rank 0, if a feature cannot be fitted.
     """
     ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
-    check_overrides(config.norm_params, {one for column in ids.values() for one in column}, "the training data")
+    check_overrides(
+        config.norm_params, {feature_id for column in ids.values() for feature_id in column}, "the training data"
+    )
     wanted = [name for name in ids if name not in given]
     specs = dict(given)
     if wanted:
@@ -117,11 +119,12 @@ def _named(columns: Iterable[str]) -> str:
 
 def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
     """Returns the fitted normalization of columns as JSON on rank 0, and nothing on other ranks."""
-    settings, columns = config.norm_params, {}
+    settings = config.norm_params
+    columns = {}
     for name in wanted:
-        own = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
+        part = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
         merge = Merge(settings.num_samples, settings.max_unique_enum_values)
-        for data in shards.group.gather_bytes(own):
+        for data in shards.group.gather_bytes(part):
             if data:
                 merge.add(ColumnSummary.from_bytes(data))
         columns[_COLUMNS[name]] = merge.summary()
@@ -129,7 +132,7 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
         return {}
     fitted = fit_columns(columns, settings, where=config.training_data_path)
     logger.info(f"normalization of {_named(wanted)}: fitted")
-    for note in (note for one in fitted.values() for note in one.notes):
+    for note in (note for column in fitted.values() for note in column.notes):
         logger.warning(note)
     return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
 

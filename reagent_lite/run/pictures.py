@@ -9,7 +9,7 @@ import torch
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.report.pictures import Agents, Episode, write_animation
 from reagent_lite.rl.policies import TargetPolicy
-from reagent_lite.run.environments import PICTURE, Reader
+from reagent_lite.run.environments import PICTURE, ObservationEncoder
 from reagent_lite.run.learner import target_policy
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.rollout import Observer, play_step
@@ -17,33 +17,36 @@ from reagent_lite.sim.rollout import Observer, play_step
 PICTURE_FILE = "rollout.gif"
 
 
-def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
+def draw_pictures(folder: Path, encoder: ObservationEncoder, learner: Learner) -> list[Path]:
     """Writes rollout.gif into the run's folder if simulation.pictures is true.
 
     Args:
         folder: the run's folder.
-        reader: converts observations of the environment to the network's input.
+        encoder: converts observations of the environment to the network's input.
         learner: the learner, or the learners of several types of agents.
 
     Returns:
         The files that were written.
     """
-    if not reader.simulation.config.pictures:
+    if not encoder.simulation.config.pictures:
         return []
     rollout = folder / PICTURE_FILE
-    write_animation(rollout, record(reader, learner, target_policy(reader.config)))
+    write_animation(rollout, record(encoder, learner, target_policy(encoder.config)))
     return [rollout]
 
 
 @torch.no_grad()
-def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
+def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) -> Episode:
     """Plays one episode with the learner's policy and returns it."""
-    env = reader.simulation.envs(0, 1, stream=PICTURE)
-    players = reader.players(env, learner, target)
+    env = encoder.simulation.envs(0, 1, stream=PICTURE)
+    actors = encoder.actors(env, learner, target)
     env.reset()
-    seen, places, actions, rewards = [_row(env.observation)], [_places(env)], [], []
+    seen = [_row(env.observation)]
+    places = [_places(env)]
+    actions = []
+    rewards = []
     for _ in range(env.time_limit):
-        play_step(env, players, Observer(), step=partial(env.step, stay=True))
+        play_step(env, actors, Observer(), step=partial(env.step, stay=True))
         actions.append(int(env.action[0]))
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))

@@ -41,14 +41,14 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings, text_of
 from reagent_lite.report.result import Brief, Result
-from reagent_lite.report.run import PAGE, Facts, RunFigures, evaluation_of_run, write_page
+from reagent_lite.report.run import PAGE, DataFacts, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.pictures import PICTURE_FILE
 from reagent_lite.run.sources import Source
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
-from reagent_lite.training.loop import Position
+from reagent_lite.training.loop import RunPosition
 from reagent_lite.training.metrics import Conclusion
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
     if not group.is_first:
         yield lambda config: None
         return
-    folder, again = config.folder, attempt_here() > 0
+    folder = config.folder
+    again = attempt_here() > 0
     require_writable(nearest_existing(folder), FOLDER, again=again)
     require_replaceable(model_folder(folder, ONLY))
     locked = (folder / LOCK).exists()
@@ -108,10 +109,11 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
         require_replaceable(model_folder(config.folder, kind))
     if config.publish_if is None:
         return
-    known, asked = (REWARD_NAME, *source.spec.metric_names), config.publish_if.outcome
-    if asked not in known:
-        expected = f"one of {', '.join(known)}"
-        raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, known)))
+    outcomes = (REWARD_NAME, *source.spec.metric_names)
+    asked = config.publish_if.outcome
+    if asked not in outcomes:
+        expected = f"one of {', '.join(outcomes)}"
+        raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, outcomes)))
 
 
 def require_exportable(config: WorkflowConfig, group: Group, source: Source, learner: Learner) -> None:
@@ -122,10 +124,10 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
     """
     if config.training.network is None or not group.is_first:
         return
-    kind, one = next(iter(learners_of(learner).items()))
+    kind, first_learner = next(iter(learners_of(learner).items()))
     sample = source.sample(_SAMPLE_ROWS, kind)
     try:
-        require_formats(_predictor(config, source.normalization, one), sample, _tolerance(config.rl))
+        require_formats(_predictor(config, source.normalization, first_learner), sample, _tolerance(config.rl))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
         todo = "Use operations that torch.onnx.export and torch.jit.trace know"
@@ -188,7 +190,7 @@ class Learned:
     """
 
     learner: Learner
-    position: Position
+    position: RunPosition
     checkpoints: Checkpoints
     evaluation: Evaluation
     figures: Mapping[str, float]
@@ -222,20 +224,20 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     reason = brief = decision = None
     if group.is_first:
         gate = gate_of(config, learned.evaluation)
-        found = {kind: _report_of(config, learned, gate, kind) for kind in {ONLY, *source.types}}
-        brief = Brief.of(found[ONLY])
-        decision = found[ONLY].decision.json()
-        for line in (*text_of(found[ONLY]), str(found[ONLY].decision)):
+        reports = {kind: _report_of(config, learned, gate, kind) for kind in {ONLY, *source.types}}
+        brief = Brief.of(reports[ONLY])
+        decision = reports[ONLY].decision.json()
+        for line in (*text_of(reports[ONLY]), str(reports[ONLY].decision)):
             logger.info(line)
         if gate is None or gate.passed:
-            _export(config, source, learned, found)
+            _export(config, source, learned, reports)
         else:
             reason = gate.reason
             write_whole(config.folder / _NOT_PUBLISHED, canonical(gate.document))
             logger.info(f"not published: {reason}; see {config.folder / _NOT_PUBLISHED}")
         for file in source.draw(config.folder, learned.learner):
             logger.info(f"picture: {file}")
-        _write_report(config, source, facts, learned, found[ONLY])
+        _write_report(config, source, facts, learned, reports[ONLY])
         report_model_saved()
     group.barrier()
     result = learned.evaluation.result
@@ -257,25 +259,26 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
 
 def _report_of(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
     """Returns what the evaluation of a type of agents found; "" is all of them together."""
-    policy, evaluation = str(target_policy(config)), learned.evaluation.of(kind)
+    policy = str(target_policy(config))
+    evaluation = learned.evaluation.of(kind)
     return evaluation_of_run(config, policy, evaluation, learned.scores, gate)
 
 
-def _export(config: WorkflowConfig, source: Source, learned: Learned, found: Mapping[str, Report]) -> None:
+def _export(config: WorkflowConfig, source: Source, learned: Learned, reports: Mapping[str, Report]) -> None:
     for kind, learner in learners_of(learned.learner).items():
         write_bundle(
             model_folder(config.folder, kind),
             _predictor(config, source.normalization, learner),
-            content=_content(config, source, learned, found[kind], kind),
+            content=_content(config, source, learned, reports[kind], kind),
         )
     (config.folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
 
 
-def _write_report(config: WorkflowConfig, source: Source, facts: Facts, learned: Learned, found: Report) -> None:
+def _write_report(config: WorkflowConfig, source: Source, facts: DataFacts, learned: Learned, report: Report) -> None:
     figures = RunFigures(
         config=config,
         policy=str(target_policy(config)),
-        found=found,
+        evaluation=report,
         candidates=learned.evaluation.document.get("cpe", {}).get("candidates"),
         steps=learned.position.step,
         rows=learned.position.rows,
@@ -320,19 +323,19 @@ def gate_of(config: WorkflowConfig, evaluation: Evaluation) -> Gate | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that checkpoints and models depend on."""
-    own = {"python": platform.python_version(), "reagent-lite": __version__}
-    return own | {name: version(name) for name in ("torch", "onnx", "onnxruntime", "numpy")}
+    numbers = {"python": platform.python_version(), "reagent-lite": __version__}
+    return numbers | {name: version(name) for name in ("torch", "onnx", "onnxruntime", "numpy")}
 
 
-def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Report, kind: str) -> BundleContent:
-    decision = {"decision": found.decision.json()}
+def _content(config: WorkflowConfig, source: Source, learned: Learned, report: Report, kind: str) -> BundleContent:
+    decision = {"decision": report.decision.json()}
     return BundleContent(
         workflow="dqn" if config.actions else "parametric_dqn",
         normalization=source.normalization.json(),
         config=resolved(config),
         evaluation={"scores": learned.scores, **learned.evaluation.of(kind).document, **decision},
-        decision=decision_of(found),
-        findings=findings(found),
+        decision=decision_of(report),
+        findings=findings(report),
         steps=learned.position.step,
         data_hash=source.hash,
         config_hash=fingerprint(config),

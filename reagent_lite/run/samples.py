@@ -11,7 +11,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts
 from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
-from reagent_lite.report.run import Facts, FeatureFacts, Source
+from reagent_lite.report.run import DataFacts, DataSource, FeatureFacts
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
 from reagent_lite.run.normalization import Normalization
@@ -19,16 +19,17 @@ from reagent_lite.run.normalization import Normalization
 _PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most 0.8 %
 
 
-def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
+def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     """Returns the files of training and eval data, and what the features of the training data are like.
 
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
-    train, found = data.train.copy, data.train.found
+    train = data.train.copy
+    agreement = data.train.found
     features = {
-        "state": _described(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
-        "action": _described(data.shards, train.candidates, train.action_ids, found.action_ids),
+        "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
+        "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
     train.release()
     used = (
@@ -36,7 +37,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
         ("eval data", config.eval_data_path, data.held_out),
     )
     sources = tuple(
-        Source(
+        DataSource(
             use=use,
             path=path or "by the timeline",
             rows=sum(log.found.rows),
@@ -48,7 +49,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
         if log is not None
     )
     note = f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data."
-    return Facts(features=features, note=note, sources=sources)
+    return DataFacts(features=features, note=note, sources=sources)
 
 
 def _described(
@@ -57,14 +58,14 @@ def _described(
     if not wanted:
         return {}
     counts = shards.counts(len(values))
-    own = apportion(counts, min(_PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
-    numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
+    part = apportion(counts, min(_PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
+    numbers = np.unique(np.linspace(0, len(values) - 1, part).astype(np.int64)) if part else np.zeros(0, np.int64)
     sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
-    known = torch.from_numpy(sample.astype(np.float64))
-    present = ~known.isnan()
-    count, total = shards.group.all_reduce(torch.stack((present.double().sum(0), known.nansum(0))))
+    features = torch.from_numpy(sample.astype(np.float64))
+    present = ~features.isnan()
+    count, total = shards.group.all_reduce(torch.stack((present.double().sum(0), features.nansum(0))))
     mean = total / count
-    square = shards.group.all_reduce(torch.where(present, (known - mean).square(), 0.0).sum(0))
+    square = shards.group.all_reduce(torch.where(present, (features - mean).square(), 0.0).sum(0))
     rows = max(sum(shards.group.all_gather(len(numbers))), 1)
     columns = zip((count / rows).tolist(), mean.tolist(), (square / count).sqrt().tolist(), strict=True)
     facts = [FeatureFacts(present=share, mean=mean, stddev=stddev) for share, mean, stddev in columns]
@@ -94,7 +95,8 @@ def logged_sample(data: Data, count: int) -> SampleRows:
 
 def _absent_row(data: Data) -> SampleRows:
     """Returns one row whose features are all missing and whose choices are all allowed."""
-    state, action = data.normalization.state.feature_ids, data.normalization.action
+    state = data.normalization.state.feature_ids
+    action = data.normalization.action
     values = np.full((1, len(state)), np.nan, np.float32)
     if action is None:
         return SampleRows(values=values, mask=np.ones((1, len(data.spec.action_names)), np.bool_))
@@ -106,7 +108,7 @@ def simulated_sample(simulation: Simulation, normalization: Normalization, count
     """Returns raw observations of a type of agents that play at random, in the model's column order."""
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
-    agents = next(one.agents for one in simulation.types if one.name == kind)
+    agents = next(types.agents for types in simulation.types if types.name == kind)
     seen = [None if t is None else t[:count].clone() for t in (env.observation, env.mask, env.features)]
     for step in range(count):  # environment i is recorded after i steps, so that the rows are of different steps
         row = step * env.spec.agents + agents[step % len(agents)]

@@ -10,10 +10,10 @@ from reagent_lite.algorithms.policy_learner import reward_boost
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import TRAINING, Reader, part_of
+from reagent_lite.run.environments import TRAINING, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import Experience, Exploration, Player, Rollout, RolloutSource, UpdateSchedule
+from reagent_lite.sim.rollout import Actor, Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 
 
@@ -64,7 +64,8 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         num_envs: environments of the process.
         agents: number of agents of each environment whose rows it keeps.
     """
-    settings, parametric = config.environments, config.parametric
+    settings = config.environments
+    parametric = config.parametric
     fixed = spec.action_features if parametric and not spec.candidates else None
     return ReplaySettings(
         num_envs=num_envs * agents,
@@ -89,8 +90,8 @@ def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) ->
     """Returns this rank's replay ring, whose random draws depend on the config's seed and the rank."""
     seed = config.seed + group.rank
     torch.manual_seed(seed)
-    own = replace(settings, seed=None if group.device.type == "cuda" else seed)
-    return ReplayRing(own, group.device, over_ranks=group.all_reduce_max)
+    seeded = replace(settings, seed=None if group.device.type == "cuda" else seed)
+    return ReplayRing(seeded, group.device, over_ranks=group.all_reduce_max)
 
 
 def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
@@ -109,7 +110,8 @@ def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
 def exploration_of(config: WorkflowConfig, num_updates: int) -> Exploration:
     """Returns the exploration over a run of `num_updates` optimizer steps."""
     env_steps = update_schedule(config, num_updates).env_steps(num_updates)
-    settings, rl = config.environments, config.rl
+    settings = config.environments
+    rl = config.rl
     return Exploration(
         start=settings.epsilon_start,
         end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
@@ -118,23 +120,25 @@ def exploration_of(config: WorkflowConfig, num_updates: int) -> Exploration:
     )
 
 
-def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: Group) -> RolloutSource:
+def open_rollouts(encoder: ObservationEncoder, learner: Learner, plan: SimulatedPlan, group: Group) -> RolloutSource:
     """Returns this rank's environments as a source of minibatches.
 
     Args:
-        reader: converts observations of the environment to the network's input.
+        encoder: converts observations of the environment to the network's input.
         learner: the learner whose policies act.
         plan: the plan of the run.
         group: ranks that divide the environments and the rows of a minibatch.
     """
-    config, simulation = reader.config, reader.simulation
+    config = encoder.config
+    simulation = encoder.simulation
     env = simulation.envs(*part_of(simulation.config.num_envs, group), stream=TRAINING)
-    temperature, learners = exploration_of(config, plan.num_steps).temperature, learners_of(learner)
+    temperature = exploration_of(config, plan.num_steps).temperature
+    learners = learners_of(learner)
 
-    def player(name: str, rows: Tensor | None) -> Player:
+    def actor(name: str, rows: Tensor | None) -> Actor:
         agents = env.spec.agents if rows is None else len(rows) // env.num_envs
-        return Player(
-            policy=reader.policy(learners[name], env.device),
+        return Actor(
+            policy=encoder.policy(learners[name], env.device),
             epsilon=torch.ones(1, device=env.device),
             rows=rows,
             temperature=temperature,
@@ -143,27 +147,31 @@ def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: 
 
     rollout = Rollout(
         env,
-        simulation.players(env, player),
+        simulation.actors(env, actor),
         device=group.device,
         capture=rollout_capture(config, env.device),
         unit_reward=config.rl.q_network_loss == "bce_with_logits",
     )
-    return as_source(rollout, reader, plan, group)
+    return as_source(rollout, encoder, plan, group)
 
 
 def as_source(
-    experience: Experience, reader: Reader, plan: SimulatedPlan, group: Group, kind: type[RolloutSource] = RolloutSource
+    experience: Experience,
+    encoder: ObservationEncoder,
+    plan: SimulatedPlan,
+    group: Group,
+    kind: type[RolloutSource] = RolloutSource,
 ) -> RolloutSource:
     """Returns a source of this rank's part of the minibatches, at least one row of each, from its experience.
 
     Args:
         experience: fills the rings.
-        reader: converts observations of the environment to the network's input.
+        encoder: converts observations of the environment to the network's input.
         plan: the plan of the run.
         group: ranks that divide the rows of a minibatch.
         kind: the class of the source, which says what a checkpoint holds.
     """
-    config = reader.config
+    config = encoder.config
     first, stop = part_of(plan.minibatch, group)
     rows = max(stop - first, 1)
     scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
@@ -173,7 +181,7 @@ def as_source(
         update_schedule(config, plan.num_steps),
         rows=rows,
         scale=scale,
-        transform=reader.batch,
+        transform=encoder.batch,
     )
 
 
@@ -188,6 +196,6 @@ def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
     figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
     if episodes:
         figures["simulation/training_length/mean"] = lengths / episodes
-        for kind, earned in zip(source.rollout.players, returns, strict=True):
+        for kind, earned in zip(source.rollout.actors, returns, strict=True):
             figures[tag_of(kind, "simulation/training_return/mean")] = earned / episodes
     return figures

@@ -3,7 +3,7 @@
 Logged     rows of all machines ──────────────────────┐
 Simulated  environments ─► replay ────────────────────┼► Stream: this rank's batches, the number of steps, the order
 Mixed      logged and simulated rows in each minibatch┤          in which rows are read
-Followed   files of collectors ─► replay ─────────────┘
+FromCollectors   files of collectors ─► replay ─────────────┘
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.behavior import fit_logging_policy
 from reagent_lite.export.content import SampleRows
-from reagent_lite.report.run import Facts
-from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged
+from reagent_lite.report.run import DataFacts
+from reagent_lite.run.environments import ObservationEncoder, Simulation, given_or_unchanged
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
-from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource
+from reagent_lite.run.roles.following import CollectedReplay, CollectedSource
 from reagent_lite.run.samples import logged_facts, logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
-from reagent_lite.run.value_bounds import Payable, payable_values
+from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
 from reagent_lite.sim.rollout import ONLY, RolloutSource
 from reagent_lite.training.capture import FixedBatches
 from reagent_lite.training.checkpoint import Tree
@@ -73,7 +73,7 @@ class Stream:
         return self.order.rows * self.plan.num_steps // self.plan.steps_per_epoch
 
     @property
-    def frames(self) -> int:
+    def env_steps(self) -> int:
         """Environment steps of all ranks so far, warm-up included; 0 without environments."""
         return 0 if self.rollouts is None else self.rollouts.env_steps
 
@@ -93,7 +93,7 @@ class Stream:
         """Returns figures of the episodes that ended since the last call."""
         return {} if self.rollouts is None else training_scalars(self.rollouts, self.group)
 
-    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
+    def partition(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Returns the state of a rank's source after the number of ranks has changed.
 
         Args:
@@ -104,9 +104,9 @@ class Stream:
         if self.rollouts is None:
             return {"step": step}
         if self.source is self.rollouts:
-            return self.rollouts.deal(states, rank, self.group.world_size)
+            return self.rollouts.partition(states, rank, self.group.world_size)
         simulated = [state["1"] for state in states]  # the parts of a MixedSource
-        return {"0": {"step": step}, "1": self.rollouts.deal(simulated, rank, self.group.world_size)}
+        return {"0": {"step": step}, "1": self.rollouts.partition(simulated, rank, self.group.world_size)}
 
 
 class Source(Protocol):
@@ -152,7 +152,7 @@ class Source(Protocol):
         """
         ...
 
-    def payable(self) -> Payable | None:
+    def return_bounds(self) -> ReturnBounds | None:
         """Returns the range of values that the rewards allow, or None if it is not known."""
         return None
 
@@ -160,9 +160,9 @@ class Source(Protocol):
         """Writes the normalization that was fitted, if one was; rank 0 calls it."""
         return
 
-    def facts(self) -> Facts:
+    def facts(self) -> DataFacts:
         """Returns facts about the source for the report."""
-        return Facts()
+        return DataFacts()
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Writes the pictures that simulation.pictures asks for into the run's folder and returns their paths."""
@@ -181,14 +181,14 @@ def open_source(
         signal: ends the wait for collectors; with None the wait has no end.
 
     Raises:
-        DataError, ConfigError: see logged.prepare and environments.Reader.
+        DataError, ConfigError: see logged.prepare and environments.ObservationEncoder.
     """
     if simulation is None:
         return Logged(config, group)
     if config.training_data_path:
         return Mixed(config, group, simulation)
     if simulation.config.mode == "learn":
-        return Followed(config, group, simulation, signal or StopSignal())
+        return FromCollectors(config, group, simulation, signal or StopSignal())
     return Simulated(config, group, simulation)
 
 
@@ -219,9 +219,9 @@ class Logged(Source):
 
     def fit_logging_policy(self, learner: Learner) -> None:
         """Fits BCQ's logging policy to the rows that the learner learns from, if propensities are estimated."""
-        imitator = getattr(learners_of(learner)[ONLY], "imitator", None)
-        if isinstance(imitator, LoggingPolicy):
-            fit_logging_policy(imitator, self.data.train.copy, self.data.learned, self.spec, self.data.shards)
+        cloned = getattr(learners_of(learner)[ONLY], "behavior_cloning", None)
+        if isinstance(cloned, LoggingPolicy):
+            fit_logging_policy(cloned, self.data.train.copy, self.data.learned, self.spec, self.data.shards)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)
@@ -233,9 +233,9 @@ class Logged(Source):
     def _on_logs(self, learner: Learner) -> LogEvaluator:
         return LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)
 
-    def payable(self) -> Payable | None:
+    def return_bounds(self) -> ReturnBounds | None:
         """Returns the range of values that the rewards of all machines allow."""
-        return payable_values(self.config, self.data.train.rows, self._group)
+        return return_bounds(self.config, self.data.train.rows, self._group)
 
     def write_fitted(self) -> None:
         """Writes the normalization that was fitted to the training data."""
@@ -245,7 +245,7 @@ class Logged(Source):
         """Returns rows spread over the evaluated data."""
         return logged_sample(self.data, count)
 
-    def facts(self) -> Facts:
+    def facts(self) -> DataFacts:
         """Returns how often each feature is present, and the files."""
         return logged_facts(self.config, self.data)
 
@@ -254,14 +254,14 @@ class Simulated(Source):
     """Environments in which the learner's policy acts.
 
     Attributes:
-        reader: converts observations to the network's input; the other attributes are those of Source.
+        encoder: converts observations to the network's input; the other attributes are those of Source.
     """
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         self.config, self._group = config, group
         self.normalization = given_or_unchanged(config, simulation)
         self.spec = self.normalization.spec(config.actions)
-        self.reader = Reader(config, simulation, self.normalization, group.device)
+        self.encoder = ObservationEncoder(config, simulation, self.normalization, group.device)
         self.identity = {"data": "", "env": simulation.identity()}
         self.types = simulation.learning
 
@@ -276,22 +276,22 @@ class Simulated(Source):
         return Stream(source=rollouts, plan=plan, order=order, group=group, rollouts=rollouts)
 
     def _open(self, learner: Learner, plan: SimulatedPlan) -> RolloutSource:
-        return open_rollouts(self.reader, learner, plan, self._group)
+        return open_rollouts(self.encoder, learner, plan, self._group)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes."""
-        return Evaluators({"play": SimulationEvaluator(self.reader, learner, self._group)})
+        return Evaluators({"play": SimulationEvaluator(self.encoder, learner, self._group)})
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns observations of random play."""
-        return simulated_sample(self.reader.simulation, self.normalization, count, kind)
+        return simulated_sample(self.encoder.simulation, self.normalization, count, kind)
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws the learning curve and one episode."""
-        return draw_pictures(folder, self.reader, learner)
+        return draw_pictures(folder, self.encoder, learner)
 
 
-class Followed(Simulated):
+class FromCollectors(Simulated):
     """Episodes that collectors write to a shared folder."""
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation, signal: StopSignal) -> None:
@@ -299,8 +299,8 @@ class Followed(Simulated):
         self._signal = signal
 
     def _open(self, learner: Learner, plan: SimulatedPlan) -> RolloutSource:
-        files = FollowedEpisodes(self.reader, learner, self._group, self._signal)
-        return as_source(files, self.reader, plan, self._group, FollowedSource)
+        files = CollectedReplay(self.encoder, learner, self._group, self._signal)
+        return as_source(files, self.encoder, plan, self._group, CollectedSource)
 
 
 class Mixed(Logged):
@@ -308,7 +308,7 @@ class Mixed(Logged):
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         super().__init__(config, group)
-        self.reader = Reader(self.config, simulation, self.normalization, group.device)
+        self.encoder = ObservationEncoder(self.config, simulation, self.normalization, group.device)
         self.identity = self.identity | {"env": simulation.identity()}
 
     def stream(self, learner: Learner) -> Stream:
@@ -331,19 +331,19 @@ class Mixed(Logged):
         )
         _log_plan(config, plan, group, simulated)
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
-        rollouts, part = open_rollouts(self.reader, learner, plan, group), simulated / minibatch
+        rollouts, part = open_rollouts(self.encoder, learner, plan, group), simulated / minibatch
         source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
         warning = _few_steps(config, plan, order.rows, group)
         return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts, warning=warning)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""
-        play = SimulationEvaluator(self.reader, learner, self._group)
+        play = SimulationEvaluator(self.encoder, learner, self._group)
         return Evaluators({"play": play, "logs": self._on_logs(learner)})
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws the learning curve and one episode."""
-        return draw_pictures(folder, self.reader, learner)
+        return draw_pictures(folder, self.encoder, learner)
 
 
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:

@@ -62,8 +62,8 @@ def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
 def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> WorkflowConfig:
     """Returns the config with the paths that the first process of this machine found."""
     texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
-    own = next(found for first, node, found in map(json.loads, texts) if first and node == group.node)
-    return config.model_copy(update={**own, "timeline": None, "query": QuerySection()})
+    paths_here = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
+    return config.model_copy(update={**paths_here, "timeline": None, "query": QuerySection()})
 
 
 def _folders_of(config: WorkflowConfig) -> bool:
@@ -75,7 +75,8 @@ def _folders_of(config: WorkflowConfig) -> bool:
 def pairing_of(config: WorkflowConfig, path: str | None) -> TimelineConfig | None:
     """Returns how the training copy pairs events at a path of the config; None by the defaults."""
     first = path == config.training_data_path
-    section, sample = config.timeline or TimelineSection(), config.query.tableSample if first else 100.0
+    section = config.timeline or TimelineSection()
+    sample = config.query.tableSample if first else 100.0
     if config.timeline is None and sample == 100:
         return None
     changes = {"inputTableName": "", "gamma": config.rl.gamma if section.steps > 1 else None}
@@ -84,7 +85,7 @@ def pairing_of(config: WorkflowConfig, path: str | None) -> TimelineConfig | Non
 
 def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
     """Returns the paths of transitions: the given ones, or those of a timeline if the data are events."""
-    found = dict(paths)
+    made_paths = dict(paths)
     for key, path in paths.items():
         if path is None:
             continue
@@ -99,10 +100,10 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
         from reagent_lite.data.timeline.stage import run_timeline
 
         made = run_timeline(_timeline(config, group, source, first=first))
-        found[key] = made.train
+        made_paths[key] = made.train
         if first and made.eval is not None:
-            found["eval_data_path"] = made.eval
-    return found
+            made_paths["eval_data_path"] = made.eval
+    return made_paths
 
 
 def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: str) -> None:
@@ -147,37 +148,37 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
     """
     from reagent_lite.data.shards.machines import shard
 
-    found = {}
+    generations = {}
     for key, path in paths.items():
         if path is not None:
             outcome = shard(_sharding(config, group, key, {"training_data_path": path}))
-            rows = ", ".join(f"{one:,}" for one in outcome.rows)
+            rows = ", ".join(f"{count:,}" for count in outcome.rows)
             logger.info(f"{_set_of(key)} rows of each machine: {rows}")
-            found[key] = outcome.generation
-    return found
+            generations[key] = outcome.generation
+    return generations
 
 
 def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
     """Copies this machine's part of each generation to its disk and returns the paths by config key."""
     from reagent_lite.data.shards.machines import fetch
 
-    found: Paths = {}
+    paths: Paths = {}
     for key, generation in generations.items():
         name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
         folder = _place(config, group, name, None) / _set_of(key)
         wanted = _sharding(config, group, key, {"local_path": str(folder), "node_index": group.node})
-        found[key] = fetch(wanted, generation).local
-    return found
+        paths[key] = fetch(wanted, generation).local
+    return paths
 
 
-def _sharding(config: WorkflowConfig, group: Group, key: str, own: dict[str, str | int]) -> "ShardConfig":
+def _sharding(config: WorkflowConfig, group: Group, key: str, keys: dict[str, str | int]) -> "ShardConfig":
     from reagent_lite.config.shard import ShardConfig
 
     assert config.data.shards_path is not None
     path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"
     common = {"shards_path": path, "layout": config.data.layout, "seed": config.seed, "num_nodes": group.num_nodes}
     common |= {"columns": config.data.columns}
-    return ShardConfig.model_validate(common | own)
+    return ShardConfig.model_validate(common | keys)
 
 
 def _set_of(key: str) -> str:

@@ -43,11 +43,11 @@ from reagent_lite.run.roles.policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
-from reagent_lite.run.value_bounds import Payable
+from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import CheckpointSchedule
-from reagent_lite.training.loop import Hooks, Report, Running, fit
+from reagent_lite.training.loop import Hooks, Running, StepReport, fit
 from reagent_lite.training.metrics import MetricsWriter, file_sinks
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
@@ -77,7 +77,8 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
     Raises:
         Preempted: a signal ended the run; the same call continues from the last checkpoint.
     """
-    start, folder = time.monotonic(), config.folder
+    start = time.monotonic()
+    folder = config.folder
     _require_computable(config, group)
     with StopSignal() as signal, on_stream(group.device), output_folder(config, group) as take_folder:
         if config.simulation is not None and config.simulation.auto_scale:
@@ -108,7 +109,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             policy = _AUTO if config.rl.temperature == "auto" else str(target_policy(config))
             logger.info(f"policy: {policy}; it is evaluated, simulated and exported")
             learned = learn(setup, writer, signal, callback)
-            config = setup.evaluators.found(config)
+            config = setup.evaluators.with_chosen_temperature(config)
             outcome = publish(config, group, source, learned, time.monotonic() - start)
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
@@ -125,7 +126,7 @@ class Setup:
 
     Attributes:
         source, history: source and history of the run; the history has its config and group.
-        payable: range of the values that the rewards of the training data allow, or None if it is not known.
+        return_bounds: range of the values that the rewards of the training data allow, or None if it is not known.
         learner: warm-started if the config asks for it.
         stream: batches for the learner.
         evaluators: evaluate the learner.
@@ -134,7 +135,7 @@ class Setup:
 
     source: Source
     history: History
-    payable: Payable | None
+    return_bounds: ReturnBounds | None
     learner: Learner
     stream: Stream
     evaluators: Evaluators
@@ -156,10 +157,13 @@ def set_up(source: Source, history: History) -> Setup:
         ConfigError, BundleError: the warm start cannot be loaded, or the unfinished run has taken more steps than the
             config asks for.
     """
-    config, group = history.config, history.group
+    config = history.config
+    group = history.group
     choose_threads(config, source.spec, group)
-    payable = source.payable()
-    learner = build_learners(config, source.spec, source.types, group.device, payable.bounds if payable else None)
+    return_bounds = source.return_bounds()
+    learner = build_learners(
+        config, source.spec, source.types, group.device, return_bounds.bounds if return_bounds else None
+    )
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
@@ -178,7 +182,7 @@ def set_up(source: Source, history: History) -> Setup:
     return Setup(
         source=source,
         history=history,
-        payable=payable,
+        return_bounds=return_bounds,
         learner=learner,
         stream=stream,
         evaluators=evaluators,
@@ -192,15 +196,19 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     Raises:
         Preempted: a signal ended the run, after a checkpoint where one could be written.
     """
-    history, stream = setup.history, setup.stream
-    config, group = history.config, history.group
-    position, waits = setup.running.position, config.rendezvous
+    history = setup.history
+    stream = setup.stream
+    config = history.config
+    group = history.group
+    position = setup.running.position
+    waits = config.rendezvous
     running = replace(setup.running, reported=writer.reported)
-    checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
+    checkpoints = history.continue_in(running, stream.order, stream.partition, setup.source.identity, versions())
     if compiles(config, group, stream.plan.num_steps - position.step):
         logger.info("updates are compiled, which takes some seconds")
         setup.compile()
-    begin, start = position.rows, time.monotonic()
+    begin = position.rows
+    start = time.monotonic()
     with (
         progress("training", "rows", enabled=group.is_first, begin=begin) as show,
         signal.deferred(),
@@ -239,17 +247,17 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
 
     Empty if no row is logged.
     """
-    if setup.payable is None:
+    if setup.return_bounds is None:
         entries: dict[str, Any] = {}
         useless = None
     else:
-        entries = setup.payable.document(figures["value/model/mean"])
-        useless = setup.payable.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
+        entries = setup.return_bounds.document(figures["value/model/mean"])
+        useless = setup.return_bounds.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
     if useless is not None and setup.history.group.is_first:
         logger.warning(useless)
-    found = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
-    if entries or found:
-        entries["warnings"] = [*entries.get("warnings", ()), *found, *evaluation.document.get("warnings", ())]
+    warnings = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
+    if entries or warnings:
+        entries["warnings"] = [*entries.get("warnings", ()), *warnings, *evaluation.document.get("warnings", ())]
     return entries
 
 
@@ -259,18 +267,21 @@ class _RunHooks(Hooks):
     def __init__(
         self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: ShowProgress, callback: Callback
     ) -> None:
-        self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
+        self._setup = setup
+        self._schedule = schedule
+        self._writer = writer
+        self._show = show
         self._callback = callback
-        self._excess = 0.0  # of the last warning of `Payable`
+        self._excess = 0.0  # of the last warning of `ReturnBounds`
         self._note = ""
         position = setup.running.position
         self._counted = self._counts(position.step, position.rows)
         if position.step == 0:  # steps of the warm-up count into the first rate
-            self._counted["frames"] = 0
+            self._counted["env_steps"] = 0
 
     def _counts(self, step: int, rows: int) -> dict[str, int]:
         """Returns optimizer steps, rows and environment steps of all ranks since the run began."""
-        return {"updates": step, "rows": rows, "frames": self._setup.stream.frames}
+        return {"updates": step, "rows": rows, "env_steps": self._setup.stream.env_steps}
 
     def before_step(self, step: int) -> None:
         try:
@@ -278,7 +289,7 @@ class _RunHooks(Hooks):
         except Preempted:  # on every rank, while it waited for collectors
             self._schedule.stop()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepReport) -> None:
         """Writes the training metrics, and at the end of an epoch the evaluators' figures."""
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
         scalars |= {
@@ -295,15 +306,16 @@ class _RunHooks(Hooks):
         scalars |= {
             f"rate/{name}_per_second": (count - self._counted[name]) / report.seconds
             for name, count in counts.items()
-            if name != "frames" or count
+            if name != "env_steps" or count
         }
         self._counted = counts
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(report)
             scalars |= self._writer.figures
-            payable, mean = self._setup.payable, scalars.get("value/model/mean")
-            if payable is not None and mean is not None and self._setup.history.group.is_first:
-                self._excess = payable.warned(mean, self._excess)
+            return_bounds = self._setup.return_bounds
+            mean = scalars.get("value/model/mean")
+            if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
+                self._excess = return_bounds.warned(mean, self._excess)
             for kind in self._setup.source.types:
                 if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
                     self._note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
@@ -311,8 +323,9 @@ class _RunHooks(Hooks):
         if report.end_of_epoch:
             self._callback.on_epoch({"step": float(report.step), **scalars})
 
-    def _evaluated(self, report: Report) -> dict[str, float]:
-        group, waits = self._setup.history.group, self._setup.history.config.rendezvous
+    def _evaluated(self, report: StepReport) -> dict[str, float]:
+        group = self._setup.history.group
+        waits = self._setup.history.config.rendezvous
         plan = self._setup.stream.plan
         final = report.step == plan.num_steps
         due = estimates_due(report.epoch, self._setup.history.config.epochs, plan.steps_per_epoch)

@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Payable:
+class ReturnBounds:
     """The range of discounted returns that the rewards of the training data allow, reward boosts included.
 
     Attributes:
@@ -73,7 +73,8 @@ class Payable:
         mean, variance = figures.get("td_target/mean"), figures.get("td_target/variance")
         if mean is None or variance is None or not self.vary or not variance:
             return None
-        constant, loss = learner.constant_loss(mean, variance), figures["td_loss/mean"]
+        constant = learner.constant_loss(mean, variance)
+        loss = figures["td_loss/mean"]
         if constant is None or loss < constant:
             return None
         return (
@@ -84,7 +85,7 @@ class Payable:
         )
 
 
-def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Payable | None:
+def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> ReturnBounds | None:
     """Returns the range of values that the rewards of all machines' rows allow; every rank calls it.
 
     None if rows are simulated, as their rewards are not known in advance.
@@ -95,7 +96,7 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
     if config.simulated_share:
         return None
     boost = reward_boost(config)
-    found = [(0.0, 0.0)]
+    ranges = [(0.0, 0.0)]
     ends = torch.full((4,), -torch.inf, dtype=torch.float64)
     for places in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
         numbers = rows.numbers(places)
@@ -103,11 +104,11 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
         if boost is not None:
             reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]
         factor = discount(config.rl.gamma, steps, bootstrap)
-        found.append(value_bounds(reward, factor))
+        ranges.append(value_bounds(reward, factor))
         if rows.count:
             extremes = torch.stack([-reward.amin(), reward.amax(), -factor.amin(), factor.amax()])
             ends = torch.maximum(ends, extremes.cpu())
-    lows, highs = zip(*found, strict=True)
+    lows, highs = zip(*ranges, strict=True)
     bounds = torch.tensor([-min(lows), max(highs)], dtype=torch.float64)
     lowest, high, least_reward, most_reward, least_factor, most_factor = group.all_reduce_max(
         torch.cat((bounds, ends))
@@ -122,4 +123,4 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
             )
         )
     rewards_vary = most_reward > -least_reward
-    return Payable(bounds=(low, high), vary=rewards_vary or (most_factor > -least_factor and most_reward != 0))
+    return ReturnBounds(bounds=(low, high), vary=rewards_vary or (most_factor > -least_factor and most_reward != 0))

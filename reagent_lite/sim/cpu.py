@@ -92,7 +92,8 @@ class CpuBackend:
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
         """Runs one kernel over all environments of a call."""
-        entry, num = self._entries[kernel], call.num
+        entry = self._entries[kernel]
+        num = call.num
         address = ctypes.addressof(call)
         if self._pool is None or num < 2 * self._slice:
             entry(address, 0, num)
@@ -148,7 +149,7 @@ def _relevant_errors(message: str) -> str:
     ]
     machinery = tuple(f"{KERNELS}/{part}" for part in MACHINERY)
     missing = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
-    own = [error for error in errors if not error.startswith(machinery)]
-    shown = missing or own or [message.strip()]
+    in_environment = [error for error in errors if not error.startswith(machinery)]
+    shown = missing or in_environment or [message.strip()]
     more = [f"and {len(shown) - _MOST_ERRORS} more errors"] if len(shown) > _MOST_ERRORS else []
     return "\n".join(shown[:_MOST_ERRORS] + more)

@@ -24,7 +24,8 @@ from reagent_lite.sim.sources import require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 SYNCHRONIZE = "REAGENT_LITE_CUDA_SYNC"
-_WARP, _LARGEST_BLOCK = 32, 256  # the latter is in the kernels' __launch_bounds__
+_WARP = 32
+_LARGEST_BLOCK = 256  # also in the kernels' __launch_bounds__
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, as torch's own streams are
 _KERNELS = {"env_reset": Call, "env_step": Call, "env_observe": Call, "env_act": ActCall}
 

@@ -37,11 +37,11 @@ _CONTRACTION = {"exact": "-fmad=false", "fast": "-fmad=true"}
 def find_nvcc() -> Path | None:
     """Returns nvcc from $CUDA_HOME, $CUDA_PATH, the PATH or /usr/local/cuda, in this order, or None."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    places = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
     on_path = shutil.which("nvcc")
-    places += [Path(on_path)] if on_path else []
-    places.append(Path("/usr/local/cuda/bin/nvcc"))
-    return next((place for place in places if os.access(place, os.X_OK)), None)
+    candidates += [Path(on_path)] if on_path else []
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
 def compiler_flags(math: Literal["exact", "fast"], arch: str) -> tuple[str, ...]:
@@ -69,7 +69,8 @@ def build_cubin(
         KernelBuildError: nvcc refuses the source or the architecture, or there is no nvcc and nothing in the cache.
     """
     unit = compilation_unit(path, parameters)
-    flags, key = compiler_flags(math, arch), _key(path, parameters, math, arch)
+    flags = compiler_flags(math, arch)
+    key = _key(path, parameters, math, arch)
     nvcc = find_nvcc()
 
     def build(target: Path) -> None:
@@ -91,10 +92,10 @@ def read_description(cubin: Path) -> str:
     Raises:
         KernelBuildError: the file holds none.
     """
-    found = _DESCRIPTION.search(cubin.read_bytes())
-    if found is None:
+    match = _DESCRIPTION.search(cubin.read_bytes())
+    if match is None:
         raise KernelBuildError(Problem(str(cubin), "a compiled environment", "another file", "Delete it and try again"))
-    return found[0].decode()
+    return match[0].decode()
 
 
 def cuda_problem(
@@ -167,11 +168,11 @@ def _newest_suffix(key: str, form: str) -> str:
 
 def _version(nvcc: Path) -> str:
     answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\bV(\d+(?:\.\d+)+)", answer)
-    if found is None:
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", answer)
+    if match is None:
         got = answer.strip()[:200] or "no answer"
         raise KernelBuildError(Problem(f"{nvcc} --version", "a version", got, "Reinstall the CUDA toolkit"))
-    return found[1]
+    return match[1]
 
 
 def _no_nvcc() -> Problem:

@@ -184,8 +184,8 @@ class VectorEnv:
                 rows = self._state[row : row + field.size].view(field.dtype)
                 return rows[0] if field.size == 1 else rows
             row += field.size
-        known = ", ".join(field.name for field in self.spec.fields)
-        raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {known}", repr(name)))
+        names = ", ".join(field.name for field in self.spec.fields)
+        raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {names}", repr(name)))
 
     def check(self) -> None:
         """Checks that actions were valid, and present returns and observations are finite; waits for the device.
@@ -228,7 +228,8 @@ class VectorEnv:
         """
         identity = self._identity()
         if not torch.equal(tensors["identity"], identity):
-            expected, got = f"num_envs, first_env, seed, stream {identity.tolist()}", str(tensors["identity"].tolist())
+            expected = f"num_envs, first_env, seed, stream {identity.tolist()}"
+            got = str(tensors["identity"].tolist())
             todo = "Resume with the settings that the state was saved with"
             raise SimulationError(Problem(f"state of {self.spec.name}", expected, got, todo))
         for name, tensor in self._tensors().items():
@@ -265,7 +266,9 @@ class VectorEnv:
         most = min(MOST_STEPS, 2**28 // self.spec.num_actions - 1) if self.spec.candidates else MOST_STEPS
         if self.time_limit > most:
             raise SimulationError(too_long(f"simulation.time_limit of {self.spec.name}", most, self.time_limit))
-        num, first, agents = self.num_envs, self.first_env, self.spec.agents
+        num = self.num_envs
+        first = self.first_env
+        agents = self.spec.agents
         for is_right, where, expected, got in (
             (num >= 1, "simulation.num_envs", "at least 1 environment", num),
             (num * agents < 2**31, "simulation.num_envs", f"fewer than 2^31 environments times {agents} agents", num),
@@ -278,7 +281,8 @@ class VectorEnv:
         free = free_bytes(self.device)
         if need > free:
             expected = f"environments that fit into the {free / 2**30:.1f} GiB free on {self.device}"
-            asked, todo = f"{num}, which need {need / 2**30:.1f} GiB", f"At most {free // self.bytes_per_env} fit"
+            asked = f"{num}, which need {need / 2**30:.1f} GiB"
+            todo = f"At most {free // self.bytes_per_env} fit"
             raise SimulationError(Problem("simulation.num_envs", expected, asked, todo))
 
     @property
@@ -291,7 +295,9 @@ class VectorEnv:
         return 4 * words + spec.agents * (spec.action_bytes + 2 * (spec.agents > 1)) + 1 + masks + features
 
     def _allocate(self) -> None:
-        spec, num, rows = self.spec, self.num_envs, self.num_rows
+        spec = self.spec
+        num = self.num_envs
+        rows = self.num_rows
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -350,7 +356,8 @@ def require_finite_returns(returns: Tensor, environment: str) -> None:
         SimulationError: there are some.
     """
     if not returns.isfinite().all():
-        where, todo = f"rewards of {environment}", "The environment computes them: look at its step"
+        where = f"rewards of {environment}"
+        todo = "The environment computes them: look at its step"
         raise SimulationError(Problem(where, "finite numbers", "some that are not", todo))
 
 

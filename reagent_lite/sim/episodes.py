@@ -2,7 +2,7 @@
 
  environments ─► rounds on the device ─► rounds held on the host ─► episodes that are over, in order ─► blocks
 
-Environments play one episode after the other. Episodes are ordered by (round in which they start, number of their
+Environments play one episode after the other. PlayedEpisodes are ordered by (round in which they start, number of their
 environment), and the first ones in this order are taken: a number of episodes, or as few as cover a number of rows.
 Taking those that end first would favour short ones. An episode does not depend on what was played before it starts, so
 the first n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses
@@ -23,7 +23,7 @@ from torch import Tensor
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Observer, Player, play_step
+from reagent_lite.sim.rollout import Actor, Observer, play_step
 
 BLOCK_ROWS = 1 << 15
 _MOST_ROUNDS = 256
@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episodes:
+class PlayedEpisodes:
     """E whole episodes, one after the other, with R rows in all.
 
     Attributes:
@@ -104,14 +104,14 @@ class Amount:
         )
 
 
-def whole_episodes(env: VectorEnv, players: Sequence[Player], amount: Amount) -> Iterator[Episodes]:
+def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> Iterator[PlayedEpisodes]:
     """Yields episodes played from a reset, in the order of their starts, in blocks of about BLOCK_ROWS rows.
 
     Memory holds the rounds since the start of the oldest unfinished episode.
 
     Args:
         env: reset here.
-        players: one, or those of all types of agents.
+        actors: one, or those of all types of agents.
         amount: how many.
 
     Raises:
@@ -119,7 +119,7 @@ def whole_episodes(env: VectorEnv, players: Sequence[Player], amount: Amount) ->
     """
     recorder = EpisodeRecorder(env)
     while True:
-        recorder.play(players)
+        recorder.play(actors)
         lengths = recorder.lengths
         count, enough = amount.of(lengths)
         stop = 0
@@ -143,7 +143,8 @@ class EpisodeRecorder:
         env.reset()
         self._env = env
         self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_rows, 1), _MOST_ROUNDS))
-        self._held, self._list = _Held(env), _EpisodeList(env)
+        self._held = _Held(env)
+        self._list = _EpisodeList(env)
 
     @property
     def lengths(self) -> Ints:
@@ -151,18 +152,19 @@ class EpisodeRecorder:
         return self._list.lengths
 
     @torch.no_grad()
-    def play(self, players: Sequence[Player]) -> None:
+    def play(self, actors: Sequence[Actor]) -> None:
         """Plays a chunk of rounds.
 
         Args:
-            players: one, or all types of agents.
+            actors: one, or all types of agents.
 
         Raises:
             SimulationError: when the environment was given an action it does not have, or memory does not suffice.
         """
-        env, chunk = self._env, self._chunk
+        env = self._env
+        chunk = self._chunk
         for _ in range(chunk.rounds):
-            play_step(env, players, chunk)
+            play_step(env, actors, chunk)
         env.check()
         rows, ends = chunk.on_host()
         self._list.add(self._held.stop, ends)
@@ -178,7 +180,7 @@ class EpisodeRecorder:
         """Environment steps of those episodes."""
         return self._list.steps_over
 
-    def episodes(self, places: Ints) -> Episodes:
+    def episodes(self, places: Ints) -> PlayedEpisodes:
         """Returns episodes that are over, at least one, each as those of its agents."""
         return self._list.gather(places, self._held)
 
@@ -191,13 +193,15 @@ class EpisodeRecorder:
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
     """Yields ranges [begin, stop) of at least one episode and at most BLOCK_ROWS rows; fewer rows only at the last."""
     cumulative = lengths.cumsum()
-    begin, taken = 0, 0
+    begin = 0
+    rows = 0
     while begin < len(lengths):
-        stop = max(begin + 1, int(np.searchsorted(cumulative, taken + BLOCK_ROWS, "right")))
-        if stop == len(lengths) and not last and cumulative[-1] - taken < BLOCK_ROWS:
+        stop = max(begin + 1, int(np.searchsorted(cumulative, rows + BLOCK_ROWS, "right")))
+        if stop == len(lengths) and not last and cumulative[-1] - rows < BLOCK_ROWS:
             return
         yield begin, stop
-        begin, taken = stop, int(cumulative[stop - 1])
+        begin = stop
+        rows = int(cumulative[stop - 1])
 
 
 class _Chunk(Observer):
@@ -211,11 +215,14 @@ class _Chunk(Observer):
         self._after = {"action": env.action, "propensity": env.propensity, "reward": env.reward}
         self._ends = {"ended": env.ended, "last_state": env.next_observation}
         if env.mask is not None and env.next_mask is not None:
-            self._before["mask"], self._ends["last_mask"] = env.mask, env.next_mask
+            self._before["mask"] = env.mask
+            self._ends["last_mask"] = env.next_mask
         if env.in_game is not None and env.next_in_game is not None:
-            self._before["in_game"], self._ends["last_in_game"] = env.in_game, env.next_in_game
+            self._before["in_game"] = env.in_game
+            self._ends["last_in_game"] = env.next_in_game
         if env.spec.candidates and env.features is not None and env.next_features is not None:
-            self._before["features"], self._ends["last_features"] = env.features, env.next_features
+            self._before["features"] = env.features
+            self._ends["last_features"] = env.next_features
         every = self._before | self._after | self._ends
         self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
 
@@ -248,7 +255,8 @@ class _Held:
     """Recorded rounds on the host: arrays [rounds, R, ...] that grow at the end and shrink at the beginning."""
 
     def __init__(self, env: VectorEnv) -> None:
-        self._num_envs, self._num_rows = env.num_envs, env.num_rows
+        self._num_envs = env.num_envs
+        self._num_rows = env.num_rows
         self._rows: dict[str, Array] = {}
         self._begin = self._end = 0  # the rounds held, as places in the arrays
         self.stop = 0
@@ -268,8 +276,8 @@ class _Held:
 
     def take(self, rounds: Ints, rows: Ints) -> dict[str, Array]:
         """Returns what was recorded at pairs of round and row, {name: [n, ...]}."""
-        place = (rounds - self.stop + self._end) * self._num_rows + rows
-        return {name: values.reshape(-1, *values.shape[2:])[place] for name, values in self._rows.items()}
+        index = (rounds - self.stop + self._end) * self._num_rows + rows
+        return {name: values.reshape(-1, *values.shape[2:])[index] for name, values in self._rows.items()}
 
     def _reserve(self, rows: dict[str, Array], rounds: int) -> None:
         held = self._end - self._begin
@@ -306,7 +314,8 @@ class _EpisodeList:
 
     def __init__(self, env: VectorEnv) -> None:
         num_envs = env.num_envs
-        self._first_env, self._agents = env.first_env, env.spec.agents
+        self._first_env = env.first_env
+        self._agents = env.spec.agents
         self._env = np.arange(num_envs)
         self._number = np.zeros(num_envs, np.int64)
         self.start = np.zeros(num_envs, np.int64)
@@ -329,34 +338,53 @@ class _EpisodeList:
             ends: what `_Chunk` recorded of ends.
         """
         rounds, envs = np.nonzero(ends["ended"])
-        known, count = len(self._env), len(envs)
-        playing = np.cumsum(np.pad(ends.pop("playing"), ((1, 0), (0, 0))), axis=0)
-        # what ends is the environment's episode before: one that started in this chunk, or the one it was playing
-        by_env = np.argsort(envs, kind="stable")
-        same = np.diff(envs[by_env], prepend=-1) == 0
-        ended, number = np.empty((2, count), np.int64)
-        ended[by_env] = np.where(same, known + np.roll(by_env, 1), self._playing[envs[by_env]])
-        place = np.arange(count)
-        rank = place - np.maximum.accumulate(np.where(same, 0, place))
-        number[by_env] = self._number[self._playing[envs[by_env]]] + 1 + rank
-        self._playing[envs] = known + place  # the last of an environment's stays
+        before = len(self._env)
+        count = len(envs)
+        ended, earlier = self._ended_by(envs)
+        number = self._number[self._playing[envs]] + 1 + earlier
+        self._playing[envs] = before + np.arange(count)  # the last of an environment's stays
         self._env = np.concatenate((self._env, envs))
         self._number = np.concatenate((self._number, number))
         self.start = np.concatenate((self.start, first_round + rounds + 1))
         self._stop = np.concatenate((self._stop, np.full(count, -1)))
         self._size = np.concatenate((self._size, np.zeros(count, np.int64)))
-        played = np.flatnonzero(self._stop < 0)  # in this chunk
+        in_chunk = np.flatnonzero(self._stop < 0)
         self._stop[ended] = first_round + rounds + 1
-        begin, stop = (
-            np.where(at < 0, len(playing) - 1, np.maximum(at - first_round, 0))
-            for at in (self.start[played], self._stop[played])
-        )
-        self._size[played] += playing[stop, self._env[played]] - playing[begin, self._env[played]]
+        self._size[in_chunk] += self._rows_in_chunk(in_chunk, first_round, ends.pop("playing"))
         for name, values in ends.items():
             grown = np.zeros((len(self._env), *values.shape[2:]), values.dtype)
-            grown[:known] = self._ends.get(name, 0)
+            grown[:before] = self._ends.get(name, 0)
             grown[ended] = values[rounds, envs]
             self._ends[name] = grown
+
+    def _ended_by(self, envs: Ints) -> tuple[Ints, Ints]:
+        """Returns for each end in environments [n] which episode it ends, and how many ends came before it there.
+
+        The i-th end starts the episode L + i. Two environments play episodes 0 and 1, so that L = 2:
+
+            envs     1  0  1  1
+            ended    1  0  2  4    the third ends the episode that the first has started
+            earlier  0  0  1  2
+        """
+        order = np.argsort(envs, kind="stable")  # the ends of an environment side by side
+        repeated = np.diff(envs[order], prepend=-1) == 0
+        started = len(self._env) + np.roll(order, 1)  # by the end before
+        position = np.arange(len(envs))
+        first_of_env = np.maximum.accumulate(np.where(repeated, 0, position))
+        ended = np.empty(len(envs), np.int64)
+        earlier = np.empty(len(envs), np.int64)
+        ended[order] = np.where(repeated, started, self._playing[envs[order]])
+        earlier[order] = position - first_of_env
+        return ended, earlier
+
+    def _rows_in_chunk(self, index: Ints, first_round: int, playing: Array) -> Ints:
+        """Returns the rows that episodes have in a chunk, from the number of agents in the game, [rounds, N]."""
+        rows_before = np.cumsum(np.pad(playing, ((1, 0), (0, 0))), axis=0)  # each round
+        env = self._env[index]
+        begin = np.maximum(self.start[index] - first_round, 0)
+        stop = np.where(self._stop[index] < 0, len(playing), self._stop[index] - first_round)
+        rows: Ints = rows_before[stop, env] - rows_before[begin, env]
+        return rows
 
     @property
     def over(self) -> Ints:
@@ -368,13 +396,15 @@ class _EpisodeList:
         """Environment steps of those episodes."""
         return int((self._stop - self.start)[self.over].sum())
 
-    def gather(self, places: Ints, held: _Held) -> Episodes:
+    def gather(self, places: Ints, held: _Held) -> PlayedEpisodes:
         """Returns finished episodes of environments, each as those of its agents, with their rows."""
 
         def each(values: Array) -> Array:
             return np.repeat(values[places], self._agents)
 
-        env, first, lengths = each(self._env), each(self.start), each(self._stop - self.start)
+        env = each(self._env)
+        first = each(self.start)
+        lengths = each(self._stop - self.start)
         agent = np.tile(np.arange(self._agents), len(places))
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
@@ -384,12 +414,13 @@ class _EpisodeList:
         ends = {name: values.reshape(-1, *values.shape[2:]) for name, values in ends.items()}
         if "in_game" in rows:  # who leaves early has no more rows: the last one led to what the next would have shown
             in_game = rows.pop("in_game")
-            own = np.add.reduceat(in_game, starts, dtype=np.int64)
-            left = own < lengths
-            ends["last_state"][left] = rows["state"][(starts + own)[left]]
+            rows_in_game = np.add.reduceat(in_game, starts, dtype=np.int64)
+            left = rows_in_game < lengths
+            ends["last_state"][left] = rows["state"][(starts + rows_in_game)[left]]
             terminal |= left | ~ends["last_in_game"]
-            rows, lengths = {name: values[in_game] for name, values in rows.items()}, own
-        return Episodes(
+            rows = {name: values[in_game] for name, values in rows.items()}
+            lengths = rows_in_game
+        return PlayedEpisodes(
             env=self._first_env + env,
             number=each(self._number),
             agent=agent,
@@ -410,7 +441,10 @@ class _EpisodeList:
         """Drops finished episodes."""
         kept = np.ones(len(self._env), bool)
         kept[places] = False
-        self._env, self._number = self._env[kept], self._number[kept]
-        self.start, self._stop, self._size = self.start[kept], self._stop[kept], self._size[kept]
+        self._env = self._env[kept]
+        self._number = self._number[kept]
+        self.start = self.start[kept]
+        self._stop = self._stop[kept]
+        self._size = self._size[kept]
         self._ends = {name: values[kept] for name, values in self._ends.items()}
         self._playing = (kept.cumsum() - 1)[self._playing]

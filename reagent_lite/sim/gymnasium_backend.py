@@ -51,16 +51,17 @@ class GymnasiumBackend:
             SimulationError: the environment does not exist, has other spaces, or raises.
             KernelBuildError: there is no compiler.
         """
-        self.name, self._parameters = env.removeprefix(GYMNASIUM), parameters
-        with closing(self._one()) as one:
+        self.name = env.removeprefix(GYMNASIUM)
+        self._parameters = parameters
+        with closing(self._new_env()) as opened:
             from gymnasium import spaces
 
-            self.first_action, count, size = self._read_spaces(one)
+            self.first_action, count, size = self._read_spaces(opened)
             with self.named("reset and step"):
-                _, info = one.reset(seed=0)
+                _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
-                shown, *_ = one.step(self.first_action + int(allowed.argmax()))
-                numbers = np.asarray(spaces.flatten(one.observation_space, shown)).size
+                shown, *_ = opened.step(self.first_action + int(allowed.argmax()))
+                numbers = np.asarray(spaces.flatten(opened.observation_space, shown)).size
         if numbers != size:
             expected = f"{size} numbers, as its observation_space has"
             raise SimulationError(Problem(f"observations of {self.name}", expected, f"{numbers} from its step"))
@@ -74,7 +75,7 @@ class GymnasiumBackend:
             self._drawing.spec,
             name=self.name,
             observation_size=size,
-            time_limit=(one.spec and one.spec.max_episode_steps) or 0,
+            time_limit=(opened.spec and opened.spec.max_episode_steps) or 0,
             masked=MASK in info,
             action_names=tuple(str(self.first_action + k) for k in range(count)),
             parameters=parameters,
@@ -105,13 +106,13 @@ class GymnasiumBackend:
                 *seen, info = super().step(action)
                 return (*seen, _only_mask(info))
 
-        def one() -> Env[Any, Any]:
+        def opened_env() -> Env[Any, Any]:
             settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
             return opened.enter_context(closing(Shown(gymnasium.make(self.name, **settings))))
 
         with self.named("environments"), ExitStack() as opened:
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
-            envs = gymnasium.vector.SyncVectorEnv([one] * num, autoreset_mode=same_step)
+            envs = gymnasium.vector.SyncVectorEnv([opened_env] * num, autoreset_mode=same_step)
             opened.pop_all()  # they stay open
             return envs
 
@@ -123,7 +124,7 @@ class GymnasiumBackend:
         except Exception as error:
             raise SimulationError(Problem(f"{what} of {self.name}", "no exception", _last_line(error))) from error
 
-    def _one(self) -> Env[Any, Any]:
+    def _new_env(self) -> Env[Any, Any]:
         with needing("gymnasium", _WHERE, error=SimulationError):
             import gymnasium
         try:
@@ -145,7 +146,8 @@ class GymnasiumBackend:
         """
         from gymnasium.spaces import Box, Discrete, flatdim
 
-        actions, observations = env.action_space, env.observation_space
+        actions = env.action_space
+        observations = env.observation_space
         problems = []
         if not isinstance(actions, Discrete):
             wrapper = "DiscretizeAction" if isinstance(actions, Box) else "TransformAction"

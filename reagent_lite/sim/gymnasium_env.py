@@ -93,7 +93,8 @@ class GymnasiumEnv(VectorEnv):
     def _masks(self, info: dict[str, Any], rows: NDArray[np.bool_]) -> Tensor:
         """Returns the masks in some environments' info."""
         if MASK not in info or not info[f"_{MASK}"][rows].all():
-            where, todo = f"info of {self.spec.name}", "Give it in every reset and step, or in none"
+            where = f"info of {self.spec.name}"
+            todo = "Give it in every reset and step, or in none"
             raise SimulationError(Problem(where, f"{MASK}, as in the first reset", "none", todo))
         return torch.from_numpy(info[MASK][rows].astype(np.bool_))
 

@@ -46,7 +46,7 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class Actor:
     """How the agents of one type act.
 
     Attributes:
@@ -83,7 +83,7 @@ class Observer:
 
 def play_step(
     env: VectorEnv,
-    players: Iterable[Player],
+    actors: Iterable[Actor],
     observer: Observer,
     *,
     step: Callable[[], None] | None = None,
@@ -95,26 +95,26 @@ def play_step(
 
     Args:
         env: the environments.
-        players: one, or all types of agents.
+        actors: one, or all types of agents.
         observer: is called before and after.
         step: how the environments take the actions; None: by `env.step`.
         envs: [n] the environments whose actions count, or None for all; policies are not evaluated in the others.
     """
     observer.before()
     drawn = []
-    for player in players:
+    for actor in actors:
         q = None
-        if player.policy is not None:
-            asked = player.rows_in(env, envs)
+        if actor.policy is not None:
+            asked = actor.rows_in(env, envs)
             shown = (env.observation, env.mask, env.features)
             observation, mask, features = shown if asked is None else (None if t is None else t[asked] for t in shown)
             assert observation is not None
-            q = player.policy(observation, mask, features)
+            q = actor.policy(observation, mask, features)
             if asked is not None:
                 q = q.new_zeros(env.num_rows, q.shape[1]).index_copy_(0, asked, q)
-        env.act(q, epsilon=player.epsilon, temperature=0.0 if q is None else player.temperature)
-        if player.rows is not None:
-            drawn.append((player.rows, env.action[player.rows], env.propensity[player.rows]))
+        env.act(q, epsilon=actor.epsilon, temperature=0.0 if q is None else actor.temperature)
+        if actor.rows is not None:
+            drawn.append((actor.rows, env.action[actor.rows], env.propensity[actor.rows]))
     for rows, action, propensity in drawn:
         env.action.index_copy_(0, rows, action)
         env.propensity.index_copy_(0, rows, propensity)
@@ -126,7 +126,7 @@ class Experience(Protocol):
     """Where a RolloutSource's rows come from: environments of this process, or files that others write.
 
     Attributes:
-        players: the players of each type of agents, by its name.
+        actors: the actors of each type of agents, by its name.
         rings: the rings of the types that learn, by name.
         device: the device of the rings.
     """
@@ -134,7 +134,7 @@ class Experience(Protocol):
     device: torch.device
 
     @property
-    def players(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def actors(self) -> Mapping[str, Any]: ...  # noqa: D102
     @property
     def rings(self) -> Mapping[str, ReplayRing]: ...  # noqa: D102
 
@@ -151,7 +151,7 @@ class Experience(Protocol):
         ...
 
     def finished(self) -> Tensor:
-        """Returns and resets [2 + players] float64; see Rollout."""
+        """Returns and resets [2 + actors] float64; see Rollout."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,41 +168,42 @@ class Rollout(Observer):
 
     Args:
         env: this rank's environments; started here.
-        players: the players of each type of agents, by its name.
+        actors: the actors of each type of agents, by its name.
         device: the device of the rings; environments may run elsewhere.
         capture: turns a step on fixed buffers into one that is replayed on the device.
         unit_reward: refuse rewards outside [0, 1], for which cross-entropy is not defined.
 
     Attributes:
-        env, players, device: as given.
+        env, actors, device: as given.
         rings: the rings of the types that learn, by name.
     """
 
     def __init__(
         self,
         env: VectorEnv,
-        players: Mapping[str, Player],
+        actors: Mapping[str, Actor],
         *,
         device: torch.device,
         capture: Callable[[Step], Step] = lambda step: step,
         unit_reward: bool = False,
     ) -> None:
-        self.env, self.players = env, dict(players)
-        self.rings = {name: player.ring for name, player in players.items() if player.ring is not None}
+        self.env = env
+        self.actors = dict(actors)
+        self.rings = {name: actor.ring for name, actor in actors.items() if actor.ring is not None}
         self._unit_reward = unit_reward
-        self._strange_rewards = torch.zeros((), dtype=torch.int64, device=env.device)
+        self._out_of_range_rewards = torch.zeros((), dtype=torch.int64, device=env.device)
         self.device = device
-        self._finished = torch.zeros(2 + len(players), dtype=torch.float64, device=env.device)
+        self._finished = torch.zeros(2 + len(actors), dtype=torch.float64, device=env.device)
         env.reset()
         # what the policies saw: a step overwrites it before the transition is complete
         self._seen = {name: tensor.clone() for name, tensor in self._shown().items()}
-        self._uniform = [player if player.ring is None else replace(player, policy=None) for player in players.values()]
-        self._informed = capture(lambda: play_step(env, self.players.values(), self))
+        self._uniform = [actor if actor.ring is None else replace(actor, policy=None) for actor in actors.values()]
+        self._informed = capture(lambda: play_step(env, self.actors.values(), self))
 
     def explore(self, epsilon: float) -> None:
         """Sets the share of uniform draws of the types that learn."""
         for name in self.rings:
-            self.players[name].epsilon.fill_(epsilon)
+            self.actors[name].epsilon.fill_(epsilon)
 
     @torch.no_grad()
     def run(self, steps: int, *, informed: bool = True) -> None:
@@ -219,7 +220,7 @@ class Rollout(Observer):
                 play_step(self.env, self._uniform, self)
 
     def finished(self) -> Tensor:
-        """Returns and resets [2 + players] float64: episodes that ended, their steps, returns of an agent by type.
+        """Returns and resets [2 + actors] float64: episodes that ended, their steps, returns of an agent by type.
 
         Raises:
             SimulationError: see `check`.
@@ -238,11 +239,15 @@ class Rollout(Observer):
                 take.
         """
         self.env.check()
-        require_no_strange_rewards(int(self._strange_rewards), self.env.spec.name)
+        require_rewards_in_range(int(self._out_of_range_rewards), self.env.spec.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the environments' state and the counts that are not reported yet."""
-        return {"env": self.env.state_dict(), "finished": self._finished, "strange_rewards": self._strange_rewards}
+        return {
+            "env": self.env.state_dict(),
+            "finished": self._finished,
+            "out_of_range_rewards": self._out_of_range_rewards,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a `state_dict`, in the middle of its episodes where environments can, after the rings."""
@@ -250,7 +255,7 @@ class Rollout(Observer):
         for ring in self.rings.values() if self.env.restarts else ():
             ring.end_episodes()
         self._finished.copy_(state["finished"])
-        self._strange_rewards.copy_(state["strange_rewards"])
+        self._out_of_range_rewards.copy_(state["out_of_range_rewards"])
 
     def _shown(self) -> dict[str, Tensor]:
         env = self.env
@@ -279,19 +284,19 @@ class Rollout(Observer):
             **self._seen,
         ).to(self.device)
         for name, ring in self.rings.items():
-            rows = self.players[name].rows
+            rows = self.actors[name].rows
             ring.write(step if rows is None else step.rows(rows.to(self.device)))
         if self._unit_reward:
-            self._strange_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
+            self._out_of_range_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
         over = env.ended != 0
         earned = (env.last_return.view(env.num_envs, -1) * over.unsqueeze(1)).flatten()
-        own = [earned if player.rows is None else earned[player.rows] for player in self.players.values()]
-        returns = [each.sum(dtype=torch.float64) * (env.num_envs / len(each)) for each in own]
+        by_type = [earned if actor.rows is None else earned[actor.rows] for actor in self.actors.values()]
+        returns = [each.sum(dtype=torch.float64) * (env.num_envs / len(each)) for each in by_type]
         episodes, steps = (value.sum(dtype=torch.float64) for value in (over, env.last_length * over))
         self._finished += torch.stack((episodes, steps, *returns))
 
 
-def require_no_strange_rewards(count: int, environment: str) -> None:
+def require_rewards_in_range(count: int, environment: str) -> None:
     """Refuses rewards outside [0, 1], for which cross-entropy is not defined.
 
     Raises:
@@ -350,8 +355,11 @@ class RolloutSource:
         transform: Callable[[TransitionBatch, float], TransitionBatch],
     ) -> None:
         self.rollout = rollout
-        self._exploration, self._schedule = exploration, schedule
-        self._rows, self._scale, self._transform = rows, scale, transform
+        self._exploration = exploration
+        self._schedule = schedule
+        self._rows = rows
+        self._scale = scale
+        self._transform = transform
         self._beta = torch.full((1,), schedule.beta, device=rollout.device)
         self._index: dict[str, Tensor] = {}
         self._step = 0
@@ -359,7 +367,8 @@ class RolloutSource:
 
     def collect(self, step: int) -> None:
         """Steps the environments if the schedule wants it before optimizer step `step`."""
-        schedule, self._step = self._schedule, step
+        schedule = self._schedule
+        self._step = step
         if not self._warm:
             self.rollout.run(schedule.warmup, informed=False)
             self.rollout.check()
@@ -372,8 +381,8 @@ class RolloutSource:
     def __next__(self) -> Any:
         """Returns a TransitionBatch, or one by the name of each type that learns where there are several types."""
         drawn = {name: ring.sample(self._rows, beta=self._beta) for name, ring in self.rollout.rings.items()}
-        self._index = {name: one.index for name, one in drawn.items()}
-        batches: dict[str, Any] = {name: self._transform(one.batch, self._scale) for name, one in drawn.items()}
+        self._index = {name: sample.index for name, sample in drawn.items()}
+        batches: dict[str, Any] = {name: self._transform(sample.batch, self._scale) for name, sample in drawn.items()}
         return batches.get(ONLY, batches)
 
     def learned(self, row_errors: Tensor | Mapping[str, Tensor]) -> None:
@@ -385,7 +394,7 @@ class RolloutSource:
     def at_end(self, step: int) -> None:
         """Called after the last optimizer step."""
 
-    def deal(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+    def partition(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
         """Returns the state of a rank's environments, by their numbers over all ranks.
 
         Args:
@@ -409,7 +418,8 @@ class RolloutSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a `state_dict`."""
-        self._step, self._warm = int(state["step"]), bool(state["warm"])
+        self._step = int(state["step"])
+        self._warm = bool(state["warm"])
         for name, ring in self.rollout.rings.items():
             ring.load_state_dict(state[ring_key(name)])
         self.rollout.load_state_dict(state["rollout"])
@@ -455,12 +465,12 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
             rings[key]["largest_priority"] = torch.stack([each["largest_priority"] for each in every]).amax(0)
         if rank < len(every):
             rings[key]["generator"] = every[rank]["generator"]
-    counts = {name: dealt_count(states, rank, name) for name in ("finished", "strange_rewards")}
+    counts = {name: partitioned_count(states, rank, name) for name in ("finished", "out_of_range_rewards")}
     rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **counts}
     return {"step": states[0]["step"], "warm": states[0]["warm"], **rings, "rollout": rollout}
 
 
-def dealt_count(states: Sequence[dict[str, Any]], rank: int, name: str) -> Tensor:
+def partitioned_count(states: Sequence[dict[str, Any]], rank: int, name: str) -> Tensor:
     """Returns a rank's part of a count that ranks sum up: that of all rollouts for rank 0, zeros for the others."""
     total = torch.stack([state["rollout"][name] for state in states]).sum(0)
     return torch.zeros_like(total) if rank else total
@@ -468,11 +478,12 @@ def dealt_count(states: Sequence[dict[str, Any]], rank: int, name: str) -> Tenso
 
 def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:
     """Returns [first, stop) along an axis of the concatenated parts without concatenating all of them."""
-    taken, begin = [], 0
+    overlaps = []
+    begin = 0
     for part in parts:
         size = part.shape[axis]
         low, high = max(first - begin, 0), min(stop - begin, size)
         if high > low:
-            taken.append(part.narrow(axis, low, high - low))
+            overlaps.append(part.narrow(axis, low, high - low))
         begin += size
-    return torch.cat(taken, axis)
+    return torch.cat(overlaps, axis)

@@ -47,14 +47,14 @@ def find_environment(name_or_path: str) -> Path:
         raise SimulationError(
             Problem("simulation.env", "a .cuh file", f"{name_or_path!r}, and there is no file {file}", "Check the path")
         )
-    known = known_environments()
-    if name_or_path in known:
+    names = known_environments()
+    if name_or_path in names:
         return KERNELS / f"{name_or_path}.cuh"
-    hint = nearest(_plain(name_or_path), known, "Did you mean {!r}? ")
+    hint = nearest(_plain(name_or_path), names, "Did you mean {!r}? ")
     raise SimulationError(
         Problem(
             "simulation.env",
-            f"one of {', '.join(known)}",
+            f"one of {', '.join(names)}",
             repr(name_or_path),
             f"{hint}An environment of your own is named by the path of its .cuh file, one in Python by gymnasium:name",
         )
@@ -91,15 +91,15 @@ def read_sources(environment: Path) -> dict[str, str]:
                 Problem(str(file), "readable source text", str(error), "Check the file's permissions and encoding")
             ) from error
         for included in _INCLUDE.findall(texts[name]):
-            places = (file.parent / included, KERNELS / included)
-            waiting += [place.resolve() for place in places if place.is_file()][:1]
+            beside = (file.parent / included, KERNELS / included)
+            waiting += [path.resolve() for path in beside if path.is_file()][:1]
     return texts
 
 
 def include_advice(environment: Path) -> str:
     """Returns advice for an environment that does not compile: which library headers to remove; "" if it has none."""
-    found = [name for text in read_sources(environment).values() for name in _LIBRARY.findall(text)]
-    return f"Do without {', '.join(found)}: an environment has the functions of port.cuh alone" if found else ""
+    headers = [name for text in read_sources(environment).values() for name in _LIBRARY.findall(text)]
+    return f"Do without {', '.join(headers)}: an environment has the functions of port.cuh alone" if headers else ""
 
 
 def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
@@ -190,8 +190,8 @@ def require_parameters(given: dict[str, float], spec: EnvSpec) -> None:
     """
     places = {f"{name}[{k}]" for name, size in spec.parameter_lists.items() for k in range(size)}
     lists = [f"{name} (a list of {size})" for name, size in spec.parameter_lists.items()]
-    known = [*spec.parameters, *spec.parameter_lists]
+    names = [*spec.parameters, *spec.parameter_lists]
     expected = f"parameters of {spec.name}: {', '.join([*spec.parameters, *lists]) or 'it has none'}"
-    unknown = sorted(set(given) - {*known, *places})
-    problems = [Problem("simulation.env_parameters", expected, repr(one), nearest(one, known)) for one in unknown]
+    unknown = sorted(set(given) - {*names, *places})
+    problems = [Problem("simulation.env_parameters", expected, repr(name), nearest(name, names)) for name in unknown]
     raise_any(problems, SimulationError)

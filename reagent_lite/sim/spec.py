@@ -113,10 +113,10 @@ class EnvSpec:
         if not all(map(_TYPE_NAME.fullmatch, self.agent_type_names)):
             expected = "names of letters, digits, spaces, '.', '-' and '_'"
             yield Problem(f"AGENT_TYPES of {self.name}", expected, ", ".join(map(repr, self.agent_type_names)))
-        known = range(len(self.agent_type_names))
+        kinds = range(len(self.agent_type_names))
         for agent, kind in enumerate(agent_types):
-            if kind not in known:
-                expected = f"a type from 0 to {len(known) - 1} ({', '.join(self.agent_type_names)})"
+            if kind not in kinds:
+                expected = f"a type from 0 to {len(kinds) - 1} ({', '.join(self.agent_type_names)})"
                 yield Problem(f"agent_type({agent}) of {self.name}", expected, str(kind))
         if observed != self.observation_size:
             expected = f"all {self.observation_size} floats of OBSERVATION_SIZE written, and no more"
@@ -135,8 +135,13 @@ class EnvSpec:
     @property
     def step_bytes(self) -> int:
         """Bytes that a step of one environment reads and writes, without what it shows and offers."""
-        state, episode, step_count, ended = 8 * self.state_words, 4, 8, 1
-        action, reward, episode_return = self.action_bytes, 4, 8
+        state = 8 * self.state_words
+        episode = 4
+        step_count = 8
+        ended = 1
+        action = self.action_bytes
+        reward = 4
+        episode_return = 8
         return state + episode + step_count + ended + self.agents * (action + reward + episode_return)
 
     @property

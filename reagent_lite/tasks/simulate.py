@@ -42,7 +42,7 @@ from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, whole_episodes
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.sim.sources import origin
 from reagent_lite.sim.spec import EnvSpec
 
@@ -157,7 +157,7 @@ class _Written:
 def _write(
     config: SimulateConfig,
     backend: Backend,
-    cast: Callable[[VectorEnv], tuple[Player, ...]],
+    cast: Callable[[VectorEnv], tuple[Actor, ...]],
     schema: "LogSchema",
     writer: "TableWriter",
 ) -> _Written:
@@ -283,7 +283,7 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
 
 def _players(
     config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
-) -> tuple[Player, ...]:
+) -> tuple[Actor, ...]:
     """Returns who plays each type of agents in an environment."""
     if not others:
         return (_player(config.policy, policy, env),)
@@ -296,10 +296,10 @@ def _players(
     return tuple(players)
 
 
-def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Player:
+def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Actor:
     drawing = _drawing(config)
     epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
-    return Player(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
+    return Actor(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
 
 
 def _drawing(config: PlayConfig) -> dict[str, float]:

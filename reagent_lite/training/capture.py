@@ -55,7 +55,8 @@ class Captured:
     """
 
     def __init__(self, work: Callable[[], None], key: str = "simulation.cuda_graph") -> None:
-        self._work, self._key = work, key
+        self._work = work
+        self._key = key
         self._runs = 0
         self._replay: Callable[[], None] | None = None
 
@@ -126,7 +127,8 @@ class FixedBatches:
     """
 
     def __init__(self, source: BatchSource, rows: int) -> None:
-        self._source, self._rows = source, rows
+        self._source = source
+        self._rows = rows
         self._batch: TransitionBatch | None = None
 
     def fill(self) -> None:

@@ -2,7 +2,7 @@
 
  every rank                          rank 0, the only one that writes
  own tensors ─► one rank at a time ─► checkpoints/step_000210/  rank_0000.safetensors, rank_0001.safetensors, …
-                                                                learner, optimizer, judge (.safetensors): alike on all
+                                                                learner, optimizer, evaluators (.safetensors): alike
                                                                 state.json  manifest.json
  space checked ─► temporary folder ─► written, synced, hashed ─► renamed ─► read back ─► older ones removed
 
@@ -40,12 +40,11 @@ from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verifi
 from reagent_lite.training.loop import Running
 from reagent_lite.training.stop import StopSignal
 
-STATE, LEARNER, OPTIMIZER, EVALUATORS = (
-    "state.json",
-    "learner.safetensors",
-    "optimizer.safetensors",
-    "judge.safetensors",
-)
+STATE = "state.json"
+LEARNER = "learner.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+EVALUATORS = "evaluators.safetensors"
+_EVALUATORS_BEFORE = "judge.safetensors"  # before release 0.2
 LATEST = "LATEST"
 _SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: tensors that swap places show
@@ -117,6 +116,17 @@ def read_state(data: bytes, folder: Path) -> Tree:
     return state
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a checkpoint that are the same on all ranks, without state.json.
+
+    Raises:
+        BundleError: the checkpoint is damaged.
+    """
+    evaluators = EVALUATORS if (folder / EVALUATORS).exists() else _EVALUATORS_BEFORE
+    _, files = verified(folder, CHECKPOINT, keep={LEARNER, OPTIMIZER, evaluators})
+    return {LEARNER: files[LEARNER], OPTIMIZER: files[OPTIMIZER], EVALUATORS: files[evaluators]}
+
+
 @contextmanager
 def fitting(folder: Path) -> Iterator[None]:
     """Turns errors about tensors of a checkpoint that are missing, or of another shape, into a BundleError."""
@@ -165,7 +175,9 @@ class CheckpointFolder:
         Raises:
             BundleError: there are checkpoints, and none that can be read is whole.
         """
-        ended, damaged, found = set(), list[tuple[str, str]](), None
+        ended = set()
+        damaged = list[tuple[str, str]]()
+        newest = None
         for name in self.names():
             try:
                 _, kept = verified(self.folder / name, CHECKPOINT, keep={STATE})
@@ -176,14 +188,14 @@ class CheckpointFolder:
             if state["finished"]:
                 ended.add(state["run"])
             elif state["run"] not in ended:
-                found = {**state, "name": name}
+                newest = {**state, "name": name}
                 break
-        if damaged and not found and not ended:  # starting over would discard what may still be repaired
+        if damaged and not newest and not ended:  # starting over would discard what may still be repaired
             expected = "a whole checkpoint of the unfinished run"
             todo = "Check the disk, restore a copy, or start over with --set checkpoint.resume=false"
             raise BundleError([Problem(str(self.folder / name), expected, reason, todo) for name, reason in damaged])
         self._damaged = damaged
-        return found
+        return newest
 
     def set_damaged_aside(self, since: str | None) -> None:
         """Renames the damaged checkpoints that `unfinished` met, and warns of each.
@@ -295,8 +307,11 @@ class Checkpoints:
         keep: int,
         since: str | None = None,
     ) -> None:
-        self.running, self.group = running, group
-        self._folder, self._keep, self._document = folder, keep, dict(document)
+        self.running = running
+        self.group = group
+        self._folder = folder
+        self._keep = keep
+        self._document = dict(document)
         self._serial = int(document["serial"])
         self._written = [] if since is None else [*_older(folder, since, group), since]
         self._step = None if since is None else running.position.step
@@ -313,7 +328,8 @@ class Checkpoints:
         Returns:
             What went wrong, the same on every rank, or "".
         """
-        step, group = self.running.position.step, self.group
+        step = self.running.position.step
+        group = self.group
         if self._step == step:
             return ""
         data = save(flat(own_state(self.running, group)))
@@ -417,8 +433,11 @@ class CheckpointSchedule:
         checkpoints: Checkpoints,
         signal: StopSignal,
     ) -> None:
-        self._waits, self._checkpoints, self._signal = waits, checkpoints, signal
-        self._running, self._group = checkpoints.running, checkpoints.group
+        self._waits = waits
+        self._checkpoints = checkpoints
+        self._signal = signal
+        self._running = checkpoints.running
+        self._group = checkpoints.group
         self._every_steps = config.every_steps or 0
         self._every_seconds = float("inf") if config.every_minutes is None else 60 * config.every_minutes
         self._agreement = StepAgreement(self._group, self._running.position.step)
@@ -465,7 +484,8 @@ class CheckpointSchedule:
         """
         failure = self._save()
         if failure:
-            where, todo = "checkpoint at the end of training", "Correct that and run the same command again"
+            where = "checkpoint at the end of training"
+            todo = "Correct that and run the same command again"
             raise CheckpointError(
                 Problem(where, "free space on a working disk", failure, f"{todo}; {self._signal.standing}")
             )

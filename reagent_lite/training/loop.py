@@ -93,7 +93,7 @@ class Optimization:
 
 
 @dataclass(slots=True, kw_only=True)
-class Position:
+class RunPosition:
     """Progress of a run; the loop advances it, a checkpoint saves it.
 
     Attributes:
@@ -108,7 +108,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class StepReport:
     """Figures since the last report.
 
     Attributes:
@@ -161,7 +161,7 @@ class Running:
     optimization: Optimization
     source: BatchSource
     evaluators: Stateful
-    position: Position = field(default_factory=Position)
+    position: RunPosition = field(default_factory=RunPosition)
     reported: Callable[[], dict[str, Any]] = dict
 
 
@@ -171,7 +171,7 @@ class Hooks:
     def before_step(self, step: int) -> None:
         """Called with the number of the step that follows; a simulation collects experience here."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepReport) -> None:
         """Called at the end of each epoch, and every `every_steps` steps."""
 
     def after_step(self) -> None:
@@ -201,7 +201,9 @@ def fit(
         every_steps: reports between the ends of epochs, or None.
         capture: turns an update on fixed buffers into one that is replayed on the device.
     """
-    optimization, at, clock = running.optimization, running.position, _Clock()
+    optimization = running.optimization
+    at = running.position
+    clock = _Clock()
     update = capture(_Step(running, plan.minibatches_per_step, group, clock))
     while at.step < plan.num_steps:
         if at.step and at.step % plan.steps_per_epoch == 0 and hooks.satisfied():
@@ -218,7 +220,7 @@ def fit(
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
             whole, begun = divmod(at.step, plan.steps_per_epoch)
             hooks.report(
-                Report(
+                StepReport(
                     step=at.step,
                     epoch=whole + (end_of_epoch and begun > 0),  # the last epoch may be shorter
                     end_of_epoch=end_of_epoch,
@@ -235,8 +237,12 @@ class _Step:
     """An optimizer step: the gradients of its minibatches, then new parameters and targets."""
 
     def __init__(self, running: Running, minibatches: int, group: Group, clock: "_Clock") -> None:
-        self._running, self._minibatches, self._group, self._clock = running, minibatches, group, clock
-        self._wrapped, self._rehearsed = group.wrap(running.learner), False
+        self._running = running
+        self._minibatches = minibatches
+        self._group = group
+        self._clock = clock
+        self._wrapped = group.wrap(running.learner)
+        self._rehearsed = False
         running.learner.train()
 
     def __call__(self) -> None:
@@ -247,7 +253,8 @@ class _Step:
             self._running.learner.after_step()  # type: ignore[operator]
 
     def _add_gradient(self, *, last: bool) -> None:
-        running, wrapped = self._running, self._wrapped
+        running = self._running
+        wrapped = self._wrapped
         with self._clock("time/gather"):
             batch = next(running.source)
         if not self._rehearsed:
@@ -267,10 +274,13 @@ class _Clock:
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
-        self._stage, self._start, self._since = "", 0.0, time.perf_counter()
+        self._stage = ""
+        self._start = 0.0
+        self._since = time.perf_counter()
 
     def restart(self) -> None:
-        self.stages, self._since = {}, time.perf_counter()
+        self.stages = {}
+        self._since = time.perf_counter()
 
     @property
     def seconds(self) -> float:

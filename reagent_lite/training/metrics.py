@@ -71,7 +71,9 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores saved sums, to which the next metrics are added."""
-        self._steps, self._sums, self._saved = int(state["steps"]), {}, dict(state.get("sums", {}))
+        self._steps = int(state["steps"])
+        self._sums = {}
+        self._saved = dict(state.get("sums", {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,8 @@ class _FileSink(Sink):
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._file, self._stream = file, file.open("ab", buffering=0)
+        self._file = file
+        self._stream = file.open("ab", buffering=0)
         self._size = self._stream.tell()
         self._failed = False
         self._waiting = deque[bytes]()
@@ -214,7 +217,8 @@ class TensorBoard(_FileSink):
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        now, host = time.time(), socket.gethostname()
+        now = time.time()
+        host = socket.gethostname()
         name = f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{time.monotonic_ns()}"
         super().__init__(folder / "tensorboard" / name)
         self._add(file_version="brain.Event:2")
@@ -271,7 +275,8 @@ class MetricsWriter(ExitStack):
 
     def __init__(self, *, lines: int = 0, figures: Mapping[str, float] | None = None) -> None:
         super().__init__()
-        self.lines, self.figures = lines, dict(figures or {})
+        self.lines = lines
+        self.figures = dict(figures or {})
         self._sinks: list[Sink] = []
 
     def add(self, sinks: Iterable[Sink]) -> None:

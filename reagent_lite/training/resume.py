@@ -23,7 +23,6 @@ from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
-from reagent_lite.manifest import CHECKPOINT, verified
 from reagent_lite.training.checkpoint import (
     EVALUATORS,
     LEARNER,
@@ -37,8 +36,9 @@ from reagent_lite.training.checkpoint import (
     load_optimizer,
     nested,
     rank_file,
+    read_files,
 )
-from reagent_lite.training.loop import Position, Running
+from reagent_lite.training.loop import Running, RunPosition
 
 MAY_CHANGE = {
     "where it computes": (
@@ -96,8 +96,8 @@ def find_unfinished(config: CheckpointConfig, folder: CheckpointFolder, group: G
         folder.tidy()
         if not (config.resume or attempt_here()):
             folder.clear()
-        found = folder.unfinished()
-        return {} if found is None else {STATE: json.dumps(found).encode()}
+        state = folder.unfinished()
+        return {} if state is None else {STATE: json.dumps(state).encode()}
 
     files = read_on_first(group, read)
     return json.loads(files[STATE]) if files else None
@@ -122,7 +122,7 @@ class ReadOrder:
         return {"order": self.order, "steps_per_epoch": self.steps, "rows_per_epoch": self.rows}
 
 
-Deal = Callable[[Sequence[Tree], int, int], Tree]
+Partition = Callable[[Sequence[Tree], int, int], Tree]
 """(states of the source on all ranks that saved, rank, step) to the state of that rank at that step."""
 
 
@@ -195,7 +195,7 @@ class History:
         if problems:
             raise ConfigError(problems)
 
-    def position(self, order: ReadOrder, num_steps: int) -> Position:
+    def position(self, order: ReadOrder, num_steps: int) -> RunPosition:
         """Returns where the run continues, and logs it.
 
         Args:
@@ -206,7 +206,7 @@ class History:
             ConfigError: the run would be shorter than it already is.
         """
         if self.state is None:
-            return Position()
+            return RunPosition()
         name = self.state["name"]
         step, rows, again = position_in(self.state, order)
         if step > num_steps:
@@ -214,23 +214,29 @@ class History:
             raise ConfigError(Problem("epochs", expected, str(self.config.epochs)))
         repeated = counted(again, "row of an epoch is", "rows of an epoch are")
         note = f"; {repeated} read again, because the minibatches have changed" if again else ""
-        place = f"{self.folder.folder.name}/{name}"
-        logger.info(f"resuming from {place} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
-        return Position(step=step, rows=rows)
+        checkpoint = f"{self.folder.folder.name}/{name}"
+        logger.info(f"resuming from {checkpoint} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
+        return RunPosition(step=step, rows=rows)
 
     def continue_in(
-        self, running: Running, order: ReadOrder, deal: Deal, identity: Mapping[str, str], versions: dict[str, str]
+        self,
+        running: Running,
+        order: ReadOrder,
+        partition: Partition,
+        identity: Mapping[str, str],
+        versions: dict[str, str],
     ) -> Checkpoints:
         """Loads the saved state into the run and returns the run's checkpoints.
 
         Args:
             running: the run at its position.
             order: read order of the present run.
-            deal: divides the source's states where the ranks or the order have changed.
+            partition: divides the source's states where the ranks or the order have changed.
             identity: as in `require_same`.
             versions: versions of the software.
         """
-        group, state = self.group, self.state
+        group = self.group
+        state = self.state
         nodes = Counter(group.all_gather(group.node))
         document = {
             "run": self.run,
@@ -250,11 +256,11 @@ class History:
             same = state["order"] == order.order
             alike = same and state["world"]["processes"] == group.world_size
 
-            def dealt(states: Sequence[Tree], rank: int) -> Tree:
-                source = deal([each["source"] for each in states], rank, running.position.step)
+            def partitioned(states: Sequence[Tree], rank: int) -> Tree:
+                source = partition([each["source"] for each in states], rank, running.position.step)
                 return regrouped(states, rank, source, between=same)
 
-            restore(state, self.folder, running, group, None if alike else dealt)
+            restore(state, self.folder, running, group, None if alike else partitioned)
         since = None if state is None else state["name"]
         self.folder.set_damaged_aside(since)
         return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
@@ -303,7 +309,8 @@ def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int
     With the same order that is where it stopped. With another order a step reads other rows, and only the beginnings of
     epochs correspond.
     """
-    step, rows = int(state["step"]), int(state["rows"])
+    step = int(state["step"])
+    rows = int(state["rows"])
     if state["order"] == now.order:
         return step, rows, 0
     epoch = step // int(state["steps_per_epoch"])
@@ -315,7 +322,7 @@ def restore(
     folder: CheckpointFolder,
     running: Running,
     group: Group,
-    deal: Callable[[Sequence[Tree], int], Tree] | None,
+    partition: Callable[[Sequence[Tree], int], Tree] | None,
 ) -> None:
     """Loads a checkpoint into a run; every rank calls it.
 
@@ -324,10 +331,10 @@ def restore(
         folder: read by rank 0.
         running: takes everything but its position.
         group: the ranks.
-        deal: returns the state of a rank from the states of all ranks that saved; None where nothing changed.
+        partition: returns the state of a rank from the states of all ranks that saved; None where nothing changed.
     """
     saved = folder.folder / state["name"]
-    files = read_on_first(group, lambda: verified(saved, CHECKPOINT, keep={LEARNER, OPTIMIZER, EVALUATORS})[1])
+    files = read_on_first(group, lambda: read_files(saved))
     with fitting(saved):
         running.learner.load_state_dict(load(files[LEARNER]))
         optimizer = running.optimization.optimizer
@@ -343,20 +350,20 @@ def restore(
     def own_states() -> Iterator[bytes]:
         """Yields the states of this run's ranks; where they are as saved, one is in memory at a time."""
         data = ((saved / rank_file(rank)).read_bytes() for rank in range(int(state["world"]["processes"])))
-        if deal is None:
+        if partition is None:
             yield from data
             return
         with fitting(saved):
-            states = [nested(load(one)) for one in data]
+            states = [nested(load(part)) for part in data]
             for rank in range(group.world_size):
-                yield save(flat(deal(states, rank)))
+                yield save(flat(partition(states, rank)))
 
     part = group.scatter_bytes(own_states() if group.is_first else None)
     with fitting(saved):
-        own = nested(load(part))
-        running.source.load_state_dict(own["source"])
-        running.position.meter.load_state_dict(own["meter"])
-        rng = own.get("rng", {})
+        of_rank = nested(load(part))
+        running.source.load_state_dict(of_rank["source"])
+        running.position.meter.load_state_dict(of_rank["meter"])
+        rng = of_rank.get("rng", {})
         if "cpu" in rng:
             torch.set_rng_state(rng["cpu"])
         if "cuda" in rng and group.device.type == "cuda":
@@ -372,12 +379,12 @@ def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool)
         source: the source's state for this rank.
         between: continue between two reports; otherwise the sums are dropped.
     """
-    own: Tree = {"source": source, "meter": {"steps": 0}}
+    of_rank: Tree = {"source": source, "meter": {"steps": 0}}
     if between:
         sums = [state["meter"].get("sums", {}) for state in states]
         # each rank's share of a mean over ranks: the present number of ranks divides by itself again
         mean = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-        own["meter"] = {"steps": states[0]["meter"]["steps"], "sums": mean}
+        of_rank["meter"] = {"steps": states[0]["meter"]["steps"], "sums": mean}
     if rank < len(states):
-        own["rng"] = states[rank]["rng"]
-    return own
+        of_rank["rng"] = states[rank]["rng"]
+    return of_rank

@@ -25,13 +25,16 @@ from reagent_lite.errors import ConfigError, Preempted, Problem, install, instal
 from reagent_lite.training.metrics import Conclusion, Sink
 
 _RUN_TAG = "reagent_lite.run"
-_FINISHED, _STOPPED, _FAILED = "FINISHED", "KILLED", "FAILED"
+_FINISHED = "FINISHED"
+_STOPPED = "KILLED"
+_FAILED = "FAILED"
 """How a run ended, in MLflow's words."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 """Standard output ends with the run's result, and an address that MLflow would print there may have a password."""
-_END_SECONDS, _STOP_SECONDS = 300.0, 10.0
+_END_SECONDS = 300.0
+_STOP_SECONDS = 10.0
 """How long a run that has ended, or was stopped, waits for a tracker to take what it was given."""
 
 
@@ -54,7 +57,7 @@ class _Mlflow:
         """Last step of each metric in earlier starts; MLflow would keep a second value of a step beside the first."""
         if started:
             self._run = started[0].info.run_id
-            self._had = {one.key: one.step for one in started[0].data.to_proto().metrics}
+            self._had = {metric.key: metric.step for metric in started[0].data.to_proto().metrics}
             self._client.update_run(self._run, status="RUNNING")
             return
         tags = importlib.import_module("mlflow.tracking.context.registry").resolve_tags({_RUN_TAG: run})
@@ -63,9 +66,9 @@ class _Mlflow:
         self._client.log_batch(self._run, params=params)
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.get_experiment_by_name(name)
         try:
-            return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+            return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
         except importlib.import_module("mlflow.exceptions").MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has just created it
                 raise
@@ -133,7 +136,8 @@ class Tracker(Sink):
     """
 
     def __init__(self, name: str, client: _Client) -> None:
-        self._name, self._client = name, client
+        self._name = name
+        self._client = client
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name=f"tracking.{name}", daemon=True)
         self._thread.start()
@@ -234,4 +238,4 @@ def _reason(error: Exception) -> str:
 def _legal(name: str) -> str:
     """Returns a name as MLflow takes it; actions and metrics of a log may have any."""
     illegal = re.compile(r"^\.*$|[^\w.\- ]")
-    return "/".join(illegal.sub(lambda found: f"_{found[0].encode().hex()}_", part) for part in name.split("/"))
+    return "/".join(illegal.sub(lambda match: f"_{match[0].encode().hex()}_", part) for part in name.split("/"))

@@ -25,7 +25,9 @@ from reagent_lite.training.resume import Files, read_on_first
 
 _KEY = "training.warm_start_model_path"
 Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
-_FOLDER, _WEIGHTS, _CONFIG = "folder", "weights.safetensors", "config.json"
+_FOLDER = "folder"
+_WEIGHTS = "weights.safetensors"
+_CONFIG = "config.json"
 
 
 @runtime_checkable
@@ -71,7 +73,8 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         return f"warm start: learner of {folder}; the optimizer starts anew"
     settings = json.loads(files[STATE])["optimizer"]
     if settings["class"] != type(optimizer).__name__:
-        expected, got = f"the state of {type(optimizer).__name__}", f"that of {settings['class']} at {path}"
+        expected = f"the state of {type(optimizer).__name__}"
+        got = f"that of {settings['class']} at {path}"
         todo = "Set training.do_not_warm_start_optimizer to true, or the same training.optimizer"
         raise ConfigError(Problem(_KEY, expected, got, todo))
     with fitting(Path(folder)):
@@ -106,11 +109,11 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
 
 def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
     """Loads tensors, or refuses them and names those that are missing, unknown, or of another shape."""
-    own = module.state_dict()
+    expected = module.state_dict()
     differs = [
-        f"{name} {_shape(saved.get(name))} instead of {_shape(own.get(name))}"
-        for name in sorted(own.keys() | saved.keys())
-        if _shape(saved.get(name)) != _shape(own.get(name))
+        f"{name} {_shape(saved.get(name))} instead of {_shape(expected.get(name))}"
+        for name in sorted(expected.keys() | saved.keys())
+        if _shape(saved.get(name)) != _shape(expected.get(name))
     ]
     if differs:
         more = f"; and {len(differs) - 8} more" if len(differs) > 8 else ""

@@ -80,7 +80,7 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
             return torch.log(torch.tensor([[0.95, 0.05]])).expand(len(state), 2).unsqueeze(2) * self.scale
 
     batch = make_batch([[0.0, 0.0]], [[3.0, 4.0]], [0], [0.0])
-    restricted = DQN(Table(), ScalarHead(), replace(SETTINGS, drop_threshold=0.1), imitator=Imitator())
+    restricted = DQN(Table(), ScalarHead(), replace(SETTINGS, drop_threshold=0.1), behavior_cloning=Imitator())
     loss, metrics = restricted(batch)
     assert metrics["td_loss"].item() == 2.25  # action 1 is dropped: 1/2 * 3
     assert metrics["imitation_loss"].item() == pytest.approx(-math.log(0.95), rel=1e-5)
@@ -193,8 +193,8 @@ def build(
     torch.manual_seed(0)
     made = HEADS[head]()
     network = NetworkSettings(hidden=(8,), activations=("relu",), dueling=dueling, outputs=made.outputs)
-    imitator = build_q_network(spec, NetworkSettings(hidden=(8,), activations=("relu",))) if bcq else None
-    return DQN(build_q_network(spec, network), made, settings, imitator=imitator)
+    behavior_cloning = build_q_network(spec, NetworkSettings(hidden=(8,), activations=("relu",))) if bcq else None
+    return DQN(build_q_network(spec, network), made, settings, behavior_cloning=behavior_cloning)
 
 
 @pytest.mark.parametrize("bcq", [False, True])

@@ -11,14 +11,14 @@ import tempfile
 import torch
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, find_scale
 
 ROUNDS, LARGEST = 3, 8192
 
 
 def main() -> None:
-    group = Group(Place(), torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    group = Group(ProcessRanks(), torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         tree = {
             "model_output_path": folder, "use_gpu": group.device.type == "cuda",

@@ -48,10 +48,10 @@ from pathlib import Path
 import torch
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.agreement import StepAgreement
-from reagent_lite.distributed.group import Place, joined
+from reagent_lite.distributed.group import ProcessRanks, joined
 from reagent_lite.training.checkpoint import require_equal
 every = RendezvousConfig().checksum_every_steps
-with joined(Place.read(), torch.device("cpu")) as group:
+with joined(ProcessRanks.read(), torch.device("cpu")) as group:
     learner, gradient = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.Linear(128, 64)), torch.zeros(9000)
     torch.nn.utils.vector_to_parameters(torch.zeros(8896), learner.parameters())
     agreement, spent, begun = StepAgreement(group), 0.0, time.perf_counter()

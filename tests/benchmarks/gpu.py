@@ -33,7 +33,7 @@ from reagent_lite.config import DqnConfig, WorkflowConfig, check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.files import scratch_folder
 from reagent_lite.run import learner
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -199,10 +199,10 @@ def training(
     with scratch_folder() as folder, patch.object(learner, "FEWEST_COMPILED_STEPS", 0 if compiled else sys.maxsize):
         use_gpu = device.type == "cuda"
         config = online(size, folder, use_gpu=use_gpu, cuda_graph=cuda_graph, math=math, updates=updates)
-        train(config, Group(Place(), device))
+        train(config, Group(ProcessRanks(), device))
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        *_, last = (line for line in lines if "rate/frames_per_second" in line)
-    names = {"env_steps": "frames", "learned_rows": "rows", "updates": "updates"}
+        *_, last = (line for line in lines if "rate/env_steps_per_second" in line)
+    names = {"env_steps": "env_steps", "learned_rows": "rows", "updates": "updates"}
     return {f"{name}_per_second": round(last[f"rate/{key}_per_second"]) for name, key in names.items()}
 
 
@@ -222,7 +222,7 @@ def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_0
             "training": {**NETWORK, "minibatch_size": size, "cuda_graph": cuda_graph},
             "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True},
         }
-        train(check(DqnConfig, tree), Group(Place(), device))
+        train(check(DqnConfig, tree), Group(ProcessRanks(), device))
         lines = map(json.loads, (folder / "out" / "metrics.jsonl").read_text().splitlines())
         rates = [line["rate/rows_per_second"] for line in lines if "rate/rows_per_second" in line]
     return {"learned_rows_per_second": round(statistics.median(rates[epochs // 2 :]))}
@@ -234,7 +234,7 @@ def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int
     They are launched one by one: a graph has the same kernels.
     """
     with scratch_folder() as folder, on_stream(device):
-        group = Group(Place(), device)
+        group = Group(ProcessRanks(), device)
         config = online(size, folder, use_gpu=device.type == "cuda", cuda_graph=False, math=math)
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)

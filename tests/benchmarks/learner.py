@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.train import train
 from tests.benchmarks.peers import interpreter, printed_number
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, show
@@ -63,7 +63,7 @@ def ours(folder: Path, epochs: int) -> float:
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
     }
     with contextlib.redirect_stderr(io.StringIO()):
-        outcome = train(check(DqnConfig, tree), Group(Place(), torch.device("cpu")))
+        outcome = train(check(DqnConfig, tree), Group(ProcessRanks(), torch.device("cpu")))
     return outcome.rows_per_second
 
 

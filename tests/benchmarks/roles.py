@@ -7,8 +7,8 @@ together   all three have one dataset
 
 Both have the same three processes on the same cores, so that their ratio is the cost of working together. There is data
 enough for the learner not to wait, and collectors may be as far ahead as they like. Rates are by the wall clock and per
-second of processor time, which other programs of a busy machine do not take. Bar: together at least 0.9 of the frames
-and of the updates that they reach apart.
+second of processor time, which other programs of a busy machine do not take. Bar: together at least 0.9 of the
+environment steps and of the updates that they reach apart.
 """
 
 import json
@@ -44,7 +44,7 @@ def main() -> None:
         roles = Roles(Path(folder))
         try:
             filler = start(roles, "collect", "data")
-            while frames(roles, "data") < 16 * 600 * (options.seconds + 20) * options.repeats:
+            while env_steps(roles, "data") < 16 * 600 * (options.seconds + 20) * options.repeats:
                 time.sleep(0.5)
             filler.kill()
             for _ in range(options.repeats):
@@ -66,12 +66,12 @@ def start(roles: Roles, mode: str, dataset: str, out: str = "") -> Interpreter:
 
 
 def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
-    """Returns frames and updates per second of roles that run at once."""
+    """Returns env_steps and updates per second of roles that run at once."""
     written, out = "data" if name == "together" else "other", f"out{time.monotonic()}"
     learner = start(roles, "learn", "data", out)
     started = [learner, *(start(roles, "collect", written) for _ in range(2))]
-    begun = frames(roles, written)
-    while updates(roles, out) < 100 or frames(roles, written) == begun:
+    begun = env_steps(roles, written)
+    while updates(roles, out) < 100 or env_steps(roles, written) == begun:
         time.sleep(0.2)
     before = now(roles, started, written, out)
     time.sleep(seconds)
@@ -80,8 +80,8 @@ def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
         process.kill()
         process.wait()
     return {
-        **{f"{name}/s": round(done[name] / done["seconds"], 1) for name in ("frames", "updates")},
-        "frames/s of processor": round(done["frames"] / done["collectors"], 1),
+        **{f"{name}/s": round(done[name] / done["seconds"], 1) for name in ("env_steps", "updates")},
+        "env_steps/s of processor": round(done["env_steps"] / done["collectors"], 1),
         "updates/s of processor": round(done["updates"] / done["learner"], 1),
     }
 
@@ -89,11 +89,11 @@ def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
 def now(roles: Roles, started: list[Interpreter], written: str, out: str) -> dict[str, float]:
     """What is done so far, and the seconds and processor seconds that it took."""
     learner, *collectors = (sum(psutil.Process(one.pid).cpu_times()[:2]) for one in started)
-    return {"frames": frames(roles, written), "updates": updates(roles, out), "seconds": time.monotonic(),
+    return {"env_steps": env_steps(roles, written), "updates": updates(roles, out), "seconds": time.monotonic(),
             "learner": learner, "collectors": sum(collectors)}  # fmt: skip
 
 
-def frames(roles: Roles, dataset: str) -> int:
+def env_steps(roles: Roles, dataset: str) -> int:
     """Rows of a dataset's files."""
     return sum(int(path.name.split("-")[1]) for path in (roles.folder / dataset / "fifo").glob("0*.parquet"))
 

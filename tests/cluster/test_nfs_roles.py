@@ -108,11 +108,11 @@ def test_a_learner_and_collectors_over_nfs(tmp_path: Path) -> None:
     played = [json.loads(pq.read_schema(file).metadata[b"reagent_lite"])["policy"] for file in files]
     print(f"{progress}, {len(files)} files of {sum(sizes)} steps, policies played {sorted(set(played))}, {outcomes}")
     assert progress["finished"]
-    assert STEPS <= progress["frames"] < STEPS + max(sizes)
+    assert STEPS <= progress["env_steps"] < STEPS + max(sizes)
     assert outcomes["learn"]["steps"] == (STEPS - WARM_UP) // ENVS
     assert outcomes["third"]["policy"] == int(policies[-1].name)
     assert len(set(played)) > 10
-    assert whole_files(said) == sum(sizes) >= progress["frames"]
+    assert whole_files(said) == sum(sizes) >= progress["env_steps"]
     assert "left out" not in (said / "learn.log").read_text()
     watched = json.loads((said / "watched.json").read_text())
     final = {file.name: file.stat().st_size for file in files}

@@ -25,7 +25,7 @@ from reagent_lite import console
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
 from reagent_lite.distributed import launcher
-from reagent_lite.distributed.group import Place, attempt_here, joined
+from reagent_lite.distributed.group import ProcessRanks, attempt_here, joined
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
@@ -178,7 +178,7 @@ def work(options: dict[str, Any]) -> None:
     The victim fails as `work` says after step 3 of the first attempt.
     """
     end_with_parent()
-    position = Place.read()
+    position = ProcessRanks.read()
     assert position is not None
     task = options.get("work", "sum")
     out = Path(options["out"])

@@ -24,7 +24,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed import agreement as agreement_module
 from reagent_lite.distributed.agreement import StepAgreement
-from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, joined
 from reagent_lite.errors import PeerError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
@@ -179,7 +179,7 @@ def outlive(group: Group) -> nn.Module:
 
 def main(folder: Path, *jobs: str) -> None:
     returned: dict[str, Any] = {}
-    with joined(Place.read() or Place(), torch.device("cpu"), timeout_seconds=60) as group:
+    with joined(ProcessRanks.read() or ProcessRanks(), torch.device("cpu"), timeout_seconds=60) as group:
         for job in jobs:
             if job in SHARES:
                 returned[job] = learn(job, group, folder)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from reagent_lite.distributed.agreement import Agreed, StepAgreement, steps_between
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import RendezvousError
 from reagent_lite.training.checkpoint import checksum
 
@@ -36,16 +36,16 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Any]
 
 def test_place_is_read_whole_or_refused() -> None:
     variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Place.read(variables) == Place(3, 4, 1, 2, node=1, num_nodes=2)
+    assert ProcessRanks.read(variables) == ProcessRanks(3, 4, 1, 2, node=1, num_nodes=2)
     named = {**variables, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "3"}
-    assert Place.read(named) == Place(3, 4, 1, 2, node=0, num_nodes=3)
-    assert Place.read({}) is None
+    assert ProcessRanks.read(named) == ProcessRanks(3, 4, 1, 2, node=0, num_nodes=3)
+    assert ProcessRanks.read({}) is None
     with pytest.raises(RendezvousError, match="LOCAL_WORLD_SIZE: expected an integer"):
-        Place.read({**variables, "LOCAL_WORLD_SIZE": "two"})
+        ProcessRanks.read({**variables, "LOCAL_WORLD_SIZE": "two"})
 
 
 def test_a_world_of_one_does_nothing() -> None:
-    group = Group(Place(), torch.device("cpu"))
+    group = Group(ProcessRanks(), torch.device("cpu"))
     assert group.all_reduce(torch.tensor([2.0])).tolist() == [2.0]
     assert group.broadcast_text("naïve") == "naïve"
     assert [part.tolist() for part in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
@@ -78,8 +78,8 @@ def test_two_processes_equal_one_after_104_steps(tmp_path: Path) -> None:
 
     A wrapped module may outlive its group; otherwise a run that fails between two steps could wait forever.
     """
-    assert learn("one", Group(Place(), torch.device("cpu")), tmp_path) == 104
-    assert learn("agents", Group(Place(), torch.device("cpu")), tmp_path) == 104
+    assert learn("one", Group(ProcessRanks(), torch.device("cpu")), tmp_path) == 104
+    assert learn("agents", Group(ProcessRanks(), torch.device("cpu")), tmp_path) == 104
     jobs = ("even", "uneven", "agents of two")
     assert results(tmp_path, 2, *jobs, "outlive") == {job: [104, 104] for job in jobs}
     alone = load_file(tmp_path / "one_0.safetensors")

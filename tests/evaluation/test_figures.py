@@ -10,7 +10,7 @@ from oracles.runs import ALONE
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.policies import Softmax
@@ -31,8 +31,10 @@ class Table(nn.Module):
         return (state * self.scale).unsqueeze(2)
 
 
-def figures_of(imitator: nn.Module | None) -> dict[str, float]:
-    learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1), imitator=imitator)
+def figures_of(behavior_cloning: nn.Module | None) -> dict[str, float]:
+    learner = DQN(
+        Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1), behavior_cloning=behavior_cloning
+    )
     return figures([ROWS], learner, ALONE, action_names=("a", "b"), policy=Softmax(1.0))
 
 
@@ -61,7 +63,7 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
             return tensor + other
 
     learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
-    group = Another(Place(), ALONE.device)
+    group = Another(ProcessRanks(), ALONE.device)
     result = figures([ROWS], learner, group, action_names=("a", "b"), policy=Softmax(1.0))
     assert (result["td_target/mean"], result["td_target/variance"]) == (2.5, 4.25)
 

@@ -12,7 +12,7 @@ from reagent_lite.errors import SimulationError
 from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ class Returns(NamedTuple):
 
 
 def played(env: VectorEnv, policy: Policy, gamma: float = 1.0, epsilon: float = 0.0) -> Returns:
-    (table,) = play(env, [Player(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
+    (table,) = play(env, [Actor(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
     return Returns(*table)
 
 

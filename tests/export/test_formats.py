@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import reagent_lite
 from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.distributed import group
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import BundleError
 from reagent_lite.export.content import SampleRows
 from reagent_lite.export.formats import FORMATS
@@ -64,8 +64,8 @@ def predictor_of(head: str, *, candidates: bool, dueling: bool, restricted: bool
     torch.manual_seed(0)
     scorer, restriction = Scorer(build_q_network(spec, settings), values), None
     if restricted:
-        imitator = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",), batch_norm=True))
-        restriction = LikelyInTheLog(imitator, 0.4)
+        behavior_cloning = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",), batch_norm=True))
+        restriction = LikelyInTheLog(behavior_cloning, 0.4)
     state, ids = Preprocessor(SPEC), SPEC.feature_ids
     made: Predictor
     if candidates:
@@ -135,7 +135,7 @@ def test_batch_normalization_over_gpus_is_evaluated_and_exported(
     predictor = predictor_of("c51", candidates=candidates, dueling=False, restricted=True)
     sample = sample_of(candidates)
     alone = predictor(*graph_inputs(predictor, sample))
-    wrapped = Group(Place(0, 2, 0, 2), torch.device("cuda")).wrap(predictor)
+    wrapped = Group(ProcessRanks(0, 2, 0, 2), torch.device("cuda")).wrap(predictor)
     for before, after in zip(alone, wrapped(*graph_inputs(predictor, sample)), strict=True):
         assert torch.equal(before, after)
     check_files(predictor, sample, ("onnx", "torchscript", "safetensors"), tmp_path)

@@ -209,8 +209,8 @@ def test_the_imitator_is_written_and_another_one_is_found(
     restricted_folder: Path, discrete_folder: Path, discrete_predictor: DiscretePredictor
 ) -> None:
     weights = load_file(restricted_folder / "weights.safetensors")
-    torch.testing.assert_close(weights["imitator.logits"].exp(), torch.tensor([0.5, 0.04, 0.46]))
-    assert weights.keys() - load_file(discrete_folder / "weights.safetensors").keys() == {"imitator.logits"}
+    torch.testing.assert_close(weights["behavior_cloning.logits"].exp(), torch.tensor([0.5, 0.04, 0.46]))
+    assert weights.keys() - load_file(discrete_folder / "weights.safetensors").keys() == {"behavior_cloning.logits"}
     # one that finds action 1 likely and action 2 not
     other = discrete_predictor.eval().requires_grad_(False)
     other.restriction = LikelyInTheLog(Habit([0.5, 0.46, 0.04]).requires_grad_(False), 0.1)

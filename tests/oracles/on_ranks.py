@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from reagent_lite.console import log_as, logging_to_stderr
-from reagent_lite.distributed.group import Place, joined
+from reagent_lite.distributed.group import ProcessRanks, joined
 
 if __name__ == "__main__":
     file, function, *arguments = sys.argv[1:]
     sys.path.insert(0, str(Path(file).parent))
-    place = Place.read()
+    place = ProcessRanks.read()
     assert place is not None
     log_as(place.rank)
     with logging_to_stderr(), joined(place, torch.device("cpu"), timeout_seconds=120) as group:

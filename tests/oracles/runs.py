@@ -13,12 +13,12 @@ from oracles.interpreters import Interpreter, python_path
 from oracles.logs import random_rows, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
-ALONE = Group(Place(), torch.device("cpu"))
+ALONE = Group(ProcessRanks(), torch.device("cpu"))
 
 
 def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig:

@@ -15,7 +15,7 @@ from reagent_lite.sim import episodes
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_episodes_are_those_of_each_agent(
                 )  # fmt: skip
     for amount in (episodes.Amount(episodes=9), episodes.Amount(rows=60)):
         env = make(team, A, num, time_limit=3, seed=2, first_env=10)
-        blocks = list(episodes.whole_episodes(env, [Player(policy=None, epsilon=torch.ones(1))], amount))
+        blocks = list(episodes.whole_episodes(env, [Actor(policy=None, epsilon=torch.ones(1))], amount))
         games = [(env, number) for one in blocks for env, number in zip(one.env, one.number, strict=True)]
         assert len(games) == A * len(set(games))
         found = 0

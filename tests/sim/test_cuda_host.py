@@ -27,7 +27,7 @@ from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_bl
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import ONLY, Player, Rollout
+from reagent_lite.sim.rollout import ONLY, Actor, Rollout
 from reagent_lite.sim.sources import find_environment
 
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
@@ -161,7 +161,7 @@ def test_a_rollout_fills_the_same_replay() -> None:
             settings = ReplaySettings(num_envs=33, observation_size=4, num_actions=2, slots=64, gamma=0.9, seed=1)
             ring = ReplayRing(settings, host)
             env = VectorEnv(backend, num_envs=33, seed=5, time_limit=30)
-            player = Player(policy=lean, epsilon=torch.ones(1, device=env.device), ring=ring)
+            player = Actor(policy=lean, epsilon=torch.ones(1, device=env.device), ring=ring)
             rollout = Rollout(env, {ONLY: player}, device=host)
             rollout.explore(0.5)
             rollout.run(60)

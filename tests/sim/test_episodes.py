@@ -10,12 +10,12 @@ from reagent_lite.errors import SimulationError
 from reagent_lite.sim import episodes
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.episodes import Amount, EpisodeRecorder, Episodes, whole_episodes
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.episodes import Amount, EpisodeRecorder, PlayedEpisodes, whole_episodes
+from reagent_lite.sim.rollout import Actor
 
 COLUMNS = ("state", "action", "reward", "propensity", "mask", "features")
 ENDS = ("env", "number", "lengths", "terminal", "last_state", "last_mask", "last_features")
-RANDOM = Player(policy=None, epsilon=torch.ones(1))
+RANDOM = Actor(policy=None, epsilon=torch.ones(1))
 Row = dict[str, Any]
 
 
@@ -27,7 +27,7 @@ def opened(name: str, count: int, first_env: int = 0) -> VectorEnv:
     )
 
 
-def taken(env: VectorEnv, amount: Amount) -> tuple[dict[str, Any], list[Episodes]]:
+def taken(env: VectorEnv, amount: Amount) -> tuple[dict[str, Any], list[PlayedEpisodes]]:
     """All blocks joined, column by column."""
     blocks = list(whole_episodes(env, [RANDOM], amount))
     joined = {name: [getattr(block, name) for block in blocks] for name in (*COLUMNS, *ENDS)}

@@ -18,7 +18,7 @@ from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import ONLY, Player, Rollout
+from reagent_lite.sim.rollout import ONLY, Actor, Rollout
 
 CPU = torch.device("cpu")
 SEED, STREAM = 5, 3
@@ -192,7 +192,7 @@ def test_numbers_do_not_depend_on_how_environments_are_divided() -> None:
 def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_old_ones() -> None:
     def rollout() -> Rollout:
         settings = ReplaySettings(num_envs=2, observation_size=4, num_actions=2, slots=16, gamma=1.0, n_step=3, seed=1)
-        player = Player(policy=None, epsilon=torch.ones(1), ring=ReplayRing(settings, CPU))
+        player = Actor(policy=None, epsilon=torch.ones(1), ring=ReplayRing(settings, CPU))
         return Rollout(environments("CartPole-v1", 2), {ONLY: player}, device=CPU)
 
     before, after = rollout(), rollout()
@@ -248,7 +248,7 @@ def test_what_is_no_environment_of_ours(name: str, parameters: dict[str, Any], s
     ],
 )
 def test_what_an_environment_does_wrong_later(parameters: dict[str, Any], says: str) -> None:
-    player = Player(policy=None, epsilon=torch.ones(1))
+    player = Actor(policy=None, epsilon=torch.ones(1))
     rollout = Rollout(environments("Odd-v0", 2, **parameters), {ONLY: player}, device=CPU)
     rollout.run(3)
     with pytest.raises(SimulationError, match=says):

@@ -16,7 +16,7 @@ from reagent_lite.errors import SimulationError
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import ONLY, Exploration, Player, Rollout, RolloutSource, UpdateSchedule, regrouped
+from reagent_lite.sim.rollout import ONLY, Actor, Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updat
 
 
 def rollouts(env: VectorEnv, policy: Policy, kept: ReplayRing) -> Rollout:
-    return Rollout(env, {ONLY: Player(policy=policy, epsilon=torch.ones(1), ring=kept)}, device=CPU)
+    return Rollout(env, {ONLY: Actor(policy=policy, epsilon=torch.ones(1), ring=kept)}, device=CPU)
 
 
 def source(*, prioritized: bool = False, first: int = 0, stop: int = NUM, slots: int = 64) -> RolloutSource:
@@ -97,7 +97,7 @@ def test_finished_episodes_are_counted_once() -> None:
 
 def test_an_infinite_reward_of_an_earlier_episode_is_named(counter: Callable[..., VectorEnv]) -> None:
     env = counter(num_envs=2, parameters={"goal": 1, "worth": 3e38})  # every step ends an episode, and pays 3e38
-    player = Player(policy=lambda *seen: torch.tensor([[1.0, 0, 0]] * 2), epsilon=torch.zeros(1))
+    player = Actor(policy=lambda *seen: torch.tensor([[1.0, 0, 0]] * 2), epsilon=torch.zeros(1))
     rollout = Rollout(env, {ONLY: player}, device=CPU)
     env.field("count")[0] = 2  # its first step pays 9e38
     rollout.run(2)
@@ -229,7 +229,7 @@ def team(folder: Path, first: int = 0, stop: int = 4) -> tuple[Rollout, dict[str
 
     policies: dict[str, Policy | None] = {"leader": far, "follower": None}
     players = {
-        name: Player(policy=policies[name], epsilon=torch.zeros(1), rows=own, ring=rings[name])
+        name: Actor(policy=policies[name], epsilon=torch.zeros(1), rows=own, ring=rings[name])
         for name, own in rows.items()
     }
     return Rollout(env, players, device=CPU), rings

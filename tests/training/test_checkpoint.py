@@ -24,7 +24,7 @@ from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints
-from reagent_lite.training.loop import Optimization, Position, Running
+from reagent_lite.training.loop import Optimization, Running, RunPosition
 from reagent_lite.training.resume import find_unfinished, restore
 from reagent_lite.training.warm_start import warm_start
 from reagent_lite.types import SourceSpec, TransitionBatch
@@ -58,7 +58,7 @@ def running(optimizer: str = "Adam", *, hidden: int = 8, step: int = 0, rate: fl
     schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
     return Running(
         learner=learner, optimization=Optimization(optimizer=made, schedule=schedule), source=Numbered(),
-        evaluators=Numbered(), position=Position(step=step, rows=10 * step),
+        evaluators=Numbered(), position=RunPosition(step=step, rows=10 * step),
         reported=lambda: {"lines": 0, "figures": {}},
     )  # fmt: skip
 
@@ -239,7 +239,7 @@ def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path, caplog: pyte
 def test_a_flipped_byte_in_any_file_sets_the_newest_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path / "whole", 5, 10)
     files = names(tmp_path / "whole" / "step_000010")
-    assert files == ["judge.safetensors", "learner.safetensors", "manifest.json", "optimizer.safetensors",
+    assert files == ["evaluators.safetensors", "learner.safetensors", "manifest.json", "optimizer.safetensors",
                      "rank_0000.safetensors", "state.json"]  # fmt: skip
     for name in files:
         folder = shutil.copytree(tmp_path / "whole", tmp_path / name)
@@ -335,12 +335,20 @@ def test_a_state_that_no_run_has_is_damage_also_where_its_hash_is_right(
 
 
 def test_a_checkpoint_of_before_is_continued(tmp_path: Path) -> None:
-    """What was reported had another key in state.json."""
+    """What was reported had another key in state.json, and the evaluators' file another name."""
     saved(tmp_path, 1)
-    resealed(tmp_path / "step_000001", "state.json", lambda state: state.update(told=state.pop("reported")))
+    folder = tmp_path / "step_000001"
+    resealed(folder, "state.json", lambda state: state.update(told=state.pop("reported")))
+    (folder / "evaluators.safetensors").rename(folder / "judge.safetensors")
+    document = read_document(folder, CHECKPOINT)
+    seal_folder(folder, document, {path.name: {} for path in folder.iterdir() if path.name != "manifest.json"})
     state = found(tmp_path)
     assert state is not None
     assert state["reported"] == {"lines": 0, "figures": {}}
+    made = running()
+    restore(state, CheckpointFolder(tmp_path), made, ALONE, None)
+    learned = load_file(folder / "learner.safetensors")
+    assert all(torch.equal(value, learned[name]) for name, value in made.learner.state_dict().items())
 
 
 TENSORS: list[tuple[str, Callable[[Any], object]]] = [
@@ -348,8 +356,8 @@ TENSORS: list[tuple[str, Callable[[Any], object]]] = [
     ("learner.safetensors", lambda tensors: tensors.update({name: torch.zeros(2, 3, 4) for name in tensors})),
     ("learner.safetensors", lambda tensors: tensors.update(x=torch.zeros(1))),
     ("optimizer.safetensors", lambda tensors: tensors.update(x=torch.zeros(1))),
-    ("judge.safetensors", lambda tensors: tensors.clear()),
-    ("judge.safetensors", lambda tensors: tensors.update(number=torch.zeros(2))),
+    ("evaluators.safetensors", lambda tensors: tensors.clear()),
+    ("evaluators.safetensors", lambda tensors: tensors.update(number=torch.zeros(2))),
     ("rank_0000.safetensors", lambda tensors: tensors.clear()),
     ("rank_0000.safetensors", lambda tensors: tensors.update({"rng/cpu": torch.zeros(1)})),
 ]

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor, nn
 
 from reagent_lite.data.sampling.plan import ReadPlan
-from reagent_lite.training.loop import Hooks, Optimization, Position, Report, Running, fit
+from reagent_lite.training.loop import Hooks, Optimization, Running, RunPosition, StepReport, fit
 from reagent_lite.training.metrics import Conclusion, JsonLines, Meter, MetricsWriter, TensorBoard
 
 
@@ -51,16 +51,16 @@ class Numbers:
 class Recorded(Hooks):
     """What was asked of the hooks; `satisfied` answers what it is given in turn, then no."""
 
-    def __init__(self, position: Position, *satisfied: bool) -> None:
+    def __init__(self, position: RunPosition, *satisfied: bool) -> None:
         self.position, self._satisfied = position, iter(satisfied)
         self.before: list[int] = []
-        self.reports: list[Report] = []
+        self.reports: list[StepReport] = []
         self.after: list[tuple[int, int]] = []
 
     def before_step(self, step: int) -> None:
         self.before.append(step)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepReport) -> None:
         self.reports.append(report)
 
     def after_step(self) -> None:
@@ -74,7 +74,7 @@ def run_line(
     plan: ReadPlan, source: Numbers, *satisfied: bool, clip: float | None = None, at: tuple[int, int] = (0, 0),
     **other: object,
 ) -> tuple[Line, Recorded]:  # fmt: skip
-    line, position = Line(), Position(step=at[0], rows=at[1])
+    line, position = Line(), RunPosition(step=at[0], rows=at[1])
     optimizer = torch.optim.SGD(line.parameters(), lr=1.0)
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=clip,

@@ -10,7 +10,7 @@ from oracles.ranks import run_ranks
 from oracles.runs import ALONE, checked, trained
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ConfigError
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.scaling import auto_scale
@@ -43,7 +43,8 @@ LONG = 10**12  # environment steps: enough optimizer steps with any scale
 class Modelled(Probes):
     """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row."""
 
-    world, place = 2, "a model"
+    world = 2
+    hardware = "a model"
 
     def __init__(self, *, start: float = 1000.0, memory: int = 2**40) -> None:
         self.start, self.memory = start, memory
@@ -161,7 +162,7 @@ def largest_here(tree: Tree, monkeypatch: pytest.MonkeyPatch, free: float = 2**4
     config = checked(tree)
     backend: Backend = compiled(config.environments, ALONE)
     monkeypatch.setattr(auto_scale, "free_bytes", lambda device: free)
-    return largest(config, Group(Place(0, 4, 0, 2), torch.device("cpu")), backend)
+    return largest(config, Group(ProcessRanks(0, 4, 0, 2), torch.device("cpu")), backend)
 
 
 def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.models import q_networks
 from reagent_lite.run import evaluators, simulated, sources
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -155,7 +155,7 @@ def test_logged_rows_in_fixed_buffers_teach_the_same(
     tree = merged(quick(log, tmp_path / "out", epochs=3), VARIANTS[variant][0])
     tree["training"] |= {"minibatch_size": 48, "cuda_graph": True}
     config = checked(tree, "dqn")
-    assert captures(config, Group(Place(), torch.device("cuda", 0)))
+    assert captures(config, Group(ProcessRanks(), torch.device("cuda", 0)))
 
     def learned(fixed: bool, capture: Callable[[Work], Work]) -> dict[str, Tensor]:
         monkeypatch.setattr(sources, "captures", lambda config, group: fixed)
@@ -182,7 +182,7 @@ def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, mo
     workflow = "parametric_dqn" if env == "recommend" else "dqn"
     changes, budgets = VARIANTS[variant]
     tree = tree_of(tmp_path, env, changes)
-    recorded = captures(checked(tree, workflow), Group(Place(), torch.device("cuda", 0)))
+    recorded = captures(checked(tree, workflow), Group(ProcessRanks(), torch.device("cuda", 0)))
     if workflow == "parametric_dqn" and variant == "batch norm":
         assert not recorded
         with pytest.raises(AssertionError, match="nonzero"):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -34,16 +35,17 @@ from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.doctor.machine import dataset_folder
 from reagent_lite.errors import ConfigError, DataError, FolderInUseError, UnavailableError
+from reagent_lite.manifest import POLICY, read_document, seal_folder
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles import policies
 from reagent_lite.run.roles.collect import Collector, collect, named_block
-from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource, env_steps
+from reagent_lite.run.roles.following import CollectedReplay, CollectedSource, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.checkpoint import flat, nested
@@ -51,7 +53,7 @@ from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.tracking import require_trackers
 
 Tree = dict[str, Any]
-RANDOM = Player(policy=None, epsilon=torch.ones(1))
+RANDOM = Actor(policy=None, epsilon=torch.ones(1))
 TAG: Tree = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 3, "grid_length": 4, "episode_length": 20}}
 
 
@@ -97,9 +99,9 @@ def opened(tree: Tree, workflow: str = "dqn") -> Stream:
     return source.stream(build_learners(config, source.spec, source.types, ALONE.device))
 
 
-def read_by(stream: Stream) -> FollowedEpisodes:
+def read_by(stream: Stream) -> CollectedReplay:
     """What a learner's stream reads collectors' files with."""
-    assert isinstance(stream.source, FollowedSource)
+    assert isinstance(stream.source, CollectedSource)
     return stream.source.rollout
 
 
@@ -177,7 +179,7 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
     stream = opened(learn)
     with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 environment steps that step 0 needs"):
         stream.before_step(0)
-    assert progress_of(tmp_path) == {"step": 0, "frames": written, "through": len(fifo(tmp_path)), "ahead": 800,
+    assert progress_of(tmp_path) == {"step": 0, "env_steps": written, "through": len(fifo(tmp_path)), "ahead": 800,
                                      "finished": False}  # fmt: skip
     with pytest.raises(IdleError, match="the learner is at step 0"):
         first.run()
@@ -185,14 +187,14 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
     taken, asked = [], []
     for step in range(120):
         both.before_step(step)
-        asked.append(both.frames)
+        asked.append(both.env_steps)
         while True:
             with suppress(IdleError):
                 stream.before_step(step)
                 break
             with pytest.raises(IdleError):
                 first.run()
-        taken.append(stream.frames)
+        taken.append(stream.env_steps)
     largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
     assert asked == [4000 + 8 * (step + 1) for step in range(120)]
     assert all(wanted <= rows < wanted + largest for wanted, rows in zip(asked, taken, strict=True))
@@ -232,14 +234,14 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
         assert int(file.name.split("-")[1]) == sum(longest.values())
         steps |= longest
     assert len(states["follower"]) != 2 * len(states["leader"])
-    assert stream.frames == sum(steps.values()) >= 808
+    assert stream.env_steps == sum(steps.values()) >= 808
     learning = ["leader", "follower"][: 1 + (plays == "learn")]
     assert list(read_by(stream).rings) == learning
     for kind in learning:
         assert read_by(stream).rings[kind].state_dict()["observation"].flatten(0, 1).tolist() == states[kind]
     figures = stream.figures()
     assert figures["simulation/episodes"] == len(steps)
-    assert figures["simulation/training_length/mean"] == stream.frames / len(steps)
+    assert figures["simulation/training_length/mean"] == stream.env_steps / len(steps)
     for kind, total in earned.items():
         assert figures[f"simulation/{kind}/training_return/mean"] == pytest.approx(total / len(steps))
 
@@ -286,7 +288,7 @@ def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     batch, spec = next(stream.source), open_simulation(checked(learn, "parametric_dqn"), ALONE).backend.spec
     assert batch.actions.features.shape == (64, spec.num_actions, spec.action_feature_size)
     assert bool(batch.actions.mask.gather(1, batch.action.unsqueeze(1)).all())
-    assert stream.frames == one.outcome(1).rows
+    assert stream.env_steps == one.outcome(1).rows
 
 
 def test_logs_of_simulate_in_protected_are_read_first_and_files_added_while_a_learner_is_stopped_later(
@@ -298,7 +300,7 @@ def test_logs_of_simulate_in_protected_are_read_first_and_files_added_while_a_le
     collected(role(tmp_path, "collect", warmup_steps=64))
     stream = opened(role(tmp_path, "learn", warmup_steps=64))
     stream.before_step(0)
-    assert stream.frames == rows
+    assert stream.env_steps == rows
     read_by(stream).run(100)
     protected, first = tmp_path / "data" / "protected", fifo(tmp_path)[0]
     (protected / "added.parquet").write_bytes((protected / "random.parquet").read_bytes())
@@ -307,7 +309,7 @@ def test_logs_of_simulate_in_protected_are_read_first_and_files_added_while_a_le
     more.load_state_dict(nested(flat(read_by(stream).state_dict())))
     with pytest.raises(IdleError):
         more.run(10_000)
-    assert more.frames == 2 * rows + EpisodeFolder(tmp_path / "data").unread(0)
+    assert more.env_steps == 2 * rows + EpisodeFolder(tmp_path / "data").unread(0)
 
 
 def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_from_them(tmp_path: Path) -> None:
@@ -315,18 +317,18 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
     tree = role(tmp_path, "learn", warmup_steps=64, num_envs=4)
     stream = opened(tree)
     stream.before_step(0)
-    rows, files_read = stream.frames, progress_of(tmp_path)["through"]
+    rows, files_read = stream.env_steps, progress_of(tmp_path)["through"]
     state = {"step": 1, "warm": True, "rollout": read_by(stream).state_dict()}
     more = opened(tree)
     unreported = state["rollout"]["finished"] + 2
     states = [state, {"rollout": {"finished": torch.full((3,), 2.0, dtype=torch.float64)}}]
-    dealt = [more.deal(states, rank, 1)["rollout"]["finished"].tolist() for rank in range(3)]
+    dealt = [more.partition(states, rank, 1)["rollout"]["finished"].tolist() for rank in range(3)]
     assert dealt == [unreported.tolist(), [0, 0, 0], [0, 0, 0]]  # ranks sum them up
-    more.source.load_state_dict(more.deal(states, 0, 1))
-    assert more.frames == rows
+    more.source.load_state_dict(more.partition(states, 0, 1))
+    assert more.env_steps == rows
     assert read_by(more).rings[""].rows == read_by(stream).rings[""].rows == rows
     more.before_step(1)
-    assert more.frames >= rows
+    assert more.env_steps >= rows
     assert progress_of(tmp_path)["through"] >= files_read
     for path in fifo(tmp_path):
         path.unlink()
@@ -381,8 +383,8 @@ def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
     text = warning()
     assert "1 file of the dataset is left out" in text
     assert late.name in text
-    assert stream.frames == read_by(stream).rings[""].rows
-    assert stream.frames == sum(int(path.name.split("-")[1]) for path in (damaged, *own))
+    assert stream.env_steps == read_by(stream).rings[""].rows
+    assert stream.env_steps == sum(int(path.name.split("-")[1]) for path in (damaged, *own))
 
 
 def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
@@ -401,6 +403,13 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
     assert found.version == 1
     assert reader.newer() is None
     assert [record.getMessage().count("policy 2 is skipped") for record in caplog.records].count(1) == 1
+    document = read_document(first, POLICY)
+    progress = document["progress"]
+    earlier = shutil.copytree(first, policies / "0000000003")
+    seal_folder(earlier, document | {"progress": progress | {"frames": progress["env_steps"]}}, document["files"])
+    with pytest.raises(ConfigError, match="0000000003: expected the progress of a learner"):
+        reader.newer()
+    shutil.rmtree(earlier)
     other = merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}})
     with pytest.raises(ConfigError, match="tensors"):
         collector(other).run()
@@ -500,7 +509,7 @@ def test_a_learner_forgets_nothing_while_its_share_is_away(tmp_path: Path, mount
             reader.publish(100)
         with pytest.raises(IdleError, match="environment steps that step 100 needs"):
             reader.run(10_000)
-        assert reader.frames == reader.rings[""].rows == every
+        assert reader.env_steps == reader.rings[""].rows == every
     assert json.loads(bytes(reader.state_dict()["seen"])) == [f"fifo/{file.name}" for file in fifo(tmp_path)]
 
 
@@ -540,7 +549,7 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
     with pytest.raises(IdleError, match="environment steps that step 0 needs"):
         reader.run(10_000)
     found, wanted = (one.rings[""].state_dict() for one in (reader, read_by(expected)))
-    assert reader.frames == read_by(expected).frames
+    assert reader.env_steps == read_by(expected).env_steps
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -759,14 +768,14 @@ def survive(
     rows = whole_files(folder)
     taken = progress_of(folder)
     assert taken["finished"]
-    assert steps <= taken["frames"] + 8 <= rows + 8
+    assert steps <= taken["env_steps"] + 8 <= rows + 8
     lines = (roles.folder / "out" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == learner.outcome["steps"]
     saved = load_file(max((roles.folder / "out" / "checkpoints").glob("step_*")) / "rank_0000.safetensors")
     learned = json.loads(saved["source/rollout/seen"].numpy().tobytes())
     sizes = {one.name: one.steps for one in EpisodeFolder(folder / "data").files()}
     assert len(set(learned)) == len(learned)
-    assert taken["frames"] == int(saved["source/rollout/frames"]) == sum(sizes[name] for name in learned)
+    assert taken["env_steps"] == int(saved["source/rollout/env_steps"]) == sum(sizes[name] for name in learned)
 
 
 @pytest.fixture
@@ -837,5 +846,5 @@ def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(role
     assert roles.end(collector).code == 0
     after = progress_of(tmp_path)
     largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
-    assert before["frames"] < 6000 <= after["frames"] < 6000 + largest
+    assert before["env_steps"] < 6000 <= after["env_steps"] < 6000 + largest
     assert one.outcome["steps"] == 625

@@ -346,7 +346,7 @@ def test_a_target_network_that_gives_no_target_is_no_warning(
 def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = trained(small | {"rainbow": {"bcq": True}})
     before = weights(first.model)
-    assert {name.split(".")[0] for name in before} == {"network", "imitator"}
+    assert {name.split(".")[0] for name in before} == {"network", "behavior_cloning"}
     still = {"rainbow": {"bcq": True}, "training": {"learning_rate": 1e-12, "l2_decay": 0.0}}
     small = merged(small, still) | {"model_output_path": str(tmp_path / "second")}
     # from the exported model the optimizer starts anew
@@ -465,7 +465,7 @@ def test_a_temperature_that_keeps_the_entropy_of_the_log(tmp_path: Path, estimat
         assert figures["logged_entropy"] == pytest.approx(-(np.log(0.8) + np.log(0.6)) / 2, abs=1e-6)
     (checkpoint,) = (tmp_path / "out" / "checkpoints").glob("step_*")
     saved = {
-        name: value for name, value in load_file(checkpoint / "judge.safetensors").items() if "temperature" in name
+        name: value for name, value in load_file(checkpoint / "evaluators.safetensors").items() if "temperature" in name
     }
     assert [float(value) for value in saved.values()] == [temperature]
 

@@ -19,7 +19,7 @@ from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.tasks.evaluate import evaluate
 
 EPISODES = 12
@@ -51,7 +51,7 @@ def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
     env = simulation.envs(0, EPISODES, stream=FINAL)
     bundle = load_bundle(model)
     policy = policy_of(bundle.policy)
-    player = Player(policy=Choices.in_simulation(bundle, env.spec).values, epsilon=torch.tensor([policy.epsilon]),
+    player = Actor(policy=Choices.in_simulation(bundle, env.spec).values, epsilon=torch.tensor([policy.epsilon]),
                     temperature=policy.temperature)  # fmt: skip
     (table,) = play(env, [player], gamma=0.9)
     settings = {"level": 0.95, "resamples": 200, "seed": config.seed}

@@ -25,7 +25,7 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     config = check(DqnConfig, quick(log, tmp_path, rainbow={"bcq": True, "bcq_drop_threshold": 0.1}))
     source = Logged(config, ALONE)
     learner = build_learner(config, source.spec, ALONE.device)
-    learner.imitator = Habit([0.95, 0.05])
+    learner.behavior_cloning = Habit([0.95, 0.05])
     evaluator = LogEvaluator(config, source.data, learner, ALONE)
     state = torch.randn(3, source.spec.num_state_features)
     mask = torch.tensor([[True, True], [False, True], [True, False]])
@@ -59,4 +59,4 @@ def test_bcq_takes_what_the_estimated_logging_policy_takes(tmp_path: Path, param
     predicted = bundle.predict_rows(states, [choices] * 2) if parametric else bundle.predict_rows(states)
     assert predicted.mask.tolist() == [[True, False], [False, True]]
     weights = load_file(Path(outcome.model) / "weights.safetensors")
-    assert 0 <= float(weights["imitator.share"]) < 0.2
+    assert 0 <= float(weights["behavior_cloning.share"]) < 0.2

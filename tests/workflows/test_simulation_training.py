@@ -14,7 +14,7 @@ from oracles.runs import ALONE, Runner, checked, merged, trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.sampling.source import LoggedSource
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ReagentLiteError, SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -90,9 +90,9 @@ def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
     wanted = {"simulation/training_return/mean", "simulation/env_steps", "train/td_loss", "simulation/return/mean"}
     assert wanted <= tags(tree)
     first, second, _ = metrics(tree)
-    for line, updates, frames in ((first, 188, 2000 + 16 * 188), (second, 187, 16 * 187)):
+    for line, updates, env_steps in ((first, 188, 2000 + 16 * 188), (second, 187, 16 * 187)):
         assert ratio(line, "rows", "updates") == pytest.approx(128)
-        assert ratio(line, "frames", "updates") == pytest.approx(frames / updates)
+        assert ratio(line, "env_steps", "updates") == pytest.approx(env_steps / updates)
     evaluation = json.loads((out / "model" / "evaluation.json").read_text())
     assert evaluation["simulation"]["episodes"] == 20
     assert (out / "rollout.gif").read_bytes()[:6] == b"GIF89a"
@@ -158,7 +158,7 @@ def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) 
     assert two.outcome["rows"] == one.rows
     *_, last, _ = metrics(tree)
     assert last["simulation/env_steps"] == 1000 - (1000 - 304) % 16  # all ranks' together, as is every rate
-    assert (ratio(last, "rows", "updates"), ratio(last, "frames", "updates")) == pytest.approx((64, 16))
+    assert (ratio(last, "rows", "updates"), ratio(last, "env_steps", "updates")) == pytest.approx((64, 16))
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
         assert two.outcome["scores"][tag] == one.scores[tag]
@@ -259,7 +259,7 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     config = checked(online(tmp_path, "cartpole_v1", math=math, backend="cpu"), "dqn")
     with caplog.at_level("INFO", "reagent_lite"):
-        open_simulation(config, Group(Place(), torch.device(device)))
+        open_simulation(config, Group(ProcessRanks(), torch.device(device)))
     assert set_to[-1] == precision
     assert ("use TF32" in caplog.text) is (precision == "high")
 
@@ -297,7 +297,7 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
 def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, rollouts: bool) -> None:
     gpu = torch.device("cuda", 0)
     tree = merged({"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}, changes)
-    config, group = check(DqnConfig, tree), Group(Place(0, world, 0, world), gpu)
+    config, group = check(DqnConfig, tree), Group(ProcessRanks(0, world, 0, world), gpu)
     assert (update_capture(config, group) is not eager) is updates
     assert (rollout_capture(config, gpu) is Captured) is rollouts
     assert rollout_capture(config, torch.device("cpu")) is eager

@@ -22,7 +22,7 @@ from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.shards.machines import shard
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError
-from reagent_lite.report.run import Source, lineage_section
+from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
 
 Tree = dict[str, Any]
@@ -110,7 +110,7 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
         assert f"training data: {left_out}" in caplog.messages
         assert f"training data: {tmp_path}/log: not read: 1 entry: events.tsv" in caplog.messages
         caplog.clear()
-    source = Source(use="training", path="", rows=0, counts="", on_node=False, copy=data.train.copy)
+    source = DataSource(use="training", path="", rows=0, counts="", on_node=False, copy=data.train.copy)
     stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage training"))
     assert ("left out", left_out) in stage.rows
     assert data.train.copy.source_line(0) == f"{tmp_path}/log/events.jsonl:1"

@@ -22,25 +22,31 @@ from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, counted
 from reagent_lite.files import NO_ROOM, sentence_of
-from reagent_lite.run.environments import TRAINING, Reader, given_or_unchanged, open_simulation, with_actions
+from reagent_lite.run.environments import (
+    TRAINING,
+    ObservationEncoder,
+    given_or_unchanged,
+    open_simulation,
+    with_actions,
+)
 from reagent_lite.run.learner import build_learners, choose_threads
 from reagent_lite.run.roles.policies import (
     DATASET_KEY,
-    Policy,
     PolicyReader,
+    PublishedPolicy,
+    env_steps_per_policy,
     facts_of,
-    frames_per_policy,
     keep_size,
     load_policy,
-    most_frames_ahead,
+    most_env_steps_ahead,
     origin_of,
     policies_folder,
     shared_folders,
 )
 from reagent_lite.run.simulated import exploration_of, simulated_plan
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, Episodes
-from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, PlayedEpisodes
+from reagent_lite.sim.rollout import Actor
 from reagent_lite.training.stop import StopSignal
 
 _FILES_PER_POLICY = 4
@@ -100,40 +106,49 @@ class Collector:
     def __init__(self, config: WorkflowConfig, group: Group, signal: StopSignal) -> None:
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
-        settings, spec = simulation.config, simulation.backend.spec
+        settings = simulation.config
+        spec = simulation.backend.spec
         normalization = given_or_unchanged(config, simulation)
-        reader = Reader(config, simulation, normalization, group.device)
+        encoder = ObservationEncoder(config, simulation, normalization, group.device)
         self._id = uuid.uuid4().hex[:12]
         env = replace(simulation, seed=int(self._id[:8], 16)).envs(0, settings.num_envs, stream=TRAINING)
         read = normalization.spec(config.actions)
         self._learner = build_learners(config, read, simulation.learning, group.device)
         choose_threads(config, read, group)
         self._origin = origin_of(config, simulation)
-        self._policies = PolicyReader(policies_folder(settings.shared), facts_of(reader, self._learner))
-        self._policy: Policy | None = None
+        self._policies = PolicyReader(policies_folder(settings.shared), facts_of(encoder, self._learner))
+        self._policy: PublishedPolicy | None = None
         self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
         self._warmup = settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
-        learners, temperature = learners_of(self._learner), self._exploration.temperature
+        learners = learners_of(self._learner)
+        temperature = self._exploration.temperature
 
-        def player(kind: str, rows: Tensor | None) -> Player:
-            policy = reader.policy(learners[kind], env.device)
-            return Player(policy=policy, epsilon=self._epsilon, temperature=temperature, rows=rows)
+        def actor(kind: str, rows: Tensor | None) -> Actor:
+            policy = encoder.policy(learners[kind], env.device)
+            return Actor(policy=policy, epsilon=self._epsilon, temperature=temperature, rows=rows)
 
-        self._informed = tuple(simulation.players(env, player).values())
+        self._informed = tuple(simulation.actors(env, actor).values())
         self._uniform = tuple(
-            replace(one, policy=None) if kind.learns else one
-            for kind, one in zip(simulation.types, self._informed, strict=True)
+            replace(actor, policy=None) if kind.learns else actor
+            for kind, actor in zip(simulation.types, self._informed, strict=True)
         )
-        self._ahead = most_frames_ahead(settings)
-        self._frames_of_file = max(min(frames_per_policy(settings) // _FILES_PER_POLICY, BLOCK_ROWS // spec.agents), 1)
-        self._recorder = EpisodeRecorder(env, rounds=max(self._frames_of_file // env.num_envs, 1))
+        self._ahead = most_env_steps_ahead(settings)
+        self._env_steps_per_file = max(
+            min(env_steps_per_policy(settings) // _FILES_PER_POLICY, BLOCK_ROWS // spec.agents), 1
+        )
+        self._recorder = EpisodeRecorder(env, rounds=max(self._env_steps_per_file // env.num_envs, 1))
         fixed = simulation.parametric and not spec.candidates
         features = np.array(spec.action_features, np.float32) if fixed else None
         self._schema = LogSchema(transitions=True, action_names=config.actions, action_features=features)
-        self._signal, self._dataset = signal, settings.shared
+        self._signal = signal
+        self._dataset = settings.shared
         self._folder = EpisodeFolder(Path(self._dataset.path).expanduser())
-        self._live, self._total, self._episodes, self._rows, self._files = False, 0.0, 0, 0, 0
+        self._live = False
+        self._total = 0.0
+        self._episodes = 0
+        self._rows = 0
+        self._files = 0
         signal.standing = f"episodes that were over are in {self._folder.path}; the same command collects more"
 
     def run(self) -> None:
@@ -151,7 +166,7 @@ class Collector:
                 waiting.sleep(reason)
                 continue
             waiting = Waiting()
-            while self._recorder.steps_over < self._frames_of_file and not (self._signal.wanted or self._done()):
+            while self._recorder.steps_over < self._env_steps_per_file and not (self._signal.wanted or self._done()):
                 self._play_some()
             self._write()
             if time.monotonic() - logged >= _LOG_SECONDS:
@@ -185,8 +200,8 @@ class Collector:
             load_policy(self._learner, newer)
             self._policy = newer
             self._live |= not newer.progress.finished
-            taken = newer.progress.frames - self._warmup
-            self._epsilon.fill_(self._exploration.epsilon(max(taken, 0)))
+            learned_from = newer.progress.env_steps - self._warmup
+            self._epsilon.fill_(self._exploration.epsilon(max(learned_from, 0)))
         return self._live and self._policy is not None and self._policy.progress.finished
 
     def _reason_to_wait(self) -> str:
@@ -202,7 +217,7 @@ class Collector:
 
     def _play_some(self) -> None:
         """Plays a chunk by the newest policy, or by uniformly random actions until the learner has read its warm-up."""
-        informed = self._policy is not None and self._policy.progress.frames >= self._warmup
+        informed = self._policy is not None and self._policy.progress.env_steps >= self._warmup
         self._recorder.play(self._informed if informed else self._uniform)
 
     def _write(self) -> None:
@@ -222,7 +237,8 @@ class Collector:
                 self._folder.add(table, {**self._origin, "policy": self._version}, self._id)
                 break
             except DataError as error:
-                cause, rows = error.__cause__, counted(table.num_rows, "row")
+                cause = error.__cause__
+                rows = counted(table.num_rows, "row")
                 if not isinstance(cause, OSError):
                     raise
                 if self._signal.wanted:
@@ -235,10 +251,12 @@ class Collector:
         self._recorder.drop(over)
         keep_size(self._folder, self._dataset)
         self._total += float(episodes.returns.sum())
-        self._episodes, self._rows, self._files = self._episodes + count, self._rows + table.num_rows, self._files + 1
+        self._episodes = self._episodes + count
+        self._rows = self._rows + table.num_rows
+        self._files = self._files + 1
 
 
-def named_block(episodes: Episodes, prefix: str) -> EpisodeBlock:
+def named_block(episodes: PlayedEpisodes, prefix: str) -> EpisodeBlock:
     """Returns a block of episodes for the writer, with names that begin with a prefix."""
     agents = episodes.agent.tolist() if episodes.agent.any() else [None] * len(episodes.agent)
     names = [named(prefix, *each) for each in zip(episodes.env, episodes.number, agents, strict=True)]

@@ -30,19 +30,19 @@ from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import sentence_of, wait_for
-from reagent_lite.run.environments import Reader
+from reagent_lite.run.environments import ObservationEncoder
 from reagent_lite.run.roles.policies import (
     DATASET_KEY,
+    LearnerProgress,
     PolicyPublisher,
-    Progress,
     facts_of,
     keep_size,
-    most_frames_ahead,
+    most_env_steps_ahead,
     origin_of,
     policies_folder,
 )
 from reagent_lite.run.simulated import open_ring, ring_settings
-from reagent_lite.sim.rollout import RolloutSource, dealt_count, require_no_strange_rewards
+from reagent_lite.sim.rollout import RolloutSource, partitioned_count, require_rewards_in_range
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
@@ -53,23 +53,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class FollowedEpisodes:
+class CollectedReplay:
     """Reads the rows of collectors into replay rings, for a RolloutSource; every rank calls each method.
 
     Args:
-        reader: converts observations of the collectors' environment to the network's input.
+        encoder: converts observations of the collectors' environment to the network's input.
         learner: learner whose policies rank 0 publishes.
         group: ranks that divide the files.
         signal: ends the wait for rows.
 
     Attributes:
-        players, rings, device: see sim.rollout.Experience.
-        frames: environment steps read so far, over all ranks.
+        actors, rings, device: see sim.rollout.Experience.
+        env_steps: environment steps read so far, over all ranks.
     """
 
-    def __init__(self, reader: Reader, learner: Learner, group: Group, signal: StopSignal) -> None:
-        config, self._spec = reader.config, reader.simulation.backend.spec
-        self._settings, self._origin = config.environments.shared, origin_of(config, reader.simulation)
+    def __init__(self, encoder: ObservationEncoder, learner: Learner, group: Group, signal: StopSignal) -> None:
+        config, self._spec = encoder.config, encoder.simulation.backend.spec
+        self._settings, self._origin = config.environments.shared, origin_of(config, encoder.simulation)
         self._actions, self._group, self._signal = config.actions, group, signal
         self._folder = EpisodeFolder(Path(self._settings.path).expanduser())
         settings = replace(
@@ -78,23 +78,23 @@ class FollowedEpisodes:
             candidates=config.parametric,  # files have lists of candidates, fixed or not
             action_features=None,
         )
-        self._types, self._step = reader.simulation.types, 0
-        self.players, self.device = {one.name: None for one in self._types}, group.device
-        self.rings = {name: open_ring(settings, config, group) for name in reader.simulation.learning}
-        fewest = min(len(one.agents) for one in self._types if one.learns)
-        self._most_frames = settings.slots * group.world_size // fewest
-        self._waiting = settings.waiting
+        self._types, self._step = encoder.simulation.types, 0
+        self.actors, self.device = {kind.name: None for kind in self._types}, group.device
+        self.rings = {name: open_ring(settings, config, group) for name in encoder.simulation.learning}
+        fewest = min(len(kind.agents) for kind in self._types if kind.learns)
+        self._most_env_steps = settings.slots * group.world_size // fewest
+        self._lag = settings.lag
         self._policies = policies_folder(config.environments.shared)
-        self._publisher = PolicyPublisher(self._policies, learner, facts_of(reader, learner))
-        self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config.environments)
-        self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
+        self._publisher = PolicyPublisher(self._policies, learner, facts_of(encoder, learner))
+        self._env_steps_per_step, self._ahead = config.environments.num_envs, most_env_steps_ahead(config.environments)
+        self._unit_reward, self._out_of_range_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
         self._unread = deque[str]()  # files that this rank has to read
         self._parts = 0  # of the first of them that are in the rings
         self._away = ""  # why the folder could not be read at the last attempt
         self._left_out: list[DataError] = []
         self._given = [0] * group.world_size
-        self.frames = self._wanted = 0
+        self.env_steps = self._wanted = 0
         self._finished = torch.zeros(2 + len(self._types), dtype=torch.float64)
 
     def publish(self, step: int) -> None:
@@ -120,8 +120,8 @@ class FollowedEpisodes:
         """Publishes the policy on rank 0; returns "", or why it was not written."""
         if not self._group.is_first:
             return ""
-        progress = Progress(
-            step=self._step, frames=self.frames, through=self._through, ahead=self._ahead, finished=finished
+        progress = LearnerProgress(
+            step=self._step, env_steps=self.env_steps, through=self._through, ahead=self._ahead, finished=finished
         )
         reason = self._publisher.publish(progress)
         keep_size(self._folder, self._settings)
@@ -132,8 +132,8 @@ class FollowedEpisodes:
             raise self._signal.preempted()
         waiting.sleep(what, key)
 
-    def _on_any_rank(self, here: bool) -> bool:
-        return bool(self._group.all_reduce(torch.tensor([here], dtype=torch.int64)))
+    def _on_any_rank(self, wanted: bool) -> bool:
+        return bool(self._group.all_reduce(torch.tensor([wanted], dtype=torch.int64)))
 
     def explore(self, epsilon: float) -> None:
         """Does nothing, as the collectors explore."""
@@ -145,7 +145,7 @@ class FollowedEpisodes:
             Preempted: on all ranks, if a signal came to one of them while it waited.
             UnavailableError: the folder was away for ten minutes.
         """
-        wanted = self._wanted + steps * self._frames_per_step
+        wanted = self._wanted + steps * self._env_steps_per_step
         waiting = Waiting()
         while not self._suffices(wanted):
             if self._take(wanted):
@@ -153,14 +153,14 @@ class FollowedEpisodes:
                 continue
             self._publish()
             scarce = (
-                f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
+                f"{self._folder.path} has {self.env_steps:,} of the {wanted:,} environment steps that step "
                 f"{self._step:,} needs; collectors write them (simulation.mode collect)"
             )
             self._wait(waiting, self._away or scarce, DATASET_KEY if self._away else "")
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:
-        return self.frames >= wanted and min(self._given) > self._waiting
+        return self.env_steps >= wanted and min(self._given) > self._lag
 
     def _take(self, wanted: int) -> bool:
         """Reads files until there are enough rows, and returns whether there were any."""
@@ -170,9 +170,9 @@ class FollowedEpisodes:
             try:
                 if not self._pending:
                     files = self._folder.files()
-                    self._seen.intersection_update(one.name for one in files)
-                    self._pending.extend(one for one in files if one.name not in self._seen)
-                while self._pending and (not chosen or self.frames + sum(steps for _, steps in chosen) < wanted):
+                    self._seen.intersection_update(file.name for file in files)
+                    self._pending.extend(file for file in files if file.name not in self._seen)
+                while self._pending and (not chosen or self.env_steps + sum(steps for _, steps in chosen) < wanted):
                     chosen += self._checked(self._pending[0])
                     self._pending.popleft()
             except OSError as error:
@@ -188,8 +188,8 @@ class FollowedEpisodes:
         """
         chosen: list[tuple[str, int]] = []
         try:
-            found, steps = self._of_folder(lambda: self._folder.origin(file.name))
-            if problems := misfits(str(self._folder.path / file.name), self._origin, found):
+            origin, steps = self._of_folder(lambda: self._folder.origin(file.name))
+            if problems := misfits(str(self._folder.path / file.name), self._origin, origin):
                 raise DataError(problems)
             chosen = [(file.name, steps)]
         except DataError as error:
@@ -226,7 +226,7 @@ class FollowedEpisodes:
         for name, steps in files:
             rank = self._given.index(min(self._given))
             self._given[rank] += steps
-            self.frames += steps if count else 0
+            self.env_steps += steps if count else 0
             if rank == self._group.rank:
                 self._finished[1] += steps
                 self._unread.append(name)
@@ -257,16 +257,16 @@ class FollowedEpisodes:
 
     def _write(self, steps: EnvStep, agent: Tensor) -> None:
         if self._unit_reward:
-            self._strange_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
+            self._out_of_range_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
         # an episode of the environment has one of its first agent
         self._finished[0] += ((steps.terminated | steps.truncated) & (agent == 0)).sum()
-        for place, kind in enumerate(self._types):
-            own = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
-            self._finished[2 + place] += own.reward.sum(dtype=torch.float64) / len(kind.agents)
+        for index, kind in enumerate(self._types):
+            of_type = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
+            self._finished[2 + index] += of_type.reward.sum(dtype=torch.float64) / len(kind.agents)
             if (ring := self.rings.get(kind.name)) is None:
                 continue
-            for begin in range(0, len(own.reward), ring.most_rounds):
-                part = own.rows(slice(begin, begin + ring.most_rounds))
+            for begin in range(0, len(of_type.reward), ring.most_rounds):
+                part = of_type.rows(slice(begin, begin + ring.most_rounds))
                 ring.write(part.to(self._group.device), len(part.reward))
 
     def check(self) -> None:
@@ -275,10 +275,10 @@ class FollowedEpisodes:
         Raises:
             SimulationError: a reward that the loss cannot take.
         """
-        require_no_strange_rewards(self._strange_rewards, self._spec.name)
+        require_rewards_in_range(self._out_of_range_rewards, self._spec.name)
 
     def finished(self) -> Tensor:
-        """Returns and resets [2 + players] float64: episodes read, their steps, returns of an agent by type."""
+        """Returns and resets [2 + actors] float64: episodes read, their steps, returns of an agent by type."""
         self.check()
         totals, self._finished = self._finished, torch.zeros_like(self._finished)
         return totals
@@ -287,7 +287,7 @@ class FollowedEpisodes:
         """Returns which files are read; the rows are still in them."""
         names = json.dumps(sorted(self._seen)).encode()
         return {
-            "frames": self.frames,
+            "env_steps": self.env_steps,
             "wanted": self._wanted,
             "through": self._through,
             "seen": torch.frombuffer(bytearray(names), dtype=torch.uint8),
@@ -298,12 +298,13 @@ class FollowedEpisodes:
         """Fills the rings from the newest files that had been read; the others are read next.
 
         Raises:
-            ConfigError: the checkpoint does not say which files had been read, as in earlier versions.
+            ConfigError: the checkpoint was written by an earlier version.
         """
-        if "seen" not in state:
-            expected, todo = "a checkpoint that names the files it has read", "Set it to false, and the run begins anew"
+        if not {"env_steps", "seen"} <= state.keys():
+            expected = "a checkpoint that names the files and counts the environment steps it has read"
+            todo = "Set it to false, and the run begins anew"
             raise ConfigError(Problem("checkpoint.resume", expected, "one of an earlier version", todo))
-        self.frames, self._wanted, self._through = (int(state[name]) for name in ("frames", "wanted", "through"))
+        self.env_steps, self._wanted, self._through = (int(state[name]) for name in ("env_steps", "wanted", "through"))
         again: list[tuple[str, int]] = []
         if self._group.is_first:
             names = set(json.loads(state["seen"].numpy().tobytes()))
@@ -315,17 +316,17 @@ class FollowedEpisodes:
     def _newest_of(self, names: set[str]) -> list[tuple[str, int]]:
         """Returns names and environment steps of the newest files that had been read, as many as the rings take."""
         newest: list[tuple[str, int]] = []
-        read = [one for one in self._folder.files() if one.name in names]
-        self._seen.update(one.name for one in read)
-        while read and sum(steps for _, steps in newest) < self._most_frames:
+        read = [file for file in self._folder.files() if file.name in names]
+        self._seen.update(file.name for file in read)
+        while read and sum(steps for _, steps in newest) < self._most_env_steps:
             newest += self._checked(read.pop())
         return newest
 
 
-class FollowedSource(RolloutSource):
+class CollectedSource(RolloutSource):
     """Batches of collectors' transitions; a checkpoint holds no rows, as they are in the dataset."""
 
-    rollout: FollowedEpisodes
+    rollout: CollectedReplay
 
     def collect(self, step: int) -> None:
         """Publishes the policy if it is time to, and reads rows where the schedule says so."""
@@ -336,15 +337,15 @@ class FollowedSource(RolloutSource):
         """Publishes the last policy."""
         self.rollout.publish_last(step)
 
-    def deal(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+    def partition(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
         """Returns how far the files are read; each rank fills its replay from its share of them."""
-        rollout = states[0]["rollout"] | {"finished": dealt_count(states, rank, "finished")}
+        rollout = states[0]["rollout"] | {"finished": partitioned_count(states, rank, "finished")}
         return {**states[0], "rollout": rollout}
 
     @property
     def env_steps(self) -> int:
         """Environment steps in the rows read from all collectors so far."""
-        return self.rollout.frames
+        return self.rollout.env_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far the files are read and the number of the next optimizer step."""

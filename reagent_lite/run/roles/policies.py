@@ -24,10 +24,10 @@ from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
-from reagent_lite.errors import BundleError, ConfigError
+from reagent_lite.errors import BundleError, ConfigError, Problem
 from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, names_in, require_writable
 from reagent_lite.manifest import POLICY, seal_folder, verified
-from reagent_lite.run.environments import Reader, Simulation
+from reagent_lite.run.environments import ObservationEncoder, Simulation
 from reagent_lite.sim.sources import origin
 from reagent_lite.training.checkpoint import plain
 
@@ -39,30 +39,30 @@ _KEPT: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Progress of a learner when it published a policy.
+class LearnerProgress:
+    """LearnerProgress of a learner when it published a policy.
 
     Attributes:
         step: optimizer steps done.
-        frames: environment steps taken from the dataset, over all ranks and collectors.
+        env_steps: environment steps taken from the dataset, over all ranks and collectors.
         through: largest number of the files that were read.
         ahead: largest number of environment steps in later files; with more, collectors wait.
         finished: whether the run has ended.
     """
 
     step: int
-    frames: int
+    env_steps: int
     through: int
     ahead: int
     finished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class PublishedPolicy:
     """A published policy: its version, the learner's progress, and its tensors without target networks."""
 
     version: int
-    progress: Progress
+    progress: LearnerProgress
     tensors: dict[str, Tensor]
 
 
@@ -76,15 +76,15 @@ def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
     return origin(simulation.config, simulation.backend.spec, config.actions)
 
 
-def frames_per_policy(settings: SimulationConfig) -> int:
+def env_steps_per_policy(settings: SimulationConfig) -> int:
     """Returns the number of environment steps that a learner reads between two published policies."""
     rollouts = max(settings.shared.publish_every_steps // settings.updates_per_rollout, 1)
     return rollouts * settings.steps_per_rollout * settings.num_envs
 
 
-def most_frames_ahead(settings: SimulationConfig) -> int:
+def most_env_steps_ahead(settings: SimulationConfig) -> int:
     """Returns the number of unread environment steps above which collectors wait for the learner."""
-    return 2 * frames_per_policy(settings)
+    return 2 * env_steps_per_policy(settings)
 
 
 def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
@@ -93,20 +93,20 @@ def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
         folder.keep_below(settings.max_bytes)
 
 
-def facts_of(reader: Reader, learner: Learner) -> dict[str, Any]:
-    """Returns what a learner and its collectors must share, as JSON: environment, other players, network settings.
+def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
+    """Returns what a learner and its collectors must share, as JSON: environment, other actors, network settings.
 
     Two processes with the same facts compute the same values from the same tensors.
     """
-    config = reader.config
+    config = encoder.config
     facts = {
-        **origin_of(config, reader.simulation),
-        "simulation.policies": {one.name: one.digest or one.plays for one in reader.simulation.types},
+        **origin_of(config, encoder.simulation),
+        "simulation.policies": {kind.name: kind.digest or kind.plays for kind in encoder.simulation.types},
         "training.activations": config.training.activations,
         "training.network": config.training.network,
         **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},
         "rl.q_network_loss": config.rl.q_network_loss,
-        "normalization": reader.normalization.json(),
+        "normalization": encoder.normalization.json(),
         "tensors": {name: list(value.shape) for name, value in _tensors(learner).items()},
     }
     read_back: dict[str, Any] = json.loads(json.dumps(facts))
@@ -123,8 +123,10 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
         FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
-    key, again = "simulation.dataset", attempt_here() > 0
-    fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(settings)
+    key = "simulation.dataset"
+    again = attempt_here() > 0
+    fifo = Path(settings.path).expanduser() / FIFO
+    policies = policies_folder(settings)
     if not fifo.exists():
         logger.info(f"{key}.path: {fifo} was not there and is made; if it lies on a share, check that it is mounted")
     require_writable(fifo, f"{key}.path", keep=True, again=again)
@@ -147,9 +149,11 @@ class PolicyPublisher:
     """
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
-        self._folder, self._learner, self._facts = folder, learner, facts
+        self._folder = folder
+        self._learner = learner
+        self._facts = facts
         self._identity: FolderIdentity | None = None  # since the first policy
-        self._published: Progress | None = None
+        self._published: LearnerProgress | None = None
         self._warned = ""
 
     @property
@@ -157,7 +161,7 @@ class PolicyPublisher:
         """Whether no policy has been published yet."""
         return self._published is None
 
-    def publish(self, progress: Progress) -> str:
+    def publish(self, progress: LearnerProgress) -> str:
         """Publishes the policy unless it was published at the same progress; returns "", or why it was not written.
 
         Warns of each reason once until a policy can be published again.
@@ -182,7 +186,8 @@ class PolicyPublisher:
                 )
             self._warned = reason
             return reason
-        self._published, self._warned = progress, ""
+        self._published = progress
+        self._warned = ""
         for old in [*older, version][:-_KEPT]:
             shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
         return ""
@@ -197,10 +202,12 @@ class PolicyReader:
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        self._folder, self._facts = folder, facts
-        self._version, self._damaged = 0, set[int]()
+        self._folder = folder
+        self._facts = facts
+        self._version = 0
+        self._damaged = set[int]()
 
-    def newer(self) -> Policy | None:
+    def newer(self) -> PublishedPolicy | None:
         """Returns the newest complete policy, or None if it was returned before; damaged ones are skipped.
 
         Raises:
@@ -220,12 +227,16 @@ class PolicyReader:
                 continue
             if problems := misfits(str(folder), self._facts, document):
                 raise ConfigError(problems)
+            progress = document["progress"]
+            if progress.keys() != LearnerProgress.__dataclass_fields__.keys():
+                expected = f"the progress of a learner: {', '.join(LearnerProgress.__dataclass_fields__)}"
+                raise ConfigError(Problem(str(folder), expected, ", ".join(progress), POLICY.outdated))
             self._version = version
-            return Policy(version=version, progress=Progress(**document["progress"]), tensors=load(kept[WEIGHTS]))
+            return PublishedPolicy(version=version, progress=LearnerProgress(**progress), tensors=load(kept[WEIGHTS]))
         return None
 
 
-def load_policy(learner: Learner, policy: Policy) -> None:
+def load_policy(learner: Learner, policy: PublishedPolicy) -> None:
     """Loads the tensors of a policy into a learner of the same network."""
     learner.load_state_dict({**learner.state_dict(), **policy.tensors})
 

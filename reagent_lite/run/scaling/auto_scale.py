@@ -110,7 +110,7 @@ class Limit(NamedTuple):
     reason: str
 
 
-class Found(BaseModel):
+class SearchResult(BaseModel):
     """The result of a search, as stored in the cache.
 
     Attributes:
@@ -141,25 +141,27 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     """
     state = find_unfinished(config.checkpoint, CheckpointFolder(folder), group)
     if state is not None:
-        saved, rows = state["config"]["simulation"], state["config"]["training"]["minibatch_size"]
+        saved = state["config"]["simulation"]
+        rows = state["config"]["training"]["minibatch_size"]
         if saved is None:
             return config  # the unfinished run has no environments: History.find refuses to continue it
         kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
         return kept.applied(config, world=1)
     backend = compiled(config.environments, group)
-    text = _found(config, group, backend).model_dump_json() if group.is_first else None
-    found = Found.model_validate_json(group.broadcast_text(text))
-    if found.choice is None:
+    text = _measured_or_kept(config, group, backend).model_dump_json() if group.is_first else None
+    result = SearchResult.model_validate_json(group.broadcast_text(text))
+    if result.choice is None:
         raise ConfigError(
             Problem(
                 _KEY,
                 "a number of environments that runs here",
-                "none:\n" + "\n".join(found.lines) + "\n",
+                "none:\n" + "\n".join(result.lines) + "\n",
                 "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, from which the "
                 "search starts",
             )
         )
-    choice, world = found.choice, group.world_size
+    choice = result.choice
+    world = group.world_size
     scaled = choice.applied(config, world)
     logger.info(
         f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
@@ -170,26 +172,26 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     return scaled
 
 
-def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
+def _measured_or_kept(config: WorkflowConfig, group: Group, backend: Backend) -> SearchResult:
     """Returns the result of an earlier run's search, or else searches."""
     limit = largest(config, group, backend)
     file = user_cache() / "auto_scale" / f"{_identity(config, group, backend)}.json"
     with suppress(OSError, ValidationError):
-        found = Found.model_validate_json(file.read_text())
-        if found.choice is not None and found.choice.num_envs <= limit.num_envs:
-            logger.info(f"auto-scaling: measured {found.measured}; delete {file} to measure again")
-            for line in found.lines:
+        result = SearchResult.model_validate_json(file.read_text())
+        if result.choice is not None and result.choice.num_envs <= limit.num_envs:
+            logger.info(f"auto-scaling: measured {result.measured}; delete {file} to measure again")
+            for line in result.lines:
                 logger.info(line)
-            return found
-    found = find_scale(config, limit, Probes(config, group))
-    if found.choice is not None:
+            return result
+    result = find_scale(config, limit, Probes(config, group))
+    if result.choice is not None:
         with suppress(OSError):  # the next run measures again
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, found.model_dump_json().encode())
-    return found
+            write_whole(file, result.model_dump_json().encode())
+    return result
 
 
-def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Found:
+def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> SearchResult:
     """Returns the smallest scale within 3 % of the fastest, and logs a table with a line for each measurement.
 
     A choice is measured again before it is kept, and the lower of both rates counts: the best of many noisy readings is
@@ -230,11 +232,11 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Found:
             rates[scale] = measured(scale)
         return rates[scale]
 
-    def found(choice: Scale | None) -> Found:
-        return Found(lines=tuple(lines), choice=choice, measured=datetime.now(UTC).isoformat(timespec="seconds"))
+    def result_of(choice: Scale | None) -> SearchResult:
+        return SearchResult(lines=tuple(lines), choice=choice, measured=datetime.now(UTC).isoformat(timespec="seconds"))
 
     add(
-        f"auto-scaling {config.environments.env} on {probes.place}: each line is a run of a few seconds, with the "
+        f"auto-scaling {config.environments.env} on {probes.hardware}: each line is a run of a few seconds, with the "
         f"sizes of one process and {ratio:g} learned rows per environment step"
     )
     add(
@@ -245,8 +247,8 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Found:
     tried = search(lambda size: rate(size, first.rows(size)), first.num_envs, limit.num_envs)
     fewest = smallest(tried)
     if fewest is None:
-        return found(None)
-    most = max(size for size, one in tried.items() if one)
+        return result_of(None)
+    most = max(size for size, speed in tried.items() if speed)
     rows = with_minibatch(most, first.rows(most)).minibatch_size
     sizes = search(lambda size: rate(most, size), min(first.minibatch_size, rows), rows)
     minibatch = smallest(sizes) or rows
@@ -257,16 +259,17 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Found:
     while (choice := smallest(rates)) is not None and choice not in twice:
         twice.add(choice)
         rates[choice] = min(rates[choice], measured(choice))
-    return found(choice)
+    return result_of(choice)
 
 
 def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     """Returns the largest number of environments of a process, limited by memory, replay and the run's length."""
-    settings, world = config.environments, group.world_size
+    settings = config.environments
+    world = group.world_size
     first = Scale.of(config, world)
     env = VectorEnv(backend, num_envs=1, parametric=config.parametric)
-    memory = simulation_memory(config, env, sum(one.learns for one in agent_types(config, env.spec)), world)
-    free = free_bytes(group.device) / (group.place.local_world_size if group.device.type == "cpu" else 1)
+    memory = simulation_memory(config, env, sum(kind.learns for kind in agent_types(config, env.spec)), world)
+    free = free_bytes(group.device) / (group.ranks.local_world_size if group.device.type == "cpu" else 1)
     left = _MEMORY_SHARE * free - memory.replay
     limits = {
         f"{size_text(left)} of memory beside replay, {size_text(memory.per_env)} each": int(left / memory.per_env),
@@ -286,7 +289,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
 def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     """Returns a hash of everything that affects how fast a scale is: hardware, software and config."""
     settings = config.environments
-    count = group.place.local_world_size
+    count = group.ranks.local_world_size
     gpus = list_gpus() if group.device.type == "cuda" else ()
     used = used_gpus(count) if gpus else ()
     parts = [machine(), str(group.cores), *(f"{gpu.name} {gpu.driver} {gpu.total}" for gpu in gpus if gpu.uuid in used)]
@@ -310,15 +313,16 @@ class Probes:
 
     Attributes:
         world: number of processes of the run.
-        place: what they run on, for the log.
+        hardware: what they run on, for the log.
     """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self.world = group.world_size
-        self._config, self._count = config, group.place.local_world_size
+        self._config = config
+        self._count = group.ranks.local_world_size
         name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "the CPU"
         several = f", {counted(self._count, 'process')} of this machine at once" if self._count > 1 else ""
-        self.place = f"{name}{several}"
+        self.hardware = f"{name}{several}"
         self._deadline = time.monotonic() + _SEARCH_SHARE * config.rendezvous.startup_timeout_seconds
 
     def rate(self, scale: Scale) -> tuple[float, str]:
@@ -378,8 +382,8 @@ class Probes:
             "GLOO_SOCKET_IFNAME": "lo",
         }
         for rank in range(self._count):
-            own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            yield {**kept, **reports.variables, **own}
+            ranks = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            yield {**kept, **reports.variables, **ranks}
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], reports: Reports, seconds: float) -> str:
@@ -388,7 +392,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], reports: Reports, seconds: f
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
         if failures := reports.failures:
-            return str(min(failures.values(), key=lambda one: one["at"])["message"]).strip().splitlines()[-1]
+            return str(min(failures.values(), key=lambda failure: failure["at"])["message"]).strip().splitlines()[-1]
         if bad := [code for code in codes if code]:
             return f"killed by signal {-bad[0]}" if bad[0] < 0 else f"ended with exit code {bad[0]}"
         if None not in codes:

@@ -14,7 +14,7 @@ import torch
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
-from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, joined
 from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.worker import end_with_parent, report_failure
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -26,7 +26,8 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.loop import Hooks, fit
 from reagent_lite.training.resume import History
 
-_WINDOWS, _WINDOW_SECONDS = 5, 0.4
+_WINDOWS = 5
+_WINDOW_SECONDS = 0.4
 _WARM_ROUNDS = {"cpu": 2, "cuda": 6}  # CUDA graphs are recorded in the fourth
 
 
@@ -38,8 +39,11 @@ class _Watch(Hooks):
     """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup, self._settings = setup, setup.history.config.environments
-        self._steps, self._next, self._rounds = 0, _WARM_ROUNDS[setup.history.group.device.type], 0
+        self._setup = setup
+        self._settings = setup.history.config.environments
+        self._steps = 0
+        self._next = _WARM_ROUNDS[setup.history.group.device.type]
+        self._rounds = 0
         self._since = math.nan
         self._seconds: list[float] = []
 
@@ -96,15 +100,15 @@ def main(file: Path) -> int:
     try:
         task = json.loads(file.read_text())
         config = check(ParametricDqnConfig if task["parametric"] else DqnConfig, task["config"])
-        place = Place.read()
-        assert place is not None
+        ranks = ProcessRanks.read()
+        assert ranks is not None
         processes = choose_processes(config)
-        with joined(place, processes.device(place.local_rank), gpus=processes.gpus) as group:
+        with joined(ranks, processes.device(ranks.local_rank), gpus=processes.gpus) as group:
             rate = measure(config, group)
     except Exception as error:
         report_failure(error, message_of(error))
         return 1
-    if place.rank == 0:
+    if ranks.rank == 0:
         (file.parent / "rate.json").write_text(json.dumps(rate))
     return 0
 

@@ -24,7 +24,8 @@ def search(rate: Callable[[int], float], first: int, limit: int) -> dict[int, fl
         first: smallest size.
         limit: largest size, at least `first`.
     """
-    size, rates = first, {first: rate(first)}
+    size = first
+    rates = {first: rate(first)}
     while rates[size] and size < limit and not _flat([*rates.values()]):
         size = min(2 * size, limit)
         rates[size] = rate(size)
@@ -32,7 +33,8 @@ def search(rate: Callable[[int], float], first: int, limit: int) -> dict[int, fl
         return rates
     fits, fails = [*rates][-2:]
     while fails - fits > max(fits // _BISECTED_TO, 1):
-        size, best = (fits + fails) // 2, max(rates.values())
+        size = (fits + fails) // 2
+        best = max(rates.values())
         rates[size] = rate(size)
         if not rates[size]:
             fails = size

@@ -21,7 +21,9 @@ from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_s
 from reagent_lite.types import Actions, EnvStep, TransitionBatch
 
 _KEY = "simulation.replay.capacity"
-_TERMINATED, _TRUNCATED, _ABSENT = 1, 2, 4
+_TERMINATED = 1
+_TRUNCATED = 2
+_ABSENT = 4
 _SMALLEST_ERROR = 1e-6
 
 Columns = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -70,12 +72,12 @@ class ReplaySettings:
     seed: int | None = None
 
     @property
-    def waiting(self) -> int:
+    def lag(self) -> int:
         """Number of the newest slots that are not drawn yet, as what follows them is not written."""
         return self.n_step - 1 + self.needs_next_action
 
     @property
-    def shown(self) -> Columns:
+    def observation_columns(self) -> Columns:
         """Columns of what is seen before and after a step."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
         columns: Columns = {"observation": ((S,), torch.float32)}
@@ -86,7 +88,7 @@ class ReplaySettings:
         return columns
 
     @property
-    def done(self) -> Columns:
+    def step_columns(self) -> Columns:
         """Columns of the step itself: reward and propensity; `marks` are the action and how the row ended."""
         return {
             "scalars": ((2,), torch.float32),
@@ -96,7 +98,7 @@ class ReplaySettings:
     @property
     def row_bytes(self) -> int:
         """Memory per row, rounded up."""
-        return 2 * _bytes(self.shown) + _bytes(self.done) + 5 * self.prioritized
+        return 2 * _bytes(self.observation_columns) + _bytes(self.step_columns) + 5 * self.prioritized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class _Windows:
 class ReplayRing:
     """The newest T slots of N rows each.
 
-    Rows drawn before `settings.waiting` + 1 slots are written have weight 0.
+    Rows drawn before `settings.lag` + 1 slots are written have weight 0.
 
     Args:
         settings: see ReplaySettings.
@@ -149,12 +151,14 @@ class ReplayRing:
         over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
     ) -> None:
         _check_capacity(settings, device)
-        s, T, N = settings, settings.slots, settings.num_envs
+        s = settings
+        T = settings.slots
+        N = settings.num_envs
         self._settings = settings
         self.capacity = T * N
         self._columns = {
             name: torch.zeros(slots, N, *shape, dtype=kind, device=device)
-            for slots, columns in ((2 * T, s.shown), (T, s.done))
+            for slots, columns in ((2 * T, s.observation_columns), (T, s.step_columns))
             for name, (shape, kind) in columns.items()
         }
         self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
@@ -182,7 +186,7 @@ class ReplayRing:
     @property
     def most_rounds(self) -> int:
         """Slots that one write takes at most."""
-        return self._settings.slots - self._settings.waiting
+        return self._settings.slots - self._settings.lag
 
     def compile(self) -> None:
         """Compiles writes and draws: a few kernels instead of some sixty."""
@@ -199,16 +203,19 @@ class ReplayRing:
         self._store(step, rounds)
 
     def _stored(self, step: EnvStep, rounds: int) -> None:
-        s, N, kind = self._settings, self._settings.num_envs, self._columns["marks"].dtype
+        s = self._settings
+        N = self._settings.num_envs
+        kind = self._columns["marks"].dtype
         slots = (self._written + torch.arange(rounds, device=self._written.device)).remainder(s.slots)
-        for name in s.shown:
+        for name in s.observation_columns:
             shape = rounds, N, *self._flat[name].shape[1:]
             self._columns[name].index_copy_(0, slots, getattr(step, name).view(shape))
             self._columns[name].index_copy_(0, slots + s.slots, getattr(step, f"next_{name}").view(shape))
         ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
         if step.present is not None:
             ended = ended.add(~step.present, alpha=_ABSENT)
-        scalars, marks = torch.stack((step.reward, step.propensity), 1), torch.stack((step.action.to(kind), ended), 1)
+        scalars = torch.stack((step.reward, step.propensity), 1)
+        marks = torch.stack((step.action.to(kind), ended), 1)
         self._columns["scalars"].index_copy_(0, slots, scalars.view(rounds, N, 2))
         self._columns["marks"].index_copy_(0, slots, marks.view(rounds, N, 2))
         self._written.add_(rounds)
@@ -264,9 +271,10 @@ class ReplayRing:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
-        s, filled = self._settings, self.rows // self._settings.num_envs
+        s = self._settings
+        filled = self.rows // self._settings.num_envs
         state = {name: column[:filled] for name, column in self._columns.items()}
-        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled] for name in s.shown}
+        state |= {f"next_{name}": self._columns[name][s.slots : s.slots + filled] for name in s.observation_columns}
         if self._priorities is not None:
             state["priority"] = self._by_slot(self._priorities)[:filled]
             state["largest_priority"] = self._priorities.largest
@@ -283,9 +291,10 @@ class ReplayRing:
         Raises:
             SimulationError: the saved ring has another shape or other columns.
         """
-        own = self.state_dict()
-        if _shapes(own) != _shapes(state):
-            expected, got = f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state)
+        present = self.state_dict()
+        if _shapes(present) != _shapes(state):
+            expected = f"a saved replay like this run's ({_shape_text(present)})"
+            got = _shape_text(state)
             if "written" not in state or "follows" in state:
                 got = f"{got}, in the layout of an earlier release"
             todo = "Continue with the same release, capacity, num_envs and environment, or start with an empty replay"
@@ -293,7 +302,7 @@ class ReplayRing:
         filled = len(state["marks"])
         for name, column in self._columns.items():
             column[:filled].copy_(state[name])
-        for name in self._settings.shown:
+        for name in self._settings.observation_columns:
             self._columns[name][self._settings.slots :][:filled].copy_(state[f"next_{name}"])
         if self._priorities is not None:
             self._priorities.value.zero_()
@@ -316,9 +325,10 @@ class ReplayRing:
             slots: [R] just written.
             filled: [R] slots that were written when each of them was.
         """
-        s, N = self._settings, self._settings.num_envs
-        ready = (slots - s.waiting).remainder(s.slots)
-        value = (priorities.largest * (filled > s.waiting)).unsqueeze(1).expand(-1, N)
+        s = self._settings
+        N = self._settings.num_envs
+        ready = (slots - s.lag).remainder(s.slots)
+        value = (priorities.largest * (filled > s.lag)).unsqueeze(1).expand(-1, N)
         if s.needs_next_action:
             rows = (ready.unsqueeze(1) * N + self._envs).view(-1)
             value = value * (self._windows(rows).ended != _TRUNCATED).view(-1, N)
@@ -338,7 +348,7 @@ class ReplayRing:
             return row, self._priorities.rarity(row, len(share))
         N = self._settings.num_envs
         filled = self._written.clamp(max=self._settings.slots)
-        usable = (filled - self._settings.waiting) * N
+        usable = (filled - self._settings.lag) * N
         row = ((share * usable).long() + (self._written - filled) * N).remainder(self.capacity)
         return row, (usable > 0).float().expand(len(share))
 
@@ -378,7 +388,9 @@ class ReplayRing:
         return self._flat["marks"].index_select(0, following)[:, 0].long() * (windows.ended == 0)
 
     def _choices(self, row: Tensor) -> Actions:
-        count, K, flat = len(row), self._settings.num_actions, self._flat
+        count = len(row)
+        K = self._settings.num_actions
+        flat = self._flat
         fixed = None if self._fixed is None else self._fixed.expand(count, *self._fixed.shape)
         return Actions(
             mask=flat["mask"].index_select(0, row) if "mask" in flat else self._every.expand(count, K),
@@ -391,9 +403,10 @@ def _bytes(columns: Columns) -> int:
 
 
 def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
-    s, rows = settings, settings.slots * settings.num_envs
-    if s.slots <= s.waiting:
-        expected = f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment"
+    s = settings
+    rows = settings.slots * settings.num_envs
+    if s.slots <= s.lag:
+        expected = f"at least {(s.lag + 1) * s.num_envs}, {s.lag + 1} rows of each environment"
         todo = "Raise it, or lower simulation.num_envs or rl.multi_steps"
         raise SimulationError(Problem(_KEY, expected, str(rows), todo))
     free = free_bytes(device)

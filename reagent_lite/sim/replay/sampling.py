@@ -68,8 +68,8 @@ class Priorities:
         inner = self._blocks.index_select(0, block).cumsum(1, dtype=torch.float64)
         rest = target - edges.index_select(0, block) + self._sums.index_select(0, block)
         rest = torch.minimum(rest.clamp_(min=0), inner[:, -1] * _BELOW_ONE)
-        place = torch.searchsorted(inner, rest.unsqueeze(1), right=True).squeeze(1).clamp_(max=_BLOCK - 1)
-        return (block * _BLOCK + place).clamp_(max=len(self.value) - 1)
+        offset = torch.searchsorted(inner, rest.unsqueeze(1), right=True).squeeze(1).clamp_(max=_BLOCK - 1)
+        return (block * _BLOCK + offset).clamp_(max=len(self.value) - 1)
 
     def rarity(self, index: Tensor, count: int) -> Tensor:
         """Returns 1 / the number of times that `count` draws find rows [B] on average, [B]; 0 where p is."""

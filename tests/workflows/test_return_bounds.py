@@ -11,11 +11,11 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ALONE, quick, trained
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ConfigError
 from reagent_lite.export.model_card import plain
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.value_bounds import Payable, payable_values
+from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ from reagent_lite.run.value_bounds import Payable, payable_values
     ],
 )  # fmt: skip
 def test_how_far_outside(bounds: tuple[float, float], mean: float, excess: float) -> None:
-    assert Payable(bounds=bounds).excess(mean) == pytest.approx(excess)
+    assert ReturnBounds(bounds=bounds).excess(mean) == pytest.approx(excess)
 
 
 def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureFixture) -> None:
     before = 0.0
     for mean in range(90, 150):
-        before = Payable(bounds=(0.0, 100.0)).warned(float(mean), before)
+        before = ReturnBounds(bounds=(0.0, 100.0)).warned(float(mean), before)
     said = [line.split("mean value of ")[1].split(",")[0] for line in caplog.messages]
     assert said == ["102", "105", "111", "123", "147"]
 
@@ -54,7 +54,7 @@ def tree_of(tmp_path: Path, *, reward: float = 1.0, **keys: Any) -> dict[str, An
 )  # fmt: skip
 def test_what_a_log_can_pay(tmp_path: Path, rl: dict[str, Any], expected: tuple[float, float]) -> None:
     config = check(DqnConfig, tree_of(tmp_path, rl=rl))
-    payable = payable_values(config, prepare(config, ALONE).train.rows, ALONE)
+    payable = return_bounds(config, prepare(config, ALONE).train.rows, ALONE)
     assert payable is not None
     assert payable.bounds == pytest.approx(expected)
 
@@ -67,15 +67,15 @@ def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
             return torch.maximum(tensor, tensor.new_tensor([3.0, 5.0, 3.0, 5.0, 0.0, 0.0]))
 
     config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))
-    payable = payable_values(config, prepare(config, ALONE).train.rows, Another(Place(), ALONE.device))
-    assert payable == Payable(bounds=(-3.0, 8.0))
+    payable = return_bounds(config, prepare(config, ALONE).train.rows, Another(ProcessRanks(), ALONE.device))
+    assert payable == ReturnBounds(bounds=(-3.0, 8.0))
 
 
 def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:
     boost = {"gamma": 1.0, "value_bounds": "rewards", "reward_boost": {"a": -5.0}}
     config = check(DqnConfig, tree_of(tmp_path, rl=boost))
     with pytest.raises(ConfigError, match="no bound"):
-        payable_values(config, prepare(config, ALONE).train.rows, ALONE)
+        return_bounds(config, prepare(config, ALONE).train.rows, ALONE)
 
 
 def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_rewards_from_which_something_can_be_learned(
         for i, row in enumerate(random_rows(40))
     ]
     config = check(DqnConfig, quick(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "out", rl={"gamma": gamma}))
-    payable = payable_values(config, prepare(config, ALONE).train.rows, ALONE)
+    payable = return_bounds(config, prepare(config, ALONE).train.rows, ALONE)
     assert payable is not None
     assert payable.vary == vary
 
