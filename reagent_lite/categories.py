@@ -8,7 +8,7 @@ normalization; all others count as other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +37,7 @@ def codes_of(texts: Iterable[str]) -> NDArray[np.float32]:
     return np.array([code_of(text) for text in texts], np.float32)
 
 
-def count_other(values: NDArray[np.float32], possible: Mapping[int, NDArray[np.float32]]) -> dict[int, int]:
-    """Returns in how many rows the value of a one-hot feature is other: present and none of its possible values.
-
-    Args:
-        values: [n, F] raw features, NaN where missing.
-        possible: {column: possible values of the feature}.
-    """
-    counts = {}
-    for column, known in possible.items():
-        of_feature = values[:, column]
-        present = ~np.isnan(of_feature) & (of_feature != np.float32(MISSING_VALUE))
-        counts[column] = int((present & ~np.isin(of_feature, known)).sum())
-    return counts
+def is_other(values: NDArray[np.float32], possible: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Returns [n] whether a one-hot feature has a value [n] that is none of its possible values; missing is not."""
+    present = ~np.isnan(values) & (values != np.float32(MISSING_VALUE))
+    return present & ~np.isin(values, possible)

@@ -35,6 +35,7 @@ from reagent_lite.report.sections import (
     evaluation_notes,
     evaluation_sections,
 )
+from reagent_lite.types import FeatureType
 
 PAGE = "report.html"
 
@@ -74,11 +75,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureFacts:
-    """A feature in a sample of rows: the share that has it, and its mean and deviation in the units of the data."""
+    """A feature in a sample of rows.
+
+    Attributes:
+        present: the share that has it.
+        mean, stddev: mean and deviation in the units of the data; None of texts.
+        other: how many values of all rows have no column of their own; 0 of features that are not one-hot.
+    """
 
     present: float
-    mean: float
-    stddev: float
+    mean: float | None
+    stddev: float | None
+    other: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +274,10 @@ def features_section(
         one = json.loads(text) if isinstance(text, str) else text
         sampled = facts.get(column, {}).get(id_of(name))
         figures = (None, None, None) if sampled is None else (sampled.present, sampled.mean, sampled.stddev)
-        rows.append((name, column, one["feature_type"], *figures))
+        levels = one.get("levels") or ()
+        kind = f"{one['feature_type']}, {counted(len(levels), 'level')}" if levels else one["feature_type"]
+        other = None if sampled is None or one["feature_type"] != FeatureType.ENUM else sampled.other
+        rows.append((name, column, kind, *figures, other))
     table = Table(
         title="Features and how they are normalized",
         columns=(
@@ -276,6 +287,7 @@ def features_section(
             ("Present", "share"),
             ("Mean", "number"),
             ("Standard deviation", "number"),
+            ("Other values", "number"),
         ),
         rows=rows,
         note=left_out(len(found) - len(rows), "features", "normalization.json"),

@@ -131,21 +131,6 @@ class TrainingCopy:
         for value in vars(self).values():
             release(value)
 
-    def first_place(self, side: str, feature: int) -> str:
-        """Returns "file:line" of the first row that has a value of a feature of "state" or "action"; "" without one."""
-        if side == "state":
-            values = self.state[: len(self), self.state_ids.index(feature)]
-        else:
-            values = self.candidates[:, self.action_ids.index(feature)]
-        present = np.flatnonzero(~np.isnan(values))
-        if not len(present):
-            return ""
-        if side == "state":
-            return self.source_line(int(present[0]))
-        listed = np.searchsorted(self.list_offsets, present[0], side="right") - 1
-        rows = np.flatnonzero(self.actions_list == listed)
-        return self.source_line(int(rows[0])) if len(rows) else ""
-
     def source_line(self, row: int) -> str:
         """Returns "file:line" of a row, for errors."""
         return place(self.files[int(self.origin_file[row])], int(self.origin_line[row]))

@@ -154,9 +154,7 @@ def _values_of(value: object) -> list[tuple[str, dict[str, object]]] | None:
         one is None or isinstance(one, str) or float_of(one) is not None for one in value.values()
     ):
         return None
-    return [
-        (name, {"text": one} if isinstance(one, str) else {"number": float_of(one)}) for name, one in value.items()
-    ]
+    return [(name, {"text": one} if isinstance(one, str) else {"number": float_of(one)}) for name, one in value.items()]
 
 
 def _has_names(kind: pa.DataType) -> bool:
@@ -254,7 +252,9 @@ class _Reading:
             expected = f"{WORDS[int(first[number])]} for {names[number]!r} in {items.name}, as in rows before"
             values = numbers if first[number] else texts
             values.fault(self.faults, wrong & (key == number), expected, todo=ONE_KIND)
-        codes = self._codes(Column(items.name, pc.if_else(pa.array(wrong), None, texts.array), rows=items.rows), names, key)
+        codes = self._codes(
+            Column(items.name, pc.if_else(pa.array(wrong), None, texts.array), rows=items.rows), names, key
+        )
         return np.where(is_text, codes, self._floats(numbers, ""))
 
     def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
@@ -288,10 +288,7 @@ class _Reading:
 
 def _are_values(kind: pa.DataType) -> bool:
     return bool(
-        pa.types.is_struct(kind)
-        and kind.names == VALUES.names
-        and is_number(kind[0].type)
-        and is_string(kind[1].type)
+        pa.types.is_struct(kind) and kind.names == VALUES.names and is_number(kind[0].type) and is_string(kind[1].type)
     )
 
 
