@@ -315,6 +315,7 @@ def drift_section(config: WorkflowConfig) -> Section:
             one["ks"],
             f"{percent(one['reference_present'])} → {percent(one['present'])}",
             f"{number(one['reference_mean'])} → {number(one['mean'])}",
+            one.get("other"),
         )
         for column, one in found[:_MOST_FEATURES]
     ]
@@ -328,6 +329,7 @@ def drift_section(config: WorkflowConfig) -> Section:
             ("KS", "number"),
             ("Present: reference → training", "number"),
             ("Mean: reference → training", "number"),
+            ("Values that the reference has not", "share"),
         ),
         rows=rows,
         note=left_out(len(found) - len(rows), "features", "drift.json"),

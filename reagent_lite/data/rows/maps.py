@@ -242,15 +242,14 @@ class _Reading:
         is_text = texts.present
         both = is_text & numbers.present
         numbers.fault(self.faults, both, f"a number or a text in {items.name}, not both")
-        # what a feature has first in the block is what it has
-        some = np.flatnonzero(is_text | numbers.present)
-        first = np.zeros(len(names) + 1, bool)
-        first[key[some[::-1]]] = is_text[some[::-1]]
-        wrong = np.zeros(len(key), bool)
-        wrong[some] = is_text[some] != first[key[some]]
+        # most values of a feature in the block say what it is
+        num_texts = np.bincount(key[is_text], minlength=len(names))
+        num_numbers = np.bincount(key[numbers.present], minlength=len(names))
+        of_texts = num_texts > num_numbers
+        wrong = np.where(of_texts[key], numbers.present, is_text) if len(key) else np.zeros(0, bool)
         for number in np.unique(key[wrong]).tolist():
-            expected = f"{WORDS[int(first[number])]} for {names[number]!r} in {items.name}, as in rows before"
-            values = numbers if first[number] else texts
+            expected = f"{WORDS[int(of_texts[number])]} for {names[number]!r} in {items.name}, as in other rows"
+            values = numbers if of_texts[number] else texts
             values.fault(self.faults, wrong & (key == number), expected, todo=ONE_KIND)
         codes = self._codes(
             Column(items.name, pc.if_else(pa.array(wrong), None, texts.array), rows=items.rows), names, key
