@@ -39,5 +39,5 @@ def codes_of(texts: Iterable[str]) -> NDArray[np.float32]:
 
 def is_other(values: NDArray[np.float32], possible: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Returns [n] whether a one-hot feature has a value [n] that is none of its possible values; missing is not."""
-    present = ~np.isnan(values) & (values != np.float32(MISSING_VALUE))
-    return present & ~np.isin(values, possible)
+    other: NDArray[np.bool_] = ~np.isin(values, possible) & ~np.isnan(values) & (values != np.float32(MISSING_VALUE))
+    return other

@@ -38,7 +38,7 @@ _TENSORS: Final = {
     "choices": ("bool", "true where the policy may take a choice"),
 }
 _CODES: Final = (
-    "`load_bundle` takes the texts of categories. In the tensors of `model.onnx` and `model.torchscript` a level is its "
+    "`load_bundle` takes the texts of categories. In tensors of `model.onnx` and `model.torchscript` a level is its "
     "code, and every other number is other: in none of the columns."
 )
 _LIMITS: Final = (

@@ -35,9 +35,8 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
     for side, spec in (("state", data.normalization.state), ("action", data.normalization.action)):
         for feature in spec.features if spec is not None else ():
             if fact := features[side].get(feature.feature_id):
-                others = data.train.others[side].get(feature.feature_id, 0)
-                known = {"mean": None, "stddev": None} if feature.levels else {}
-                features[side][feature.feature_id] = replace(fact, other=others, **known)
+                fact = replace(fact, other=data.train.others[side].get(feature.feature_id, 0))
+                features[side][feature.feature_id] = replace(fact, mean=None, stddev=None) if feature.levels else fact
     train.release()
     used = (
         ("training data", config.training_data_path, data.train),

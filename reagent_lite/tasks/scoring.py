@@ -251,4 +251,4 @@ def _require_texts(
             rows = np.zeros(faults.block.table.num_rows, bool)
             rows[row_of[~np.isnan(matrix.values[:, index])]] = True
             expected = f"{WORDS[not is_text]} for feature {feature} in {name}, as the model reads"
-            faults.add(rows, expected, lambda _, got=WORDS[is_text]: got)
+            faults.add(rows, expected, partial(str.format, WORDS[is_text]))

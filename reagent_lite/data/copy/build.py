@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -114,6 +115,10 @@ def _written(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
     }
 
 
+def _line_of(block: Block, row_of: NDArray[np.int64], index: int) -> str:
+    return block.where(int(row_of[index]))
+
+
 class SpooledLog:
     """The transitions of all blocks in the order of the files, in temporary files until the arrays are written.
 
@@ -202,10 +207,8 @@ class SpooledLog:
             self.vocabulary.require_one_kind("state", matrix, texts["state"], where)
         for lists in (rows.lists, rows.next_lists):
             if lists is not None:
-                row = lists.rows
-                self.vocabulary.require_one_kind(
-                    "action", lists.features, texts["action"], lambda at, row=row: where(int(row[at]))
-                )
+                of_candidates = partial(_line_of, rows.block, lists.rows)
+                self.vocabulary.require_one_kind("action", lists.features, texts["action"], of_candidates)
 
     def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
         """Adds the rows' own values, and `other` values by name in place of those that they have."""

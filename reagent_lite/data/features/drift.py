@@ -168,8 +168,9 @@ def _of_numbers(feature_id: int, training: ColumnSummary, reference: ColumnSumma
     if not len(ours) or not len(theirs):
         return _Figures()
     before = reference.features[feature_id]
-    one_hot = before.low >= 0 and before.high > 1 and before.whole and before.distinct is not None
-    other = (float((~np.isin(ours, before.distinct)).mean()), 0.0) if one_hot else (None, None)
+    other: Figure = (None, None)
+    if before.low >= 0 and before.high > 1 and before.whole and before.distinct is not None:
+        other = float((~np.isin(ours, np.array(before.distinct))).mean()), 0.0
     return _Figures(psi=stability_index(ours, theirs, settings.num_bins), ks=distance(ours, theirs), other=other)
 
 

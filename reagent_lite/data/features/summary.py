@@ -235,7 +235,8 @@ class Merge:
     def summary(self) -> ColumnSummary:
         """Returns the summary of all parts."""
         hashes, sample = self._choose()
-        features, levels = (dict(sorted(of_all.items())) for of_all in (self._features, self._levels))
+        features = dict(sorted(self._features.items()))
+        levels = dict(sorted(self._levels.items()))
         return ColumnSummary(rows=self._rows, features=features, levels=levels, hashes=hashes, sample=sample)
 
     def _choose(self) -> tuple[Hashes, FeatureMatrix]:
