@@ -1,4 +1,4 @@
-"""Categories over HTTP: decided by their levels, counted where they are other, and logged so that training reads them."""
+"""Categories over HTTP: decided by their levels, counted where they are other, and logged as training reads them."""
 
 from pathlib import Path
 
