@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
     "estimators": 0,
-    "feature_ids": 0,
+    "feature_ids": 0, "categories": 0,
     "mounts": 0,
     "__version__": 0,
     "distributed": 1,

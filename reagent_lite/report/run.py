@@ -35,6 +35,7 @@ from reagent_lite.report.sections import (
     evaluation_notes,
     evaluation_sections,
 )
+from reagent_lite.types import FeatureType
 
 PAGE = "report.html"
 
@@ -75,11 +76,18 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureFacts:
-    """A feature in a sample of rows: the share that has it, and its mean and deviation in the units of the data."""
+    """A feature in a sample of rows.
+
+    Attributes:
+        present: the share that has it.
+        mean, stddev: mean and deviation in the units of the data; None of texts.
+        other: how many values of all rows have no column of their own; 0 of features that are not one-hot.
+    """
 
     present: float
-    mean: float
-    stddev: float
+    mean: float | None
+    stddev: float | None
+    other: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +279,10 @@ def features_section(
         parameter = json.loads(text) if isinstance(text, str) else text
         sampled = facts.get(column, {}).get(id_of(name))
         figures = (None, None, None) if sampled is None else (sampled.present, sampled.mean, sampled.stddev)
-        rows.append((name, column, parameter["feature_type"], *figures))
+        levels = parameter.get("levels") or ()
+        kind = f"{parameter['feature_type']}, {counted(len(levels), 'level')}" if levels else parameter["feature_type"]
+        other = None if sampled is None or parameter["feature_type"] != FeatureType.ENUM else sampled.other
+        rows.append((name, column, kind, *figures, other))
     table = Table(
         title="Features and how they are normalized",
         columns=(
@@ -281,6 +292,7 @@ def features_section(
             ("Present", "share"),
             ("Mean", "number"),
             ("Standard deviation", "number"),
+            ("Other values", "number"),
         ),
         rows=rows,
         note=left_out(len(entries) - len(rows), "features", "normalization.json"),
@@ -308,6 +320,7 @@ def drift_section(config: WorkflowConfig) -> Section:
             feature["ks"],
             f"{percent(feature['reference_present'])} → {percent(feature['present'])}",
             f"{number(feature['reference_mean'])} → {number(feature['mean'])}",
+            feature.get("other"),
         )
         for column, feature in drifted[:_MOST_FEATURES]
     ]
@@ -321,6 +334,7 @@ def drift_section(config: WorkflowConfig) -> Section:
             ("KS", "number"),
             ("Present: reference → training", "number"),
             ("Mean: reference → training", "number"),
+            ("Values that the reference has not", "share"),
         ),
         rows=rows,
         note=left_out(len(drifted) - len(rows), "features", "drift.json"),

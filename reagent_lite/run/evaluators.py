@@ -346,9 +346,9 @@ class LogEvaluator(Evaluator):
                 gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
             ).to(group.device)
-        features = data.normalization.action
-        ids = () if features is None else features.feature_ids
-        evaluator = PolicyEvaluator(log, self._policy, heads, candidate_ids=ids)
+        action = data.normalization.action
+        features = () if action is None else action.features
+        evaluator = PolicyEvaluator(log, self._policy, heads, candidate_features=features)
         scored.copy.release()
         train.copy.release()
         train.rows.release()

@@ -24,14 +24,14 @@ from typing import Any, ClassVar
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.stage import FeatureIds, StageManifest
 from reagent_lite.data.timeline.settings import pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
 
 KIND = "training copy"
-LAYOUT = 6
+LAYOUT = 7
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 
@@ -43,6 +43,8 @@ class CopyManifest(StageManifest):
     Attributes:
         paths: the inputs' paths, as errors name them.
         action_names, counts, notes: as in TrainingCopy.
+        levels: {"state" or "action": {feature: {text: values that it has}}} of features whose values are texts.
+        without_value: features that have no value in any row, by side as well.
     """
 
     what: ClassVar[FolderKind] = TRAINING_COPY
@@ -51,6 +53,8 @@ class CopyManifest(StageManifest):
     action_names: tuple[str, ...]
     counts: dict[str, int]
     notes: tuple[str, ...]
+    levels: dict[str, dict[str, dict[str, int]]]
+    without_value: dict[str, FeatureIds]
 
 
 def settings_of(

@@ -25,8 +25,10 @@ from reagent_lite.data.copy.place import CopyManifest, places_of, settings_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Log, path_of, place
+from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
+from reagent_lite.feature_ids import id_of
 from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.manifest import TRAINING_COPY
 
@@ -72,6 +74,9 @@ class TrainingCopy:
         origin_line: [R] int64, line (Parquet: row) in it, from 1.
         counts: figures of the log by name, rows first.
         notes: sentences about the log that a user should read.
+        levels: {"state" or "action": {id: {text: values that it has}}} of the features whose values are texts; their
+            columns have the texts' codes (categories.py).
+        without_value: ids of features without a value in any row, by "state" and "action".
     """
 
     folder: Path
@@ -105,6 +110,8 @@ class TrainingCopy:
     origin_line: NDArray[np.int64]
     counts: dict[str, int]
     notes: tuple[str, ...]
+    levels: dict[str, Levels]
+    without_value: dict[str, tuple[int, ...]]
 
     def __len__(self) -> int:
         return len(self.action)
@@ -168,10 +175,14 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
         except ValueError:  # an array without elements cannot be mapped
             array = np.load(folder / name, allow_pickle=False)
         fields[name.removesuffix(".npy")] = np.asarray(array)
-    for name in ("action_names", "state_ids", "action_ids", "metric_names", "notes"):
+    for name in ("action_names", "state_ids", "action_ids", "metric_names", "notes", "without_value"):
         fields[name] = getattr(manifest, name)
+    levels = {
+        side: {id_of(feature): counts for feature, counts in of_side.items()}
+        for side, of_side in manifest.levels.items()
+    }
     counts = {"rows": manifest.rows, **manifest.counts}
-    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, **fields)
+    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, levels=levels, **fields)
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:

@@ -21,6 +21,7 @@ from reagent_lite.data.rows.columns import column_of, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
+from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_levels, texts_of
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
@@ -75,8 +76,9 @@ def summarize_log(
     positions = [Position() for _ in files]
     rows = by_position = 0
     refused, known = FaultsByKind(), parametric
+    vocabulary = Vocabulary()
     read = partial(_summarized, settings, parametric, seed)
-    for faults, unnamed, with_features, columns in read_blocks(files, read, positions, progress):
+    for faults, unnamed, with_features, columns, row_of in read_blocks(files, read, positions, progress):
         rows, by_position = rows + len(faults.rows), by_position + unnamed
         refused.merge(faults.by_kind())
         if with_features is not None and known not in (None, with_features):
@@ -84,6 +86,8 @@ def summarize_log(
             raise DataError(Problem(faults.block.where(0), f"{before}, as before", now))
         known = known if with_features is None else with_features
         for name, summary in columns.items():
+            where = partial(_place, faults.block, row_of[name])
+            vocabulary.require_one_kind(SIDE_OF[name], summary.sample, summary.levels, where)
             merges[name].add(summary)
     refused.require_none()
     return LogSummary(
@@ -99,9 +103,15 @@ def summarize_log(
 
 def _summarized(
     settings: NormParams, parametric: bool | None, seed: int, block: Block
-) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary]]:
-    """Returns (faults, rows known by position, whether actions are candidates, columns) of a block."""
+) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary], dict[str, NDArray[np.int64]]]:
+    """Returns what is known of a block.
+
+    Returns:
+        (faults, rows known by position, whether actions are candidates, columns, [n] the row of each of a column's
+        states or candidates).
+    """
     faults, found = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
+    row_of = {STATE: np.arange(block.table.num_rows)}
     hashes, unnamed = _hashes(block, faults, seed)
     with_features = _has_features(block) if parametric is None else parametric
     if STATE in settings.cols_to_norm:
@@ -110,11 +120,23 @@ def _summarized(
         require_present(STATE, present, faults)
         found[STATE] = states, hashes
     if with_features and ACTION in settings.cols_to_norm:
-        of_row, candidates = _candidates(block, faults)
-        found[ACTION] = candidates, hashes[of_row]
+        row_of[ACTION], candidates = _candidates(block, faults)
+        found[ACTION] = candidates, hashes[row_of[ACTION]]
     most = settings.max_unique_enum_values
-    columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in found.items()}
-    return faults, unnamed, with_features, columns
+    texts = {name: texts_of(levels) for name, levels in _levels_by_side(faults).items()}
+    columns = {} if faults.count else {name: ColumnSummary.of(*one, most, texts[name]) for name, one in found.items()}
+    return faults, unnamed, with_features, columns, row_of
+
+
+def _levels_by_side(faults: Faults) -> dict[str, Levels]:
+    levels: dict[str, Levels] = {STATE: {}, ACTION: {}}
+    for column, of_column in faults.levels.items():
+        add_levels(levels[STATE if SIDE_OF[column] == "state" else ACTION], of_column)
+    return levels
+
+
+def _place(block: Block, row_of: NDArray[np.int64], index: int) -> str:
+    return block.where(int(row_of[index]))
 
 
 def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:

@@ -55,6 +55,7 @@ class Contract:
         rewards: those of them that hold finite numbers, or nothing.
         dated: every event must have a date.
         choices: possible_actions count; else they are checked and left out.
+        texts: a table of events has features some of whose values are texts.
     """
 
     actions: tuple[str, ...] | None
@@ -63,6 +64,7 @@ class Contract:
     rewards: tuple[str, ...] = ()
     dated: bool = False
     choices: bool = True
+    texts: bool = False
 
     def require_columns(self, names: list[str], where: str) -> None:
         """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""

@@ -59,8 +59,10 @@ _MEMORY_SHARE = 0.6
 class Engine(Protocol):
     """Checks and sorts events, here or on other machines."""
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
         """Reads the events of the files, and keeps them with the columns of events.event_columns.
+
+        Without `texts` it may end at the first feature that is a text, which `Checked.texts` says.
 
         Raises:
             DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
@@ -172,7 +174,9 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     """
     timeline = config.timeline
     with progress("reading events", "bytes") as show:
-        found = engine.load(config, files, show)
+        found = engine.load(config, files, show, texts=False)
+        if found.texts:
+            found = engine.load(config, files, show, texts=True)
     require_taken(config, found)
     pairing = Pairing(
         config=config,

@@ -25,6 +25,7 @@ import pyarrow.parquet
 
 from reagent_lite.config.columns import kind_of
 from reagent_lite.data.formats.blocks import num_threads
+from reagent_lite.data.rows.maps import VALUES
 from reagent_lite.errors import DataError, Problem, first_line
 from reagent_lite.files import appearing_file, disk_errors
 
@@ -146,6 +147,8 @@ def _texts(array: pa.Array) -> pa.Array:
         return _numbers(array)
     if types.is_string(kind) or types.is_large_string(kind):
         return _by_distinct(array)
+    if kind == VALUES:
+        return pc.coalesce(_texts(pc.struct_field(array, "number")), _texts(pc.struct_field(array, "text")))
     if types.is_map(kind):
         part = slice(array.offsets[0].as_py(), array.offsets[-1].as_py())
         keys, items = _by_distinct(array.keys[part].cast(pa.string())), _or_null(_texts(array.items[part]))
