@@ -101,7 +101,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             if group.is_first:  # all input has been read and checked; from here on the run writes to its folder
                 writer.add(trackers(config, history.run))
                 if config.follows:
-                    shared.enter_context(shared_folders(config))
+                    shared.enter_context(shared_folders(config, resumed=history.state is not None))
                 take_folder(config)
                 source.write_fitted()
                 step = setup.running.position.step
