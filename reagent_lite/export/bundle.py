@@ -462,7 +462,10 @@ def _dense(where: str, given: Any, side: _Side) -> NDArray[np.float32]:
         )
     with np.errstate(over="ignore"):
         shape = (None, len(columns))
-        return _array(where, given, shape, "fiu", "real numbers, NaN where missing").astype(np.float32)
+        expected = "real numbers, NaN where missing"
+        if side.levels:
+            expected += f", with {listed(side.levels)} as codes: `states`, `candidates` and frames take the texts"
+        return _array(where, given, shape, "fiu", expected).astype(np.float32)
 
 
 def _column(where: str, given: Any) -> NDArray[np.float64]:

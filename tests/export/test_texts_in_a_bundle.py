@@ -79,6 +79,11 @@ def test_a_number_for_a_category_is_refused_and_a_text_for_a_number(bundle: Bund
         bundle.predict(frame)
 
 
+def test_an_array_of_texts_is_told_where_texts_go(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match="with country as codes: `states`, `candidates` and frames take the texts"):
+        bundle.act([[0.5, 2, "DE"]])
+
+
 def test_candidates_have_categories(tmp_path: Path) -> None:
     bundle = load_bundle(category_candidates_bundle(tmp_path / "model"))
     lists = [[{"country": "FR"}, {"country": "US"}], [{"country": "DE"}]]

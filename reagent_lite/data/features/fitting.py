@@ -7,6 +7,7 @@ sample ────┴─► CONTINUOUS, BOXCOX or QUANTILE; λ, quantiles ─�
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 VERSION = 2
 """Raised by each change in what is computed from the same rows, so that older normalizations are fitted again."""
 
+_NUMERAL = re.compile(r"[-+]?[0-9][0-9.,' ]*")
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -138,9 +140,9 @@ def _fit_category(
             f"{place}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
             f"{others / count:.1%} of {count:,} values"
         )
-    if all(map(_is_numeral, levels)):
+    if all(map(_NUMERAL.fullmatch, levels)):
         notes.append(
-            f"{place}: a category, as its values are texts, and all of them are numerals; write numbers as 1.5"
+            f"{place}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
         )
     spec = FeatureSpec(
         feature_id=feature_id,
@@ -158,14 +160,6 @@ def _fit_category(
         "parameters_from": "all rows",
     }
     return spec, report, notes
-
-
-def _is_numeral(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:

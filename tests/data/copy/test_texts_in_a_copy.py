@@ -208,11 +208,11 @@ def test_shards_with_different_levels_give_what_all_rows_give(most: int, tmp_pat
 
 def test_numerals_as_texts_are_a_category_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
-    row = '{"state_features": {"country": "%d"}, "action": "a", "reward": 1}\n'
+    row = '{"state_features": {"country": "%d,5"}, "action": "a", "reward": 1}\n'
     file.write_text("".join(row % (number % 2) for number in range(40)))
     feature, notes, _ = fitted(summarize_copy(copy_of(file, tmp_path, None), "state_features", NormParams(), 0))
-    assert feature.levels == ("0", "1")
-    assert any("all of them are numerals" in note for note in notes)
+    assert feature.levels == ("0,5", "1,5")
+    assert any("all of them look like numbers" in note for note in notes)
 
 
 def test_an_override_cannot_make_a_number_of_a_text(tmp_path: Path) -> None:
