@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
@@ -60,6 +61,7 @@ class Source:
         path: as the config has it.
         rows: on all machines.
         counts: what else was found on them, in words.
+        logs: (path, rows, share) of each of several logs.
         copy: this machine's training copy.
         on_node: whether other machines hold other rows.
     """
@@ -68,6 +70,7 @@ class Source:
     path: str
     rows: int
     counts: str
+    logs: tuple[tuple[str, int, float], ...]
     copy: TrainingCopy
     on_node: bool
 
@@ -238,7 +241,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     config = figures.config
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
-        ("Learned from", config.training_data_path or env),
+        ("Learned from", shown(config.training_data_path) or env),
         ("Optimizer steps", figures.steps),
         ("Rows learned from, repeats included", figures.rows),
         ("Discount per step", f"{config.rl.gamma:g}"),
@@ -330,7 +333,12 @@ def lineage_section(sources: Sequence[Source]) -> Section:
             title="Data that the config names, and what was found",
             columns=(("Use", "name"), ("Path", "name"), ("Rows", "number"), ("Counts", "words")),
             rows=[(one.use, one.path, one.rows, one.counts) for one in sources],
-        )
+        ),
+        Table(
+            title="Rows of each log",
+            columns=(("Use", "name"), ("Log", "name"), ("Rows", "number"), ("Share", "number")),
+            rows=[(one.use, log, rows, percent(share)) for one in sources for log, rows, share in one.logs],
+        ),
     ]
     for source in sources:
         use, copy = f"{source.use} on node 0" if source.on_node else source.use, source.copy
