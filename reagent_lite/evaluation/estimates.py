@@ -13,6 +13,7 @@ import torch
 
 from reagent_lite.algorithms.cpe_heads import Policy
 from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
+from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.texts import require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy
@@ -118,7 +119,9 @@ class EvaluationLog:
             settings = settings.model_copy(update={"held_out_share": 1.0})
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
-            raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
+            raise DataError(
+                Problem(shown(config.data_path), "an episode of which every action is known, to score", "none")
+            )
         split = split_log(sides, scored, config.evaluation)
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = raw_columns(copy.candidates) if copy.parametric else None

@@ -19,6 +19,7 @@ from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.config.paths import shown
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
@@ -68,7 +69,7 @@ class Reading:
         texts = {str(feature) for column in columns.values() for feature in column.levels}
         overrides = {feature: "ENUM" if feature in texts else "DO_NOT_PREPROCESS" for feature in rare}
         settings = NormParams(feature_overrides=overrides)
-        specs = fit_columns(columns, settings, where=config.data_path)
+        specs = fit_columns(columns, settings, where=shown(config.data_path))
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
     def spec(self, copy: TrainingCopy) -> SourceSpec:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
@@ -62,6 +63,7 @@ class DataSource:
         path: as the config has it.
         rows: on all machines.
         counts: what else was found on them, in words.
+        logs: (path, rows, share) of each of several logs.
         copy: this machine's training copy.
         on_node: whether other machines hold other rows.
     """
@@ -70,6 +72,7 @@ class DataSource:
     path: str
     rows: int
     counts: str
+    logs: tuple[tuple[str, int, float], ...]
     copy: TrainingCopy
     on_node: bool
 
@@ -249,7 +252,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     config = figures.config
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
-        ("Learned from", config.training_data_path or env),
+        ("Learned from", shown(config.training_data_path) or env),
         ("Optimizer steps", figures.steps),
         ("Rows learned from, repeats included", figures.rows),
         ("Discount per step", f"{config.rl.gamma:g}"),
@@ -349,7 +352,12 @@ def lineage_section(sources: Sequence[DataSource]) -> Section:
             title="Data that the config names, and what was found",
             columns=(("Use", "name"), ("Path", "name"), ("Rows", "number"), ("Counts", "words")),
             rows=[(source.use, source.path, source.rows, source.counts) for source in sources],
-        )
+        ),
+        Table(
+            title="Rows of each log",
+            columns=(("Use", "name"), ("Log", "name"), ("Rows", "number"), ("Share", "number")),
+            rows=[(source.use, log, rows, percent(share)) for source in sources for log, rows, share in source.logs],
+        ),
     ]
     for source in sources:
         use = f"{source.use} on node 0" if source.on_node else source.use

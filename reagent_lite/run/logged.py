@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import Agreement, Facts
 from reagent_lite.data.copy.texts import count_others, require_texts
@@ -31,6 +32,7 @@ from reagent_lite.data.copy.training_copy import (
     prepare_training_copy,
 )
 from reagent_lite.data.features.normalization import check_covers, normalization_json
+from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
@@ -175,9 +177,9 @@ def _to_learn(config: WorkflowConfig, log: Log, sides: TrainEvalLogs, scored: Sc
 def _nothing_to_learn(config: WorkflowConfig) -> Problem:
     """Returns the problem of training data without a row that the policy may learn from."""
     if config.learns_from_scored:
-        return Problem(config.training_data_path, "rows with an action", "none")
+        return Problem(shown(config.training_data_path), "rows with an action", "none")
     return Problem(
-        config.training_data_path,
+        shown(config.training_data_path),
         "rows with an action, in episodes that are not scored",
         "none",
         "Give more episodes, eval_data_path of other episodes, a smaller evaluation.held_out_share, or set "
@@ -186,7 +188,7 @@ def _nothing_to_learn(config: WorkflowConfig) -> Problem:
 
 
 def _copy(
-    config: WorkflowConfig, path: str, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
+    config: WorkflowConfig, path: DataPath, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
     from reagent_lite.run.stages import pairing_of
@@ -214,10 +216,13 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    found = shards.agree(Facts.of(copy, group.node, given), path)
+    name = shown(path)
+    found = shards.agree(Facts.of(copy, group.node, given), name)
     if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
-        require_own_rows(copy, shards, path)
-    logger.info(f"{title}: {path}: {named_counts(found.counts)}")
+        require_own_rows(copy, shards, name)
+    logger.info(f"{title}: {name}: {named_counts(found.counts)}")
+    if shares := shares_of_counts(path, found.counts):
+        logger.info(f"{title} by log: {shares_in_words(shares)}")
     for note in found.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")
     return copy, found
@@ -231,7 +236,7 @@ def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Nor
         ("action", config.action_norm_data_path, normalization.action, copy.action_ids),
     ):
         if spec is not None:
-            where = f"{path or config.training_data_path}{of}"
+            where = f"{path or shown(config.training_data_path)}{of}"
             check_covers(spec, ids, where=where)
             require_texts(copy, side, spec, where)
 

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import shown
+from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.shards import Shards
@@ -46,9 +48,10 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     sources = tuple(
         DataSource(
             use=use,
-            path=path or "by the timeline",
+            path=shown(path or "by the timeline"),
             rows=sum(log.found.rows),
             counts=named_counts(log.found.counts),
+            logs=tuple(shares_of_counts(path or "", log.found.counts)),
             copy=log.copy,
             on_node=data.shards.several,
         )

@@ -24,6 +24,7 @@ from reagent_lite.data.formats.blocks import Block, Position, Reader, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
+from reagent_lite.data.log_shares import rows_by_log
 from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
@@ -68,6 +69,7 @@ def build(
     log: SpooledLog,
     progress: Show | None,
     settings: dict[str, Any],
+    log_notes: tuple[str, ...] = (),
 ) -> CopyManifest:
     """Writes the arrays of a training copy of `files` into the log's folder, and returns its manifest.
 
@@ -76,6 +78,7 @@ def build(
         log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
         progress: called with (bytes read, total bytes).
         settings: the settings of the copy, see `place.settings_of`.
+        log_notes: sentences about several logs that the files are of.
 
     Raises:
         DataError: with file and line of a few rows of each kind of fault, and how many there are.
@@ -86,6 +89,7 @@ def build(
             log.append(rows)
         log.check(files)
     log.write()
+    log.counts.update(rows_by_log(files, np.load(log.folder / "origin_file.npy")))
     return CopyManifest(
         kind=KIND,
         rows=log.counts["rows"],
@@ -100,7 +104,7 @@ def build(
         paths=tuple(file.path for file in files),
         action_names=log.actions or (),
         counts=dict(log.counts),
-        notes=log.notes,
+        notes=(*log_notes, *log.notes),
         levels={side: _written(of_side, log.keys[side]) for side, of_side in log.vocabulary.levels.items()},
         without_value={side: log.vocabulary.without_value(side, log.keys[side]) for side in log.vocabulary.levels},
     )

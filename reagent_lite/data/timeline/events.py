@@ -63,6 +63,7 @@ class Checked:
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
+        logs: rows in the files of each of several logs, by its number.
         alone, first_alone: rows that are decisions of their own, and where the first of them is.
         hashes: sha256 of each file.
         days: the first and the last value of ds, none where nothing depends on it.
@@ -78,6 +79,7 @@ class Checked:
 
     rows: int = 0
     taken: int = 0
+    logs: dict[int, int] = field(default_factory=dict)
     alone: int = 0
     first_alone: str = ""
     hashes: list[str] = field(default_factory=list)
@@ -95,6 +97,8 @@ class Checked:
         """Adds what was found in later rows."""
         self.rows += other.rows
         self.taken += other.taken
+        for log, rows in other.logs.items():
+            self.logs[log] = self.logs.get(log, 0) + rows
         self.alone += other.alone
         self.first_alone = self.first_alone or other.first_alone
         self.hashes += other.hashes
@@ -166,6 +170,7 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
     """
     contract, rows = contract_of(config), block.table.num_rows
     found, taken = Checked(rows=rows), np.ones(rows, bool)
+    found.logs = {block.file.log: rows} if block.file.log else {}
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
         found.alone = rows
         found.first_alone = block.where(0)
@@ -190,7 +195,7 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
 def _as_episodes(block: Block) -> Block:
     """Returns rows that are decisions of their own as episodes of one row, named after their file and line."""
     rows = block.table.num_rows
-    names = [f"{block.file.name}:{line}" for line in block.lines.tolist()]
+    names = [f"{block.file.label}:{line}" for line in block.lines.tolist()]
     columns = {"mdp_id": pa.array(names, pa.string()), "sequence_number": pa.array(np.zeros(rows, np.int64))}
     columns["terminal"] = pa.array(np.ones(rows, bool))
     table = block.table
