@@ -21,7 +21,7 @@ from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.console import logger
-from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.data.formats.frames import Log, Logs, path_of, paths_of
 from reagent_lite.distributed.group import ProcessRanks, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
@@ -41,7 +41,11 @@ Folder = str | os.PathLike[str]
 
 
 def train(
-    config: Source, data: Log | None = None, eval_data: Log | None = None, *, callback: training.Callback | None = None
+    config: Source,
+    data: Logs | None = None,
+    eval_data: Logs | None = None,
+    *,
+    callback: training.Callback | None = None,
 ) -> Outcome:
     """Trains, evaluates and exports as `workflows.dqn` and `workflows.parametric_dqn` do, or continues to.
 
@@ -51,8 +55,8 @@ def train(
     Args:
         config: a DqnConfig or ParametricDqnConfig, a dict of the same keys, or the path of a JSON file. A dict or file
             with data and no `actions` is for candidates.
-        data: log to learn from: a path, or a frame of pandas, polars or Arrow; used in place of training_data_path,
-            with a warning where the config has another.
+        data: log to learn from: a path, or a frame of pandas, polars or Arrow, or a list of several logs; used in place
+            of training_data_path, with a warning where the config has another.
         eval_data: held-out log, likewise in place of eval_data_path.
         callback: follows the run.
 
@@ -64,7 +68,7 @@ def train(
         expected = "an object of a class derived from reagent_lite.Callback"
         raise ConfigError(Problem("callback", expected, f"a {type(callback).__name__}"))
     given = {"training_data_path": (data, "data"), "eval_data_path": (eval_data, "eval_data")}
-    tree = {key: path_of(log, name) for key, (log, name) in given.items() if log is not None}
+    tree = {key: paths_of(log, name) for key, (log, name) in given.items() if log is not None}
     model: type[WorkflowConfig] = DqnConfig
     if isinstance(config, WorkflowConfig):
         model = type(config)
@@ -80,7 +84,7 @@ def train(
 
 def evaluate(
     model: Folder,
-    data: Log | None = None,
+    data: Logs | None = None,
     *,
     against: Folder | None = None,
     env: str | None = None,
@@ -90,7 +94,7 @@ def evaluate(
 
     Args:
         model: folder of an exported model; "uniform", "logged", or "column:NAME" with a column of the log.
-        data: log to evaluate on: a path, or a frame of pandas, polars or Arrow.
+        data: log to evaluate on: a path, or a frame of pandas, polars or Arrow, or a list of several logs.
         against: another one, named likewise; the difference of the two is estimated as well.
         env: environment to play in.
         config: further keys; an argument is used in place of its key, with a warning where they differ.
@@ -98,7 +102,7 @@ def evaluate(
     Raises:
         ReagentLiteError: as the command, with the same message.
     """
-    tree: dict[str, Any] = {"model": _folder("model", model), "data_path": None if data is None else path_of(data)}
+    tree: dict[str, Any] = {"model": _folder("model", model), "data_path": None if data is None else paths_of(data)}
     if against is not None:
         tree["against"] = _folder("against", against)
     if env is not None:

@@ -49,7 +49,7 @@ def user_cache() -> Path:
 
 
 @contextmanager
-def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
+def appearing_folder(target: Path, *, served: bool = False, within: "FolderIdentity | None" = None) -> Iterator[Path]:
     """Yields a temporary folder that becomes `target` when the block succeeds, and is removed when it fails.
 
     An older folder of that name is removed last; the caller has checked that it may be. The system exchanges the two
@@ -57,13 +57,28 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
     Temporary names are unique on all machines of a share.
 
     Args:
-        target: final name; its parents are made.
+        target: final name.
         served: others read the folder at any time, so the name always leads to a whole folder: where the filesystem
             cannot exchange, it is a link to a hidden folder beside it, and the link is replaced.
+        within: the parent or a folder above it, which must stay the same; without it, missing parents are made.
+
+    Raises:
+        OSError: among others, if `within` leads elsewhere before or afterwards.
     """
     target = _followed(target)
-    with made_folder(target.parent):
+    with _parent(target, within):
         yield from _appearing(target, served=served)
+
+
+@contextmanager
+def _parent(target: Path, within: "FolderIdentity | None") -> Iterator[None]:
+    if within is None:
+        with made_folder(target.parent):
+            yield
+    else:
+        within.require()
+        yield
+        within.require()  # else the target is below a mount point
 
 
 def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
@@ -243,7 +258,19 @@ class FolderIdentity:
         """Returns the identity of a folder that exists, after marking it if it has no marker."""
         if not _markers(folder):
             (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch()
-        return cls.of(folder)
+        return cls.used(folder)
+
+    @classmethod
+    def used(cls, folder: Path) -> "FolderIdentity":
+        """Returns the identity of a folder that a run has marked.
+
+        Raises:
+            OSError: it has no marker; a mount point, for example, has none.
+        """
+        identity = cls.of(folder)
+        if not identity.marker:
+            raise identity._elsewhere()
+        return identity
 
     def require(self) -> None:
         """Checks that the path still leads there.
@@ -318,12 +345,13 @@ def wait_for(work: Callable[[], T], folder: Path, key: str) -> T:
 
 
 @contextmanager
-def appearing_file(target: Path) -> Iterator[IO[bytes]]:
+def appearing_file(target: Path, *, within: FolderIdentity | None = None) -> Iterator[IO[bytes]]:
     """Yields a stream whose bytes become the file `target` when the block succeeds.
 
-    What killed processes left of such a file is removed, see `sweep`.
+    What killed processes left of such a file is removed, see `sweep`. The parent and its errors are as those of
+    `appearing_folder`.
     """
-    with made_folder(target.parent):
+    with _parent(target, within):
         sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
         temporary = target.with_name(f".{target.name}.{process_mark()}.tmp")
         try:

@@ -165,6 +165,7 @@ class FeatureSpec:
         mean, stddev: mean and standard deviation of the values in the space used (after Box-Cox for BOXCOX).
         boxcox_lambda, boxcox_shift: x -> ((x + shift)^lambda - 1) / lambda.
         possible_values: the possible values of ENUM, in the order of its one-hot columns.
+        levels: the texts that these stand for, of a category (categories.py); empty for numbers.
         quantiles: the quantiles of QUANTILE, increasing.
         min_value, max_value: smallest and largest value seen; CONTINUOUS_ACTION scales by them.
     """
@@ -176,6 +177,7 @@ class FeatureSpec:
     boxcox_lambda: float = 1.0
     boxcox_shift: float = 0.0
     possible_values: tuple[float, ...] = ()
+    levels: tuple[str, ...] = ()
     quantiles: tuple[float, ...] = ()
     min_value: float = 0.0
     max_value: float = 1.0

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
     "estimators": 0,
-    "feature_ids": 0,
+    "feature_ids": 0, "categories": 0,
     "mounts": 0,
     "__version__": 0,
     "distributed": 1,
@@ -28,8 +28,8 @@ LAYERS = {
 DATA_LAYERS = {
     "faults_by_kind": -1, "result_frames": -1,
     "formats": 0,
-    "rows": 1, "buckets": 1,
-    "features": 2, "writing": 2, "stage": 2,
+    "rows": 1, "buckets": 1, "log_shares": 1,
+    "features": 2, "writing": 2, "stage": 2, "logs": 2,
     "timeline": 3, "tables": 3,
     "copy": 4,
     "sampling": 5, "shards": 5, "dataset": 5, "inspection": 5,

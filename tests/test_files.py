@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ from oracles.runs import ROOT
 
 from reagent_lite import console, files
 from reagent_lite.errors import FolderInUseError, UnavailableError
-from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, require_writable, wait_for, write_whole
+from reagent_lite.files import (
+    FolderIdentity,
+    alone_in,
+    appearing_file,
+    appearing_folder,
+    require_writable,
+    wait_for,
+    write_whole,
+)
 
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 
@@ -260,6 +268,22 @@ def test_a_marked_folder_is_the_same_on_another_device_and_an_empty_one_is_not(t
     shutil.copytree(tmp_path / "unmounted", share)
     one.require()
     assert sorted(one.names()) == sorted([marker, "file"])
+
+
+@pytest.mark.parametrize("appearing", [appearing_file, appearing_folder])
+def test_what_appears_within_a_folder_does_not_make_one_for_a_share_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appearing: Callable[..., AbstractContextManager[Any]]
+) -> None:
+    share = tmp_path / "share"
+    (share / "data").mkdir(parents=True)
+    within = FolderIdentity.marked(share / "data")
+    with appearing(share / "data" / "first", within=within):
+        pass
+    monkeypatch.setattr(FolderIdentity, "require", lambda self: replaced(share))  # right behind the check
+    with pytest.raises(FileNotFoundError), appearing(share / "data" / "second", within=within):
+        pass
+    assert os.listdir(share) == []
+    assert {path.name for path in (tmp_path / "unmounted" / "data").iterdir()} == {"first", within.marker}
 
 
 def test_two_processes_that_mark_a_folder_at_the_same_moment_both_find_it_again(tmp_path: Path) -> None:

@@ -23,14 +23,16 @@ from typing import TYPE_CHECKING, Any
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
 from reagent_lite.errors import ConfigError, Problem, counted, needing
-from reagent_lite.files import appearing_folder, disk_errors, require_writable, write_whole
+from reagent_lite.files import appearing_folder, disk_errors, require_writable, scratch_folder, write_whole
 
 if TYPE_CHECKING:
     from reagent_lite.data.features.log import LogSummary
@@ -86,14 +88,15 @@ def normalize(config: NormalizeConfig) -> Normalized:
     require_own(folder, KIND, key)
     require_writable(folder.parent, key)
 
-    training = _summary(config, files["training"], "reading", config.parametric)
+    training = _summary(config, files["training"], config.training_data_path, "reading", config.parametric)
     fitted, drifts, hashes = _fitted(config, training), dict[str, Drift](), training.hashes
-    parent = StageManifest.read(config.training_data_path)
-    if files["reference"]:
-        reference = _summary(config, files["reference"], "reading the reference", training.parametric)
+    parent = StageManifest.above(config.training_data_path)
+    if config.reference_data_path is not None:
+        source = config.reference_data_path
+        reference = _summary(config, files["reference"], source, "reading the reference", training.parametric)
         hashes += reference.hashes
         for name, column in training.columns.items():
-            where = f"{config.training_data_path} and {config.reference_data_path}: {name}"
+            where = f"{shown(config.training_data_path)} and {shown(source)}: {name}"
             drifts[name] = drift_between(column, reference.columns[name], config.drift, where=where)
     ids = {name: tuple(column.features) for name, column in training.columns.items()}
     documents = _documents(config, training, fitted, drifts)
@@ -145,6 +148,8 @@ def _documents(
     }
     about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
     statistics = {name: fit.statistics for name, fit in fitted.items()}
+    logs = {log: rows for log, rows, _ in shares_of(config.training_data_path, training.logs)}
+    about |= {"logs": logs} if logs else {}
     about = {"data": config.training_data_path, "seed": config.seed, **about, "columns": statistics}
     found["statistics.json"] = (sum(numbers.values()), about)
     if drifts:
@@ -154,12 +159,20 @@ def _documents(
 
 
 def _summary(
-    config: NormalizeConfig, files: tuple[InputFile, ...], title: str, parametric: bool | None
+    config: NormalizeConfig, files: tuple[InputFile, ...], path: DataPath, title: str, parametric: bool | None
 ) -> "LogSummary":
     from reagent_lite.data.features.log import summarize_log
+    from reagent_lite.data.logs import tell_apart
 
+    with scratch_folder() as folder:
+        told = tell_apart(files, path, folder)
+    for note in told.notes:
+        logger.warning(note)
     with progress(title, "bytes") as show:
-        return summarize_log(files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
+        summary = summarize_log(told.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
+    if shares := shares_of(path, summary.logs):
+        logger.info(f"rows by log: {shares_in_words(shares)}")
+    return summary
 
 
 def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted]:
@@ -169,7 +182,7 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
         ConfigError: no column to fit; an override for a feature that no column has.
         DataError: all features that cannot be fitted.
     """
-    params, where = config.norm_params, config.training_data_path
+    params, where = config.norm_params, shown(config.training_data_path)
     if not training.columns:
         expected = "state_features among them where actions are names"
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
@@ -199,7 +212,7 @@ def _log_results(config: NormalizeConfig, manifest: StageManifest, drifts: dict[
     report = manifest.report
     kind = "candidates with features" if report["parametric"] else "names"
     by = "by the action column" if config.parametric is None else "as parametric says"
-    logger.info(f"{config.training_data_path}: {counted(manifest.rows, 'row')}; actions are {kind}, {by}")
+    logger.info(f"{shown(config.training_data_path)}: {counted(manifest.rows, 'row')}; actions are {kind}, {by}")
     if report["rows_by_position"]:
         unnamed = counted(report["rows_by_position"], "row")
         logger.info(

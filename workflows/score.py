@@ -11,7 +11,7 @@ COMMAND = Command(
     model=ScoreConfig,
     example="configs/cartpole/score.json",
     settings="--model outputs/new/model --data rows.parquet --output scores.parquet",
-    outcome="scores, rows, undecided_rows, rows_per_second, seconds",
+    outcome="scores, rows, undecided_rows, other_values, rows_per_second, seconds",
     flags={
         "model": Flag("--model", "folder of an exported model"),
         "data_path": Flag("--data", "the rows"),

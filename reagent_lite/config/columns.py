@@ -10,10 +10,10 @@ from reagent_lite.config.section import checked_by
 from reagent_lite.errors import Problem
 
 ColumnKind = Literal[
-    "text", "date", "order", "integer", "number", "flag", "features", "metrics", "action", "actions", "any"
+    "text", "date", "order", "integer", "number", "value", "flag", "features", "metrics", "action", "actions", "any"
 ]
-"""Kind of a column's values. order: integers or times; features: {id: number}; metrics: {name: number}; action: a
-name, an index or features; actions: a list of them, or 0 and 1 per action."""
+"""Kind of a column's values. order: integers or times; value: numbers, or texts of a category; features: {id: value};
+metrics: {name: number}; action: a name, an index or features; actions: a list of them, or 0 and 1 per action."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import (
     Count,
     Episodes,
@@ -73,9 +74,9 @@ class EvaluateConfig(Section):
     """Another model or policy, named likewise; the difference of the two is estimated as well."""
     actions: Names = ()
     """Names of the log's actions, if neither policy is a model, which knows them; absent: candidates."""
-    data_path: str = ""
-    """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
-    only `simulation` is used."""
+    data_path: DataPath = ""
+    """The log: events, of which transitions are made first, or transitions, in any format that training reads; or a
+    list of several logs; absent: only `simulation` is used."""
     columns: LogColumns = {}
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""

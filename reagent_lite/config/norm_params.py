@@ -21,7 +21,7 @@ class NormParams(Section):
     num_samples: Annotated[int, Field(ge=20)] = 100_000
     """Rows, and candidates, of the sample that shapes and quantiles are taken from; all rows give the rest."""
     max_unique_enum_values: Count = 100
-    """A non-negative integer feature with at most so many values is ENUM."""
+    """A non-negative integer feature with at most so many values is ENUM; a category has at most so many levels."""
     quantile_size: Annotated[int, Field(ge=2)] = 20
     """QUANTILE has quantile_size + 1 quantiles."""
     quantile_k2_threshold: Positive = 1000.0

@@ -6,6 +6,7 @@ from typing import ClassVar
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
 from reagent_lite.errors import Problem
 
@@ -13,10 +14,11 @@ from reagent_lite.errors import Problem
 class NormalizeConfig(Section):
     """`python -m workflows.normalize`: finds type and statistics of every feature, and drift between two data sets."""
 
-    training_data_path: str = ""
-    """Events, transitions or a stage's folder, in any format that training reads; local path or URL."""
+    training_data_path: DataPath = ""
+    """Events, transitions or a stage's folder, in any format that training reads; local path or URL, or a list of
+    several logs."""
     columns: LogColumns = {}
-    reference_data_path: str | None = None
+    reference_data_path: DataPath | None = None
     """Data that the training data is compared with, feature by feature; absent: no drift report."""
     parametric: bool | None = None
     """Whether actions are candidates with features, which are normalized too; absent: as the action column is."""

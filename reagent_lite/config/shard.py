@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reagent_lite.config.columns import LogColumns
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.section import LocalPath, Number, Positive, Section, Seed
 from reagent_lite.errors import Problem
 
@@ -14,8 +15,8 @@ from reagent_lite.errors import Problem
 class ShardConfig(Section):
     """`python -m workflows.shard`: gives each machine a part of the rows, or all of them in an order of its own."""
 
-    training_data_path: str = ""
-    """A timeline's folder, or any file or folder of rows in a format that training reads."""
+    training_data_path: DataPath = ""
+    """A timeline's folder, or any file or folder of rows in a format that training reads, or a list of several logs."""
     columns: LogColumns = {}
     shards_path: str = ""
     """Folder that all machines see, or URL of a bucket (s3://, gs://, abfs://); older shards there are replaced."""
@@ -45,10 +46,13 @@ class ShardConfig(Section):
         yield from self._overlapping_paths()
 
     def _overlapping_paths(self) -> Iterator[Problem]:
-        paths = {key: getattr(self, key) for key in ("training_data_path", "shards_path", "local_path")}
-        given = [(key, path, _resolved(path)) for key, path in paths.items() if path]
+        paths = [("training_data_path", log) for log in logs_of(self.training_data_path)]
+        paths += [("shards_path", self.shards_path), ("local_path", self.local_path)]
+        given = [(key, path, _resolved(path)) for key, path in paths if path]
         for number, (key, path, resolved) in enumerate(given):
             for other, _, earlier in given[:number]:
+                if key == other:  # logs that are read as one
+                    continue
                 if resolved == earlier:
                     yield Problem(key, f"another path than {other}", repr(path))
                 elif isinstance(resolved, Path) and isinstance(earlier, Path) and resolved.is_relative_to(earlier):

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.columns import COLUMNS, LogColumns
+from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
 
@@ -33,8 +34,8 @@ Date = Annotated[str, checked_by(_date)]
 class TimelineSection(Section):
     """Timeline: how events become transitions. Keys in camelCase are those of 2019."""
 
-    inputTableName: str = ""
-    """Events: a file or a folder of files, local or a URL."""
+    inputTableName: DataPath = ""
+    """Events: a file or a folder of files, local or a URL, or a list of several logs."""
     outputTableName: LocalPath = ""
     """Folder the transitions to train on go to; it appears whole."""
     evalTableName: LocalPath | None = None

@@ -55,8 +55,8 @@ class TrainingConfig(Section):
     """weight_decay of the Q-network's optimizer."""
     clip_grad_norm: Positive | None = None
     """Largest norm of the whole gradient."""
-    cuda_graph: bool = False
-    """Replay updates on logged rows of named actions as CUDA graphs; no figure has been measured on a GPU yet.
+    cuda_graph: bool = True
+    """Replay updates on logged rows of named actions as CUDA graphs, compiled as those of simulation.cuda_graph are.
 
     One process on one GPU with one minibatch a step, an optimizer with `capturable`, and no batch normalization; else
     without effect. For updates on simulated rows see simulation.cuda_graph.

@@ -12,6 +12,7 @@ from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.config.paths import DataPath
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -31,13 +32,14 @@ _LARGEST_MINIBATCH = 4096
 class WorkflowConfig(AlgorithmConfig):
     """Keys shared by `workflows.dqn` and `workflows.parametric_dqn`."""
 
-    training_data_path: str = ""
+    training_data_path: DataPath = ""
     """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; same local path on
-    every node. Transitions, or events, of which transitions are made first.
+    every node. Transitions, or events, of which transitions are made first. A list of paths: several logs as one,
+    whose episodes are kept apart, such as an old log and what was served since.
 
     May be absent where a simulation is trained on.
     """
-    eval_data_path: str | None = None
+    eval_data_path: DataPath | None = None
     """Held-out data in the same format; absent: evaluation.held_out_share of the training episodes are scored."""
     state_norm_data_path: str | None = None
     """Normalization file of state features; absent: fitted from the training data and written."""

@@ -81,7 +81,7 @@ class EpisodeFolder:
     """A shared folder of episodes.
 
     Args:
-        path: the folder; it need not exist.
+        path: the folder; `run.roles.policies.shared_folders` makes its fifo.
 
     Attributes:
         path: as given.
@@ -90,18 +90,19 @@ class EpisodeFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fifo = path, path / FIFO
-        self._identity: FolderIdentity | None = None  # of fifo, since it was first there
+        self._identity: FolderIdentity | None = None  # of fifo, since it was first used
         self._largest, self._failed, self._warned = 0, 0, ""
 
-    def require(self) -> None:
-        """Checks that fifo is there, and the folder that it was: what is missing on a share that is away is not gone.
+    def require(self) -> FolderIdentity:
+        """Returns the identity of fifo, which must be there: what is missing on a share that is away is not gone.
 
         Raises:
-            OSError: it is not.
+            OSError: it is not, or is not the folder any more that it was.
         """
         if self._identity is None:
             self._identity = FolderIdentity.marked(self.fifo)
         self._identity.require()
+        return self._identity
 
     def files(self) -> list[EpisodeFile]:
         """Returns the files in order: protected ones by name, then those of fifo by number.
@@ -109,10 +110,8 @@ class EpisodeFolder:
         Raises:
             OSError: fifo cannot be listed, or is not the folder any more that it was.
         """
-        if self._identity is None and self.fifo.is_dir():
-            self.require()
+        names = self.require().names()
         given = [name for name in names_in(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
-        names = [] if self._identity is None else self._identity.names()
         written = [found for found in map(_NAME.fullmatch, names) if found]
         return sorted(
             [
@@ -141,16 +140,12 @@ class EpisodeFolder:
         from reagent_lite.data.writing.files import table_writer
 
         with disk_errors(str(self.fifo), "a folder that can be written"):
-            if self._identity is None:
-                self.fifo.mkdir(parents=True, exist_ok=True)
             number = self._failed or max([self._largest, *(one.number for one in self.files())]) + 1
             self._failed = number
             steps = environment_steps([table.column("mdp_id")])
             name = f"{number:010d}-{steps:07d}-{writer}{_SUFFIX}"
-            self.require()
-            with table_writer(self.fifo / name) as file:
+            with table_writer(self.fifo / name, within=self.require()) as file:
                 file.write(stamped(table, origin))
-            self.require()  # else it was written below the mount point
             self._largest, self._failed = number, 0
         return name
 

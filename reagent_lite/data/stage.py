@@ -24,8 +24,9 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
-from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.config.paths import DataPath, logs_of
+from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, sha256_of
+from reagent_lite.data.formats.frames import Logs, paths_of
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId, read, written
 from reagent_lite.files import is_writable, write_whole
@@ -61,7 +62,7 @@ class InputState:
 def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputState, ...]:
     """Returns the states of files whose sha256 are known."""
     return tuple(
-        InputState(file.name, file.size, file.modified_ns, sha256) for file, sha256 in zip(files, hashes, strict=True)
+        InputState(file.label, file.size, file.modified_ns, sha256) for file, sha256 in zip(files, hashes, strict=True)
     )
 
 
@@ -73,13 +74,13 @@ def hashes_of(files: Sequence[InputFile]) -> list[str]:
 
 def untouched(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known, by names, sizes and modification times."""
-    found = [(file.name, file.size, file.modified_ns) for file in files]
+    found = [(file.label, file.size, file.modified_ns) for file in files]
     return found == [(one.name, one.size, one.modified_ns) for one in known]
 
 
 def unchanged(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known: by names, sizes and times, else by sha256."""
-    if [(one.name, one.size) for one in known] != [(file.name, file.size) for file in files]:
+    if [(one.name, one.size) for one in known] != [(file.label, file.size) for file in files]:
         return False
     if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
         return True
@@ -116,6 +117,11 @@ class StageManifest:
     parent: str = ""
     report: dict[str, Any]
     files: dict[str, dict[str, Any]]
+
+    @classmethod
+    def above(cls, path: DataPath) -> Self | None:
+        """Returns the manifest of the stage that made the input; None where there is none, or several logs."""
+        return cls.read(path) if isinstance(path, str) else None
 
     @property
     def digest(self) -> str:
@@ -235,24 +241,51 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
     return problems
 
 
-def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...]:
-    """Returns the data files of a path; those of a stage's folder carry the sha256 that readers hold them to.
+def data_files(logs: Logs, columns: Columns | None = None) -> tuple[InputFile, ...]:
+    """Returns the data files of a log, or of several in their order, whose files have the number of their log.
+
+    Those of a stage's folder carry the sha256 that readers hold them to.
 
     Args:
-        log: local path, URL or frame.
-        columns: the log's own names for columns of the contract; a stage's folder has the contract's.
+        logs: local path, URL or frame, or several.
+        columns: the log's own names for columns of the contract; a stage's folder has the contract's, and so may some
+            of several logs.
 
     Raises:
-        DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
-        NoRowsError: a folder whose manifest says that it has no rows.
+        DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that two
+            logs have.
+        NoRowsError: empty folders, or folders whose manifest says that they have no rows, and no other log.
     """
-    from reagent_lite.data.formats.reading import READERS
     from reagent_lite.data.rows.own_columns import OwnColumns
 
-    path = path_of(log)
+    paths = paths_of(logs)
+    if isinstance(paths, str):
+        return _files_of(paths, OwnColumns.of(columns or {}))
+    own = OwnColumns.of(columns or {}, beside_others=True)
+    files: dict[str, InputFile] = {}
+    empty: list[Problem] = []
+    for number, path in enumerate(paths, 1):
+        try:
+            listed = _files_of(path, own)
+        except NoRowsError as error:
+            empty += error.problems
+            continue
+        for file in listed:
+            if file.path in files:
+                other = paths[files[file.path].log - 1]
+                expected = f"files that {other} does not have"
+                raise DataError(Problem(path, expected, file.path, "Give each file in one log"))
+            files[file.path] = replace(file, log=number)
+    if not files:
+        raise NoRowsError(empty)
+    return tuple(files.values())
+
+
+def _files_of(path: str, own: OwnNames | None) -> tuple[InputFile, ...]:
+    from reagent_lite.data.formats.reading import READERS
+
     manifest = StageManifest.read(path)
     if manifest is None:
-        own = OwnColumns.of(columns or {})
         return tuple(replace(file, columns=own) for file in list_input(path, tuple(READERS)))
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
@@ -271,12 +304,29 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
     return tuple(replace(file, sha256=manifest.files[file.name]["sha256"], features=named) for file in files)
 
 
-def left_out(path: str) -> tuple[str, ...]:
-    """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before."""
+def left_out(path: DataPath) -> tuple[str, ...]:
+    """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before.
+
+    Of several logs also which have no rows.
+    """
+    if isinstance(path, str):
+        return _left_out_of(path)
+    return tuple(sentence for log in path for sentence in _left_out_of_one_of_several(log))
+
+
+def _left_out_of(path: str) -> tuple[str, ...]:
     from reagent_lite.data.formats.reading import READERS
 
     manifest = StageManifest.read(path)
     return (*not_read(path, tuple(READERS)), *([] if manifest is None else _left_out_before(manifest)))
+
+
+def _left_out_of_one_of_several(path: str) -> tuple[str, ...]:
+    try:
+        _files_of(path, None)
+        return _left_out_of(path)
+    except NoRowsError as error:
+        return tuple(f"{problem.where}: no rows: {problem.got}" for problem in error.problems)
 
 
 def _left_out_before(manifest: StageManifest) -> list[str]:
@@ -298,7 +348,7 @@ def require_own(folder: Path, kind: str, key: str) -> None:
         raise ConfigError(Problem(key, expected, got, "It would be replaced: choose another"))
 
 
-def require_unchanged(files: Sequence[InputFile], path: str, columns: Columns | None) -> None:
+def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Columns | None) -> None:
     """Checks that an input still has the files that a stage has read: by names, sizes and modification times.
 
     Raises:
@@ -306,14 +356,16 @@ def require_unchanged(files: Sequence[InputFile], path: str, columns: Columns | 
     """
     now = data_files(path, columns)
     expected, todo = "a file that stays as it is while it is read", "Run again when its writer has ended"
-    raise_any([Problem(file.path, expected, "one that changed", todo) for file in files if file not in now])
+    known = {(file.path, file.size, file.modified_ns, file.sha256) for file in now}
+    changed = [file for file in files if (file.path, file.size, file.modified_ns, file.sha256) not in known]
+    raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])
 
 
-def require_apart(source: str, files: Sequence[InputFile], outputs: Mapping[str, Path]) -> None:
+def require_apart(source: DataPath, files: Sequence[InputFile], outputs: Mapping[str, Path]) -> None:
     """Checks that no output takes the place of an input or of another output, wherever links lead.
 
     Args:
-        source: path or URL of the input.
+        source: paths or URLs of the input.
         files: the files that it has.
         outputs: paths by their config keys.
 
@@ -321,8 +373,9 @@ def require_apart(source: str, files: Sequence[InputFile], outputs: Mapping[str,
         ConfigError: naming both.
     """
     taken = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
-    if "://" not in source and (folder := Path(source).expanduser().resolve()).is_dir():
-        taken[folder] = "the input"
+    for log in logs_of(source):
+        if "://" not in log and (folder := Path(log).expanduser().resolve()).is_dir():
+            taken[folder] = "the input"
     for key, output in outputs.items():
         own = output.resolve()
         for path, what in taken.items():

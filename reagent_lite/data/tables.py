@@ -21,7 +21,7 @@ from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
 from reagent_lite.data.rows.columns import require_one_order
-from reagent_lite.data.rows.table import FEATURES, by_name, typed_table
+from reagent_lite.data.rows.table import FEATURES, array_with_texts, by_name, typed_table, with_texts
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
 
@@ -107,6 +107,8 @@ def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str,
     for name in known.keys() & more.keys():
         if _has_names(known[name].type) != _has_names(more[name].type):  # features by id here, by name there
             known, more = ({**one, name: pa.field(name, _by_name(one[name].type))} for one in (known, more))
+        if known[name].type != more[name].type and with_texts(known[name].type) == with_texts(more[name].type):
+            known, more = ({**one, name: pa.field(name, with_texts(one[name].type))} for one in (known, more))
     fields = merge_fields(known, more)
     for name, one in fields.items():
         if is_text(one) and name in more:
@@ -120,13 +122,17 @@ def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     for number, one in enumerate(table.schema):
         if one.type != fields[one.name].type and _has_names(fields[one.name].type):
             table = table.set_column(number, one.name, by_name(in_one_piece(table.column(number)), {}))
+    for number, one in enumerate(table.schema):
+        wanted = fields[one.name].type
+        if one.type != wanted and with_texts(one.type) == wanted:
+            table = table.set_column(number, one.name, array_with_texts(in_one_piece(table.column(number))))
     return conformed(table, fields)
 
 
 def _by_name(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_by_name(kind.value_type))
-    return pa.map_(pa.string(), FEATURES.item_type) if kind == FEATURES else kind
+    return pa.map_(pa.string(), kind.item_type) if kind in (FEATURES, with_texts(FEATURES)) else kind
 
 
 def _has_names(kind: pa.DataType) -> bool:

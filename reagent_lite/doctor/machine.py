@@ -11,6 +11,7 @@ import torch
 
 from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.stage import data_files
@@ -139,7 +140,7 @@ def dataset_folder(config: WorkflowConfig) -> Row:
     return failed("simulation.dataset", text, "Choose a folder that this user can write, and that all machines see")
 
 
-def copy_folder(config: WorkflowConfig, path: str) -> Row:
+def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     """Checks the folder for the training copy of a path."""
     name = "training copy"
     actions = config.actions or None
@@ -168,7 +169,7 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     return ok(name, text) if free > need else warning(name, text, todo)
 
 
-def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Row]:
+def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterator[Row]:
     """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
@@ -186,7 +187,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Ro
         return
     total = size_text(sum(file.size for file in files))
     read = counted(rows.rows, "row has", "rows have")
-    yield ok(key, f"{path}: {counted(len(files), 'file')}, {total}; the first {read} no fault")
+    yield ok(key, f"{shown(path)}: {counted(len(files), 'file')}, {total}; the first {read} no fault")
     yield from _normalization(config, rows)
 
 

@@ -17,6 +17,7 @@ from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.types import FeatureSpec
 
 _BINS = 10  # of propensities
 _EXACT = 16  # up to this number of candidates, each number is counted separately
@@ -31,35 +32,54 @@ def candidate_choices(
     page: EvaluationPage,
     copy: TrainingCopy,
     numbers: NDArray[np.int64],
-    ids: Sequence[int],
+    features: Sequence[FeatureSpec],
     group: Group,
     *,
     propensities_known: bool,
 ) -> dict[str, Any]:
     """Returns `tally` over the rows of all ranks; every rank calls it.
 
+    A category is described by a column for each level, 1 where the candidate has it and 0 where it has another.
+
     Args:
         page: this rank's scored rows.
         copy: the training copy of these rows.
         numbers: [N] row numbers in the copy, in the page's order.
-        ids: features of candidates, the same on every rank.
+        features: those of candidates, the same on every rank.
         group: the ranks.
         propensities_known: whether all rows of the log have a propensity.
     """
-    size = max(_CHUNK_VALUES // max(page.mask.shape[1] * len(ids), 1), 1)
+    ids = [feature.feature_id for feature in features]
+    names = [name for feature in features for name in _names(feature)]
+    size = max(_CHUNK_VALUES // max(page.mask.shape[1] * len(names), 1), 1)
 
     def chunks() -> Iterable[tuple[EvaluationPage, Tensor]]:
         for start in range(0, len(page), size):
             rows = torch.arange(start, min(start + size, len(page)))
-            features = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
-            yield page.rows(rows), torch.from_numpy(features)
+            raw = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
+            yield page.rows(rows), _by_level(torch.from_numpy(raw), features)
 
-    document = tally(chunks, ids, group, propensities_known=propensities_known)
+    document = tally(chunks, names, group, propensities_known=propensities_known)
     copy.release()
     return document
 
 
-def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_known: bool) -> dict[str, Any]:
+def _names(feature: FeatureSpec) -> list[str]:
+    return [f"{feature.feature_id} = {level}" for level in feature.levels] or [str(feature.feature_id)]
+
+
+def _by_level(raw: Tensor, features: Sequence[FeatureSpec]) -> Tensor:
+    """Returns raw features [N, K, F] with a column for each level of categories, NaN where absent."""
+    columns = []
+    for column, feature in zip(raw.unbind(2), features, strict=True):
+        if not feature.levels:
+            columns.append(column)
+        for code in feature.possible_values if feature.levels else ():
+            columns.append(torch.where(column.isnan(), column, (column == code).to(column.dtype)))
+    return torch.stack(columns, 2)
+
+
+def tally(chunks: Chunks, ids: Sequence[int | str], group: Group, *, propensities_known: bool) -> dict[str, Any]:
     """Counts the choices of log and policy over all ranks and returns them as JSON types; undefined values are null.
 
     Args:

@@ -16,7 +16,7 @@ from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.overlap import Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
-from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.evaluation.verdict import FEWEST_SIZES, Verdict, has_small_propensities, shows_no_range
 from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED = "logged policy"
@@ -440,8 +440,15 @@ def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
             f"{many if needed < _MOST_EPISODES else ''}log a policy that takes this policy's actions more often, or "
             f"{_NEARER}; or run an A/B test."
         )
-    if overlap.mean_weight.value > 1 or overlap.mean_episode_weight.value > 1:
+    if has_small_propensities(overlap):
         return "check that action_probability is the probability with which each action was taken, and evaluate again."
+    events = comparison.events
+    if events is not None and shows_no_range(events):
+        needed = overlap.num_episodes * FEWEST_SIZES / max(events.logged, 1)
+        return (
+            f"say in evaluation.reward_range which rewards are possible, or log about {number(float(f'{needed:.2g}'))} "
+            f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} events; and evaluate again."
+        )
     return (
         f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
     )

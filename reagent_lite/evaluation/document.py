@@ -10,6 +10,7 @@ import numpy as np
 
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.decision import Evidence, ShipDecision, compared, compared_models, decide
@@ -243,6 +244,9 @@ class Findings:
         if self.estimates is not None:
             log = self.estimates.log
             document["log"] = {"path": self.config.data_path, **log.counts}
+            if isinstance(self.config.data_path, tuple):
+                shares = shares_of_counts(self.config.data_path, log.copy.counts)
+                document["log"]["rows_of_logs"] = {path: rows for path, rows, _ in shares}
             if self.config.write_scored_rows:
                 document["log"]["scored_lines"] = log.scored_lines()
         if self.estimates is not None and len(self.models) == 2:

@@ -13,7 +13,9 @@ import torch
 
 from reagent_lite.algorithms.cpe_heads import Policy
 from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
+from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.texts import require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.normalized import raw_columns
@@ -117,7 +119,9 @@ class EvaluationLog:
             settings = settings.model_copy(update={"held_out_share": 1.0})
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
-            raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
+            raise DataError(
+                Problem(shown(config.data_path), "an episode of which every action is known, to score", "none")
+            )
         split = split_log(sides, scored, config.evaluation)
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = raw_columns(copy.candidates) if copy.parametric else None
@@ -215,14 +219,16 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
         probabilities: Policy = ExportedPolicy(policy, config, choices)
         rows = log.evaluated
         reading = policy.reading
-        ids = tuple(policy.bundle.action_feature_ids)
     else:
         rows, probabilities = policy.on(log.evaluated, log.columns.get(policy.key))
         reading = log.reading
-        ids = copy.action_ids if _is_modelled(policy, log.columns) else ()
     with own_seed(config.seed + 1, ALONE.device):
         heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
-    return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_ids=ids, asked_once=exported)
+    described = copy.parametric and _is_modelled(policy, log.columns)
+    features = reading.normalization["action"].features if described else ()
+    return PolicyEvaluator(
+        rows, probabilities, heads, title=policy.key, candidate_features=features, asked_once=exported
+    )
 
 
 def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
@@ -240,11 +246,13 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
     """Returns sentences on differences between the features of the log and those of the model.
 
     Raises:
-        DataError: no feature is in both.
+        DataError: no feature is in both; a feature is a text in one of them and a number in the other.
     """
     sides = [("state", copy.state_ids, model.bundle.state_feature_ids)]
     if model.bundle.parametric:
         sides.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
+    for column, spec in model.normalization.items():
+        require_texts(copy, column, spec, f"{model.key} {model.path}")
     warnings = []
     for side, have, reads in sides:
         unknown = sorted(set(have) - set(reads))

@@ -37,7 +37,7 @@ from reagent_lite.evaluation.cpe import (
 from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class PolicyEvaluator:
         policy: maps states and choices to probabilities [B, K].
         heads: models of the policy, not fitted yet.
         title: name of the policy in progress bars.
-        candidate_ids: features that describe the chosen candidates; empty for named actions.
+        candidate_features: features that describe the chosen candidates; empty for named actions.
         asked_once: evaluates the policy once per fitted row instead of in every pass, which takes memory for the
             probabilities. Used for exported models: the threads of onnxruntime and of torch slow each other down.
 
@@ -135,13 +135,13 @@ class PolicyEvaluator:
         heads: CPEHeads,
         *,
         title: str = "the policy",
-        candidate_ids: tuple[int, ...] = (),
+        candidate_features: tuple[FeatureSpec, ...] = (),
         asked_once: bool = False,
     ) -> None:
         self.policy = policy
         self.log = log
         self._title = title
-        self._candidate_ids = candidate_ids
+        self._candidate_features = candidate_features
         self._asked_once = asked_once
         self.models = PolicyModels(heads, log.settings, log.group)
         if sum(log.fit_counts):
@@ -180,12 +180,12 @@ class PolicyEvaluator:
         log = self.log
         part = self._part_of_page("scoring rows by", self.models.heads)
         choices = {}
-        if final and self._candidate_ids:
+        if final and self._candidate_features:
             choices["candidates"] = candidate_choices(
                 part,
                 log.sides.scored,
                 log.split.scored.numbers[self._order],
-                self._candidate_ids,
+                self._candidate_features,
                 log.group,
                 propensities_known=not log.without_propensity,
             )

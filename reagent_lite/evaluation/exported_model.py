@@ -19,6 +19,7 @@ from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.config.paths import shown
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
@@ -28,7 +29,7 @@ from reagent_lite.data.features.normalization import parse_normalization
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
 from reagent_lite.errors import BundleError, Problem
-from reagent_lite.export.bundle import Bundle, load_bundle
+from reagent_lite.export.bundle import CONFIG_FILE, NORMALIZATION_FILE, Bundle, load_bundle
 from reagent_lite.export.choices import Choices
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings
@@ -65,8 +66,10 @@ class Reading:
             for feature, summary in column.features.items()
             if summary.moments.count < MIN_PRESENT_VALUES
         ]
-        settings = NormParams(feature_overrides=dict.fromkeys(rare, "DO_NOT_PREPROCESS"))
-        specs = fit_columns(columns, settings, where=config.data_path)
+        texts = {str(feature) for column in columns.values() for feature in column.levels}
+        overrides = {feature: "ENUM" if feature in texts else "DO_NOT_PREPROCESS" for feature in rare}
+        settings = NormParams(feature_overrides=overrides)
+        specs = fit_columns(columns, settings, where=shown(config.data_path))
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
     def spec(self, copy: TrainingCopy) -> SourceSpec:
@@ -139,11 +142,11 @@ class ExportedModel:
         """
         folder = Path(path).expanduser()
         bundle = load_bundle(folder)
-        config, encoded = (json.loads((folder / name).read_bytes()) for name in ("config.json", "normalization.json"))
+        config, encoded = (json.loads((folder / name).read_bytes()) for name in (CONFIG_FILE, NORMALIZATION_FILE))
         columns = ("state", "action") if bundle.parametric else ("state",)
         lacking = [name for name in columns if name not in encoded]
         if lacking:
-            where = str(folder / "normalization.json")
+            where = str(folder / NORMALIZATION_FILE)
             advice = "Export the model again"
             raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}

@@ -29,7 +29,7 @@ _MAX_RESOLUTION = 0.5
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
 # Intervals of about 6 purchases with lognormal amounts covered the truth in 83 % of 500 logs: so few show no range.
-_FEWEST_SIZES = 100
+FEWEST_SIZES = 100
 _SPREAD = 0.5
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
@@ -99,7 +99,7 @@ def estimate_verdict(
         return Verdict.DO_NOT_USE, _CONSTANT
     if not figure.defined:
         return Verdict.DO_NOT_USE, _UNDEFINED
-    if weights[0] is Verdict.TRUSTWORTHY and events and events.logged < _FEWEST_SIZES and events.spread > _SPREAD:
+    if weights[0] is Verdict.TRUSTWORTHY and events and shows_no_range(events):
         return Verdict.SUPPORT, (
             f"the log has {counted(events.logged, 'event')} of very different sizes, and larger ones may be possible: "
             "log more rows, or say in evaluation.reward_range which rewards are possible"
@@ -107,6 +107,17 @@ def estimate_verdict(
     if weights[0] is Verdict.TRUSTWORTHY and reliance:
         return Verdict.SUPPORT, reliance
     return weights
+
+
+def shows_no_range(events: Events) -> bool:
+    """Returns whether events are too few, and of too different sizes, to show how large one may be."""
+    return events.logged < FEWEST_SIZES and events.spread > _SPREAD
+
+
+def has_small_propensities(overlap: Overlap) -> bool:
+    """Returns whether weights are larger on average than chance explains, so that propensities are too small."""
+    means = overlap.mean_weight, overlap.mean_episode_weight
+    return any(_differs_from_one(mean) and mean.value > 1 for mean in means)
 
 
 def reliance_on_model(name: str, overlap: Overlap) -> str:

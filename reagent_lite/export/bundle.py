@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from reagent_lite.categories import code_of, is_other
 from reagent_lite.errors import BundleError, Problem, counted, listed, raise_any
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
 CONFIG_FILE: Final = "config.json"
+NORMALIZATION_FILE: Final = "normalization.json"
 _OUTPUTS: Final = {"q", "greedy", "propensities", "choices"}
 _EXPORT_AGAIN: Final = "Export the model again with this release"
 
-FeatureMap = Mapping[str, float | None] | Mapping[int, float | None]
+FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
 Columns = dict[str, str | list[str]]
 """{field of the contract: name of the log's column, or the names of one column for each feature}."""
 
@@ -78,10 +80,16 @@ class Bundle:
         policy: what propensities are computed for, in the exported graph: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}, where epsilon 0 is greedy.
         columns: the names that its training log had for columns of the contract, data.columns of its config.
+        levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
     """
 
     def __init__(
-        self, manifest: dict[str, Any], session: "InferenceSession", golden: bytes, columns: Columns | None = None
+        self,
+        manifest: dict[str, Any],
+        session: "InferenceSession",
+        golden: bytes,
+        columns: Columns | None = None,
+        normalization: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.manifest = manifest
         self.workflow: str = manifest["workflow"]
@@ -93,13 +101,16 @@ class Bundle:
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._golden = golden
-        self._columns = [
-            {str(feature): column for column, feature in enumerate(ids)}
-            for ids in (self.state_feature_ids, self.action_feature_ids)
+        self._sides = [
+            _Side.of(ids, (normalization or {}).get(name, {}))
+            for name, ids in (("state", self.state_feature_ids), ("action", self.action_feature_ids))
         ]
+        self.levels: dict[str, dict[str, tuple[str, ...]]] = {
+            name: side.levels for name, side in zip(("state", "action"), self._sides, strict=True)
+        }
 
     def __repr__(self) -> str:
-        states, candidates = map(listed, self._columns)
+        states, candidates = (listed(side.columns) for side in self._sides)
         choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
         return f"<Bundle {self.workflow}: state features {states}; {choices}; policy {self.policy}>"
 
@@ -111,14 +122,32 @@ class Bundle:
     def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
         """Returns [N, F] of sparse maps {feature id: value}, NaN where absent or null.
 
+        A feature with levels takes texts, which become their codes (`categories.code_of`); others take numbers. A text
+        that is no level is other.
+
         Raises:
-            BundleError: for an unknown feature id or a value that is no number.
+            BundleError: for an unknown feature id, a number in place of a text, and any other value that is no number.
         """
-        return _from_maps("states", maps, self._columns[0])
+        return _from_maps("states", maps, self._sides[0])
 
     def candidates(self, lists: Sequence[Sequence[FeatureMap]]) -> list[NDArray[np.float32]]:
         """Returns one [K_i, F] per row of its candidates' sparse maps; errors as of `states`."""
-        return [_from_maps(f"candidates[{row}]", maps, self._columns[1]) for row, maps in enumerate(lists)]
+        return [_from_maps(f"candidates[{row}]", maps, self._sides[1]) for row, maps in enumerate(lists)]
+
+    def others(self, values: NDArray[np.float32], *, candidates: bool = False) -> dict[int, int]:
+        """Returns {feature id: rows whose value is other} of the one-hot features, those that have such rows.
+
+        A value is other if it has no column of its own in the model: a text that is no level, or an integer that the
+        normalization does not have.
+
+        Args:
+            values: [N, F] raw features, as of `states` or `candidates`.
+            candidates: whether they are of candidates.
+        """
+        side = self._sides[candidates]
+        ids = self.action_feature_ids if candidates else self.state_feature_ids
+        counts = {ids[at]: int(is_other(values[:, at], possible).sum()) for at, possible in side.possible.items()}
+        return {feature: count for feature, count in counts.items() if count}
 
     def predict(
         self,
@@ -130,8 +159,8 @@ class Bundle:
         """Scores every choice of every row and chooses.
 
         Args:
-            values: [N, F] raw state features in the order of `state_feature_ids`, NaN where missing; or a frame of
-                pandas, polars or Arrow, of which the columns of these names are read.
+            values: [N, F] raw state features in the order of `state_feature_ids`, NaN where missing, codes for texts;
+                or a frame of pandas, polars or Arrow, of which the columns of these names are read.
             presence: [N, F] bool, false where missing; absent: where values are not NaN.
             mask: [N, K] bool, allowed choices; absent: all.
             candidates: parametric only, of each row [K_i, F'] raw candidates in the order of `action_feature_ids`, NaN
@@ -140,7 +169,7 @@ class Bundle:
         Raises:
             BundleError: for wrong shapes or types and for infinity.
         """
-        state = _dense("values", values, self._columns[0])
+        state = _dense("values", values, self._sides[0])
         num_rows = len(state)
         feed: list[NDArray[Any]] = self._features("values", state, presence)
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
@@ -240,7 +269,7 @@ class Bundle:
         width = len(self.action_feature_ids)
         empty = np.empty((0, width))
         arrays = [
-            _dense(f"candidates[{row}]", options if len(options) else empty, self._columns[1])  # type: ignore[arg-type]
+            _dense(f"candidates[{row}]", options if len(options) else empty, self._sides[1])  # type: ignore[arg-type]
             for row, options in enumerate(candidates)
         ]
         longest = max([1, *(len(array) for array in arrays)])
@@ -250,6 +279,36 @@ class Bundle:
             values[row, : len(array)] = array
             exists[row, : len(array)] = True
         return values, exists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """The features of states, or of candidates.
+
+    Attributes:
+        columns: {feature id as text: column}.
+        levels: {feature id as text: levels} of those whose values are texts.
+        possible: {column: possible values} of the one-hot ones.
+    """
+
+    columns: dict[str, int]
+    levels: dict[str, tuple[str, ...]]
+    possible: dict[int, NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], normalization: Mapping[str, Any]) -> "_Side":
+        """Returns the features of these ids, with what normalization.json has of them."""
+        columns = {str(feature): column for column, feature in enumerate(ids)}
+        levels = {}
+        possible = {}
+        for name, column in columns.items():
+            text = normalization.get(name, "{}")
+            parameters = json.loads(text) if isinstance(text, str) else text
+            if parameters.get("feature_type") == "ENUM":
+                possible[column] = np.array(parameters.get("possible_values") or (), np.float32)
+                if parameters.get("levels"):
+                    levels[name] = tuple(parameters["levels"])
+        return cls(columns=columns, levels=levels, possible=possible)
 
 
 def parts(widths: Iterable[int], most: int) -> Iterator[slice]:
@@ -304,7 +363,7 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
         wanted = f"features and actions of {MODEL_FILE}: {widths}"
         raise BundleError(Problem(str(folder / FILE_NAME), wanted, str(expected), _EXPORT_AGAIN))
     columns = json.loads(files[CONFIG_FILE]).get("data", {}).get("columns")
-    return Bundle(manifest, session, files[GOLDEN_FILE], columns)
+    return Bundle(manifest, session, files[GOLDEN_FILE], columns, json.loads(files[NORMALIZATION_FILE]))
 
 
 def _require_model(folder: Path, manifest: dict[str, Any]) -> None:
@@ -359,7 +418,7 @@ def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     while True:
         before = _identity(folder)
         try:
-            return verified(folder, BUNDLE, keep=(MODEL_FILE, GOLDEN_FILE, CONFIG_FILE))
+            return verified(folder, BUNDLE, keep=(MODEL_FILE, GOLDEN_FILE, CONFIG_FILE, NORMALIZATION_FILE))
         except BundleError:
             if _identity(folder) == before:
                 raise
@@ -385,18 +444,28 @@ def _recorded(lists: Any) -> NDArray[Any]:
     return array if array.dtype == np.bool_ else np.array(lists, dtype=np.float32)
 
 
-def _dense(where: str, given: Any, columns: Mapping[str, int]) -> NDArray[np.float32]:
+def _dense(where: str, given: Any, side: _Side) -> NDArray[np.float32]:
     """Returns [N, F] float32 of an array, or of a frame's columns by name, NaN for missing; errors as of `_array`."""
+    columns = side.columns
     names = getattr(given, "column_names", getattr(given, "columns", None))  # of Arrow; of pandas and polars
     if names is not None and columns:
         by_text = {str(name): name for name in names}
         if lacking := [name for name in columns if name not in by_text]:
             advice = "A feature that no row has is a column of NaN"
             raise BundleError(Problem(where, f"the columns {listed(columns)}", f"no {listed(lacking)}", advice))
-        given = np.stack([_column(f"{where}, column {name}", given[by_text[name]]) for name in columns], axis=1)
+        given = np.stack(
+            [
+                (_texts if name in side.levels else _column)(f"{where}, column {name}", given[by_text[name]])
+                for name in columns
+            ],
+            axis=1,
+        )
     with np.errstate(over="ignore"):
         shape = (None, len(columns))
-        return _array(where, given, shape, "fiu", "real numbers, NaN where missing").astype(np.float32)
+        expected = "real numbers, NaN where missing"
+        if side.levels:
+            expected += f", with {listed(side.levels)} as codes: `states`, `candidates` and frames take the texts"
+        return _array(where, given, shape, "fiu", expected).astype(np.float32)
 
 
 def _column(where: str, given: Any) -> NDArray[np.float64]:
@@ -404,6 +473,18 @@ def _column(where: str, given: Any) -> NDArray[np.float64]:
     if values.dtype == np.object_:  # as None makes it
         values = np.array([np.nan if value is None else value for value in values.flat])
     return _array(where, values, (None,), "bfiu", "real numbers, NaN or None where missing").astype(np.float64)
+
+
+def _texts(where: str, given: Any) -> NDArray[np.float64]:
+    """Returns the codes of a column of texts, NaN where there is none."""
+    values = np.asarray(given).tolist()
+    codes = np.full(len(values), np.nan)
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            codes[row] = code_of(value)
+        elif value is not None and value == value:
+            raise BundleError(Problem(where, "texts, NaN or None where missing", repr(value)))
+    return codes
 
 
 def _flags(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:
@@ -436,12 +517,14 @@ def _array(where: str, given: Any, shape: tuple[int | None, ...], kinds: str, ex
     return array
 
 
-def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int]) -> NDArray[np.float32]:
+def _from_maps(where: str, maps: Sequence[FeatureMap], side: _Side) -> NDArray[np.float32]:
     """Returns [N, F] of N sparse maps {feature id: value} with columns by id; absent and null are NaN.
 
     Raises:
-        BundleError: for an id the model does not read, and for a value that is no finite number; up to 20 at once.
+        BundleError: for an id the model does not read, a value of a feature with levels that is no text, and one of
+            another feature that is no finite number; up to 20 at once.
     """
+    columns = side.columns
     if isinstance(maps, Mapping):
         raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
     dense = np.full((len(maps), len(columns)), np.nan)
@@ -455,6 +538,12 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int
             if column is None:
                 advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
                 problems.append(Problem(f"{where}[{row}]", f"feature ids among {listed(columns)}", repr(key), advice))
+            elif str(key) in side.levels:
+                if isinstance(value, str):
+                    dense[row, column] = code_of(value)
+                elif value is not None:
+                    cell = f"{where}[{row}], feature {key}"
+                    problems.append(Problem(cell, "a text or null, as it is a category", repr(value)))
             elif isinstance(value, bool) or not isinstance(value, (int, float, np.number, NoneType)):
                 problems.append(Problem(f"{where}[{row}], feature {key}", "a number or null", repr(value)))
             elif value is not None:

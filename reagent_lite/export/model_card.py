@@ -5,6 +5,7 @@ import re
 from html import escape
 from typing import Final
 
+from reagent_lite.errors import counted
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import Predictor
 
@@ -12,7 +13,7 @@ _USE: Final = """```python
 from reagent_lite import load_bundle
 
 bundle = load_bundle("model")
-found = bundle.predict_rows([{{{state}: 0.5}}]{candidates})  # absent features are missing
+found = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
 found.greedy  # {greedy}
 found.draw()  # drawn as the policy says: index and propensity, to log with the decision
 ```
@@ -36,6 +37,10 @@ _TENSORS: Final = {
     "propensities": ("float32", "probability with which the policy takes each choice"),
     "choices": ("bool", "true where the policy may take a choice"),
 }
+_CODES: Final = (
+    "`load_bundle` takes the texts of categories. In tensors of `model.onnx` and `model.torchscript` a level is its "
+    "code, and every other number is other: in none of the columns."
+)
 _LIMITS: Final = (
     "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. Ties go to the lowest index. A row "
     "without an allowed choice gives choice -1. Off-policy estimates hold for the logged population and horizon: "
@@ -47,10 +52,11 @@ _LIMITS: Final = (
 def model_card(predictor: Predictor, content: BundleContent) -> str:
     """Returns the card as Markdown."""
     sections = {
-        "Use": _use(predictor, content.score),
+        "Use": _use(predictor, content),
         "Choices": _choices(predictor),
         "Policy": _policy(predictor),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
+        **_candidates(predictor, content),
         "Evaluation": content.findings or "None was made.",
         "Limits": _LIMITS,
         "Origin": _origin(content),
@@ -61,17 +67,22 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
     return f"{title}{decision}{body}\n"
 
 
-def _use(predictor: Predictor, score: str) -> str:
+def _use(predictor: Predictor, content: BundleContent) -> str:
     rows = []
     for kind, tensors in (("input", predictor.inputs), ("output", predictor.outputs)):
         for name, axes in tensors.items():
             dtype, what = _TENSORS[name.removeprefix("state_")]
-            rows.append(f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what.format(score=score)} |")
-    action = _first(predictor.action_feature_ids)
+            rows.append(
+                f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what.format(score=content.score)} |"
+            )
+    state = _example(predictor.state_feature_ids, content.normalization.get("state", {}), 0.5)
+    first, second = (
+        _example(predictor.action_feature_ids, content.normalization.get("action", {}), value) for value in (1.0, 2.0)
+    )
     names = list(predictor.inputs)[:-1]
     return _USE.format(
-        state=_first(predictor.state_feature_ids),
-        candidates=f", [[{{{action}: 1.0}}, {{{action}: 2.0}}]]" if predictor.parametric else "",
+        state=state,
+        candidates=f", [[{{{first}}}, {{{second}}}]]" if predictor.parametric else "",
         greedy="place in the row's list" if predictor.parametric else "place in bundle.action_names",
         tensors="\n".join(rows),
         pairs=", ".join(f"({values}, {presence})" for values, presence in zip(names[::2], names[1::2], strict=True)),
@@ -103,8 +114,26 @@ def _policy(predictor: Predictor) -> str:
 
 
 def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
-    rows = (f"| {plain(str(feature))} | {_type_of(parameters.get(str(feature)))} |" for feature in ids)
-    return "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
+    rows = []
+    categories = []
+    for name in map(str, ids):
+        known = json.loads(parameters.get(name, "{}"))
+        levels = known.get("levels") or ()
+        kind = f"{counted(len(levels), 'level')}, as texts" if levels else known.get("feature_type", "")
+        rows.append(f"| {plain(name)} | {kind} |")
+        codes = zip(levels, known.get("possible_values") or (), strict=False)
+        categories += [f"| {plain(name)} | {_code(level)} | {code!r} |" for level, code in codes]
+    table = "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
+    if not categories:
+        return table
+    listed = "\n".join(("| category | level | code |", "|---|---|---|", *categories))
+    return f"{table}\n\n{_CODES}\n\n{listed}"
+
+
+def _candidates(predictor: Predictor, content: BundleContent) -> dict[str, str]:
+    """Returns the section on categories of candidates, if there are any."""
+    text = _features(predictor.action_feature_ids, content.normalization.get("action", {}))
+    return {"Features of candidates": text} if _CODES in text else {}
 
 
 def _origin(content: BundleContent) -> str:
@@ -130,9 +159,9 @@ def plain(text: str) -> str:
     return re.sub(r"[\\`*\[\]|~:]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", line)
 
 
-def _type_of(parameters: str | None) -> str:
-    return "" if parameters is None else str(json.loads(parameters).get("feature_type", ""))
-
-
-def _first(ids: tuple[int, ...]) -> str:
-    return repr(str(ids[0])) if ids else ""
+def _example(ids: tuple[int, ...], parameters: dict[str, str], value: float) -> str:
+    """Returns the first feature with a value, as in a map of Python."""
+    if not ids:
+        return ""
+    levels = json.loads(parameters.get(str(ids[0]), "{}")).get("levels") or ()
+    return f"{str(ids[0])!r}: {(levels[int(value) % len(levels)] if levels else value)!r}"

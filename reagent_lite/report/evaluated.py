@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from reagent_lite.config import resolved
+from reagent_lite.config.paths import shown
+from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
@@ -50,7 +52,10 @@ def report_of_evaluation(findings: Findings, where: str) -> Report:
 def _facts(findings: Findings) -> Iterator[tuple[str, Cell]]:
     if findings.estimates is not None:
         counts = findings.estimates.log.counts
-        yield "Log", findings.config.data_path
+        path = findings.config.data_path
+        yield "Log", shown(path)
+        if shares := shares_of_counts(path, findings.estimates.log.copy.counts):
+            yield "Rows by log", shares_in_words(shares)
         yield "Episodes scored", f"{counts['scored_episodes']:,} of {counts['episodes']:,}"
         yield "Episodes that models were fitted to", counts["fitted_episodes"]
     if findings.played is not None:

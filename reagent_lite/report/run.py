@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
@@ -35,6 +36,7 @@ from reagent_lite.report.sections import (
     evaluation_notes,
     evaluation_sections,
 )
+from reagent_lite.types import FeatureType
 
 PAGE = "report.html"
 
@@ -61,6 +63,7 @@ class DataSource:
         path: as the config has it.
         rows: on all machines.
         counts: what else was found on them, in words.
+        logs: (path, rows, share) of each of several logs.
         copy: this machine's training copy.
         on_node: whether other machines hold other rows.
     """
@@ -69,17 +72,25 @@ class DataSource:
     path: str
     rows: int
     counts: str
+    logs: tuple[tuple[str, int, float], ...]
     copy: TrainingCopy
     on_node: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureFacts:
-    """A feature in a sample of rows: the share that has it, and its mean and deviation in the units of the data."""
+    """A feature in a sample of rows.
+
+    Attributes:
+        present: the share that has it.
+        mean, stddev: mean and deviation in the units of the data; None of texts.
+        other: how many values of all rows have no column of their own; 0 of features that are not one-hot.
+    """
 
     present: float
-    mean: float
-    stddev: float
+    mean: float | None
+    stddev: float | None
+    other: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +252,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     config = figures.config
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
-        ("Learned from", config.training_data_path or env),
+        ("Learned from", shown(config.training_data_path) or env),
         ("Optimizer steps", figures.steps),
         ("Rows learned from, repeats included", figures.rows),
         ("Discount per step", f"{config.rl.gamma:g}"),
@@ -271,7 +282,10 @@ def features_section(
         parameter = json.loads(text) if isinstance(text, str) else text
         sampled = facts.get(column, {}).get(id_of(name))
         figures = (None, None, None) if sampled is None else (sampled.present, sampled.mean, sampled.stddev)
-        rows.append((name, column, parameter["feature_type"], *figures))
+        levels = parameter.get("levels") or ()
+        kind = f"{parameter['feature_type']}, {counted(len(levels), 'level')}" if levels else parameter["feature_type"]
+        other = None if sampled is None or parameter["feature_type"] != FeatureType.ENUM else sampled.other
+        rows.append((name, column, kind, *figures, other))
     table = Table(
         title="Features and how they are normalized",
         columns=(
@@ -281,6 +295,7 @@ def features_section(
             ("Present", "share"),
             ("Mean", "number"),
             ("Standard deviation", "number"),
+            ("Other values", "number"),
         ),
         rows=rows,
         note=left_out(len(entries) - len(rows), "features", "normalization.json"),
@@ -308,6 +323,7 @@ def drift_section(config: WorkflowConfig) -> Section:
             feature["ks"],
             f"{percent(feature['reference_present'])} → {percent(feature['present'])}",
             f"{number(feature['reference_mean'])} → {number(feature['mean'])}",
+            feature.get("other"),
         )
         for column, feature in drifted[:_MOST_FEATURES]
     ]
@@ -321,6 +337,7 @@ def drift_section(config: WorkflowConfig) -> Section:
             ("KS", "number"),
             ("Present: reference → training", "number"),
             ("Mean: reference → training", "number"),
+            ("Values that the reference has not", "share"),
         ),
         rows=rows,
         note=left_out(len(drifted) - len(rows), "features", "drift.json"),
@@ -335,7 +352,12 @@ def lineage_section(sources: Sequence[DataSource]) -> Section:
             title="Data that the config names, and what was found",
             columns=(("Use", "name"), ("Path", "name"), ("Rows", "number"), ("Counts", "words")),
             rows=[(source.use, source.path, source.rows, source.counts) for source in sources],
-        )
+        ),
+        Table(
+            title="Rows of each log",
+            columns=(("Use", "name"), ("Log", "name"), ("Rows", "number"), ("Share", "number")),
+            rows=[(source.use, log, rows, percent(share)) for source in sources for log, rows, share in source.logs],
+        ),
     ]
     for source in sources:
         use = f"{source.use} on node 0" if source.on_node else source.use

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
@@ -392,7 +393,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         return
     part = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {part}" if several else ""
-    yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
+    size = f"{counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
+    yield f"data: {shown(config.training_data_path)}: {size}"
     if inputs.events:
         yield "events: transitions are made of them as they are read"
     if config.data.shards_path is not None:

@@ -22,6 +22,7 @@ from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.algorithms.policy_learner import PolicyLearner, evaluating, network_settings
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import shown
 from reagent_lite.console import logger, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
@@ -175,7 +176,7 @@ class LogEvaluator(Evaluator):
         self._logged_entropy = self._mean_entropy_of_the_log()
         if config.rl.temperature == "auto" and self._logged_entropy is None:
             todo = 'Log the propensities, set evaluation.propensities to "estimate", or give a number'
-            where = config.eval_data_path or config.training_data_path
+            where = shown(config.eval_data_path or config.training_data_path)
             raise DataError(Problem(where, 'propensities in all rows with rl.temperature "auto"', "not all", todo))
 
     def state_dict(self) -> Tree:
@@ -346,9 +347,9 @@ class LogEvaluator(Evaluator):
                 gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
             ).to(group.device)
-        features = data.normalization.action
-        ids = () if features is None else features.feature_ids
-        evaluator = PolicyEvaluator(log, self._policy, heads, candidate_ids=ids)
+        action = data.normalization.action
+        features = () if action is None else action.features
+        evaluator = PolicyEvaluator(log, self._policy, heads, candidate_features=features)
         scored.copy.release()
         train.copy.release()
         train.rows.release()

@@ -22,6 +22,7 @@ import torch
 from reagent_lite import __version__
 from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, options_of, parser_of
 from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.config.paths import logs_of
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.distributed.gpus import used_gpus
@@ -236,7 +237,7 @@ def _find_data(config: WorkflowConfig) -> None:
     if config.data.shards_path is not None and config.node_index:
         return  # only node 0 reads the data and writes shards
     for key in ("training_data_path", "eval_data_path"):
-        if path := getattr(config, key):
+        for path in logs_of(getattr(config, key) or ()):
             with needing("data", key):
                 from reagent_lite.data.formats.reading import READERS
             with contextlib.suppress(NoRowsError):  # the ranks find out whether others have rows

@@ -18,10 +18,12 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
 from reagent_lite.sim.rollout import ONLY
-from reagent_lite.training.capture import Captured, eager
+from reagent_lite.training.capture import Captured, can_compile, eager
 from reagent_lite.training.loop import Optimization, Update
 from reagent_lite.types import SourceSpec
 
+# Compiling takes some 4 s, and saves 0.15 to 0.4 ms of an update on an H200.
+FEWEST_COMPILED_STEPS = 20_000
 _OPERATIONS_PER_THREAD = 1e8  # with fewer, threads wait for each other longer than they save
 
 
@@ -121,6 +123,15 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
         and group.world_size == group.gpus == 1
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     )
+
+
+def compiles(config: WorkflowConfig, group: Group, steps: int) -> bool:
+    """Returns whether torch.compile joins the kernels of updates that are replayed as CUDA graphs.
+
+    It does if enough steps are left to pay for it; networks of users are left as they are.
+    """
+    worthwhile = steps >= FEWEST_COMPILED_STEPS and config.training.network is None
+    return worthwhile and captures(config, group) and can_compile(group.device)
 
 
 def update_capture(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:

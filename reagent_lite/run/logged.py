@@ -12,6 +12,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import Agreement, Facts
+from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import (
     TrainingCopy,
     empty_training_copy,
@@ -29,6 +32,7 @@ from reagent_lite.data.copy.training_copy import (
     prepare_training_copy,
 )
 from reagent_lite.data.features.normalization import check_covers, normalization_json
+from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
@@ -37,9 +41,12 @@ from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, sin
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
 from reagent_lite.evaluation.episodes import Scored, TrainEvalLogs, scored_episodes
+from reagent_lite.feature_ids import id_of
+from reagent_lite.files import write_whole
+from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
-from reagent_lite.types import NormalizationSpec, SourceSpec
+from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the network, its gradients and batches
 
@@ -51,11 +58,13 @@ class Log:
     Attributes:
         copy: training copy of this machine's data.
         found: features, names and counts of the data of all machines.
+        others: {"state" or "action": {id: how often its value is other}} of one-hot features, on all machines.
         rows: this machine's rows as sources read them.
     """
 
     copy: TrainingCopy
     found: Agreement
+    others: dict[str, dict[int, int]]
     rows: LoggedRows
 
 
@@ -115,11 +124,12 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         _check_covers(config, copy, normalization)
     spec = normalization.spec(config.actions, train[1].metric_names)
 
-    def log(copy: TrainingCopy, found: Agreement) -> Log:
-        return Log(copy=copy, found=found, rows=_rows(config, copy, normalization, spec, group))
+    def log(copy: TrainingCopy, found: Agreement, title: str) -> Log:
+        others = _others(copy, normalization, shards, title)
+        return Log(copy=copy, found=found, others=others, rows=_rows(config, copy, normalization, spec, group))
 
-    train_log = log(*train)
-    scored_log = train_log if held_out is None else log(*held_out)
+    train_log = log(*train, "training data")
+    scored_log = train_log if held_out is None else log(*held_out, "eval data")
     sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
@@ -167,9 +177,9 @@ def _to_learn(config: WorkflowConfig, log: Log, sides: TrainEvalLogs, scored: Sc
 def _nothing_to_learn(config: WorkflowConfig) -> Problem:
     """Returns the problem of training data without a row that the policy may learn from."""
     if config.learns_from_scored:
-        return Problem(config.training_data_path, "rows with an action", "none")
+        return Problem(shown(config.training_data_path), "rows with an action", "none")
     return Problem(
-        config.training_data_path,
+        shown(config.training_data_path),
         "rows with an action, in episodes that are not scored",
         "none",
         "Give more episodes, eval_data_path of other episodes, a smaller evaluation.held_out_share, or set "
@@ -178,7 +188,7 @@ def _nothing_to_learn(config: WorkflowConfig) -> Problem:
 
 
 def _copy(
-    config: WorkflowConfig, path: str, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
+    config: WorkflowConfig, path: DataPath, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
     from reagent_lite.run.stages import pairing_of
@@ -206,24 +216,58 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    found = shards.agree(Facts.of(copy, group.node, given), path)
+    name = shown(path)
+    found = shards.agree(Facts.of(copy, group.node, given), name)
     if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
-        require_own_rows(copy, shards, path)
-    logger.info(f"{title}: {path}: {named_counts(found.counts)}")
+        require_own_rows(copy, shards, name)
+    logger.info(f"{title}: {name}: {named_counts(found.counts)}")
+    if shares := shares_of_counts(path, found.counts):
+        logger.info(f"{title} by log: {shares_in_words(shares)}")
     for note in found.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")
     return copy, found
 
 
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
-    """Checks that the normalization has parameters for every feature of a copy."""
+    """Checks that the normalization has parameters for every feature of a copy, and texts where it has texts."""
     of = f", for {copy.files[0]}" if copy.files else ""
-    for path, spec, ids in (
-        (config.state_norm_data_path, normalization.state, copy.state_ids),
-        (config.action_norm_data_path, normalization.action, copy.action_ids),
+    for side, path, spec, ids in (
+        ("state", config.state_norm_data_path, normalization.state, copy.state_ids),
+        ("action", config.action_norm_data_path, normalization.action, copy.action_ids),
     ):
         if spec is not None:
-            check_covers(spec, ids, where=f"{path or config.training_data_path}{of}")
+            where = f"{path or shown(config.training_data_path)}{of}"
+            check_covers(spec, ids, where=where)
+            require_texts(copy, side, spec, where)
+
+
+def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, title: str) -> dict[str, dict[int, int]]:
+    """Returns how often values of one-hot features are other, over all machines; every rank calls it."""
+    totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
+    for side, spec in (("state", normalization.state), ("action", normalization.action)):
+        features = () if spec is None else spec.features
+        one_hot = [one.feature_id for one in features if one.feature_type is FeatureType.ENUM]
+        if spec is None or not one_hot:
+            continue
+        own = _others_before_or_now(copy, side, spec) if shards.is_first and len(copy) else {}
+        counts = shards.group.all_reduce(torch.tensor([own.get(feature, 0) for feature in one_hot]))
+        totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
+        for feature, count in totals[side].items() if shards.group.is_first else ():
+            what = "value is" if count == 1 else "values are"
+            logger.warning(f"{title}: {side} feature {feature}: {count:,} {what} other, with no column of their own")
+    return totals
+
+
+def _others_before_or_now(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
+    """Returns `count_others`, which is kept beside the copy."""
+    key = json.dumps([side, normalization_json(spec)], sort_keys=True)
+    file = copy.folder / f"others_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):
+        return {id_of(feature): int(count) for feature, count in json.loads(file.read_bytes()).items()}
+    counts = count_others(copy, side, spec)
+    with suppress(OSError):
+        write_whole(file, canonical({str(feature): count for feature, count in counts.items()}))
+    return counts
 
 
 def single_step_rows(config: WorkflowConfig, log: Log, data: Data, group: Group) -> LoggedRows:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import shown
 from reagent_lite.console import logger
 from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.features import summarize_copy
@@ -130,7 +131,7 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
         columns[_COLUMNS[name]] = merge.summary()
     if not shards.group.is_first:
         return {}
-    fitted = fit_columns(columns, settings, where=config.training_data_path)
+    fitted = fit_columns(columns, settings, where=shown(config.training_data_path))
     logger.info(f"normalization of {_named(wanted)}: fitted")
     for note in (note for column in fitted.values() for note in column.notes):
         logger.warning(note)

@@ -1,10 +1,14 @@
 """Samples of a run's rows for the check of the exported model, and facts about its data for the report."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.paths import shown
+from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.shards import Shards
@@ -31,6 +35,11 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
         "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
         "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
+    for side, spec in (("state", data.normalization.state), ("action", data.normalization.action)):
+        for feature in spec.features if spec is not None else ():
+            if fact := features[side].get(feature.feature_id):
+                fact = replace(fact, other=data.train.others[side].get(feature.feature_id, 0))
+                features[side][feature.feature_id] = replace(fact, mean=None, stddev=None) if feature.levels else fact
     train.release()
     used = (
         ("training data", config.training_data_path, data.train),
@@ -39,16 +48,20 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     sources = tuple(
         DataSource(
             use=use,
-            path=path or "by the timeline",
+            path=shown(path or "by the timeline"),
             rows=sum(log.found.rows),
             counts=named_counts(log.found.counts),
+            logs=tuple(shares_of_counts(path or "", log.found.counts)),
             copy=log.copy,
             on_node=data.shards.several,
         )
         for use, path, log in used
         if log is not None
     )
-    note = f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data."
+    note = (
+        f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data. Other values "
+        "are those of one-hot features that have no column of their own, counted in all rows."
+    )
     return DataFacts(features=features, note=note, sources=sources)
 
 

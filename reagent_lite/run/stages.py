@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # modules that perform a stage are imported there, as most runs have no stage
 
-Paths = dict[str, str | None]
+Paths = dict[str, DataPath | None]
 """training_data_path and eval_data_path."""
 
 
@@ -63,7 +64,8 @@ def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> Work
     """Returns the config with the paths that the first process of this machine found."""
     texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
     paths_here = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
-    return config.model_copy(update={**paths_here, "timeline": None, "query": QuerySection()})
+    lists = {key: tuple(path) if isinstance(path, list) else path for key, path in paths_here.items()}
+    return config.model_copy(update={**lists, "timeline": None, "query": QuerySection()})
 
 
 def _folders_of(config: WorkflowConfig) -> bool:
@@ -72,7 +74,7 @@ def _folders_of(config: WorkflowConfig) -> bool:
     return section is not None and (bool(section.outputTableName) or section.evalTableName is not None)
 
 
-def pairing_of(config: WorkflowConfig, path: str | None) -> TimelineConfig | None:
+def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig | None:
     """Returns how the training copy pairs events at a path of the config; None by the defaults."""
     first = path == config.training_data_path
     section = config.timeline or TimelineSection()
@@ -106,7 +108,7 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
     return made_paths
 
 
-def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: str) -> None:
+def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath) -> None:
     """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
 
     Raises:
@@ -117,20 +119,20 @@ def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: str) -> N
             raise ConfigError(
                 Problem(
                     key,
-                    f"absent, as {path} holds transitions",
+                    f"absent, as {shown(path)} holds transitions",
                     "given",
                     "A timeline is made from events: rows without the columns of a next state",
                 )
             )
 
 
-def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -> TimelineConfig:
+def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bool) -> TimelineConfig:
     """Returns the config of the timeline for the events at a path."""
     section = config.timeline or TimelineSection()
     output = section.outputTableName if first else ""
     changes = {
         "inputTableName": path,
-        "outputTableName": output or str(_place(config, group, f"timeline of {path}", path) / "transitions"),
+        "outputTableName": output or str(_place(config, group, f"timeline of {shown(path)}", path) / "transitions"),
         "evalTableName": section.evalTableName if first else None,
         "actionDiscrete": isinstance(config, DqnConfig),
         "gamma": config.rl.gamma if section.steps > 1 else None,
@@ -148,7 +150,7 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
     """
     from reagent_lite.data.shards.machines import shard
 
-    generations = {}
+    generations: dict[str, str] = {}
     for key, path in paths.items():
         if path is not None:
             outcome = shard(_sharding(config, group, key, {"training_data_path": path}))
@@ -171,7 +173,7 @@ def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: 
     return paths
 
 
-def _sharding(config: WorkflowConfig, group: Group, key: str, keys: dict[str, str | int]) -> "ShardConfig":
+def _sharding(config: WorkflowConfig, group: Group, key: str, keys: dict[str, DataPath | int]) -> "ShardConfig":
     from reagent_lite.config.shard import ShardConfig
 
     assert config.data.shards_path is not None
@@ -185,7 +187,7 @@ def _set_of(key: str) -> str:
     return key.removesuffix("_data_path")
 
 
-def _place(config: WorkflowConfig, group: Group, name: str, near: str | None) -> Path:
+def _place(config: WorkflowConfig, group: Group, name: str, near: DataPath | None) -> Path:
     """Returns the folder for a stage's output; its name has the machine's number, as several may share these places."""
     gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
     settings = config.model_dump_json(include={"timeline", "query", "actions"})

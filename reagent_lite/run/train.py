@@ -24,6 +24,7 @@ from reagent_lite.run.learner import (
     build_optimization,
     captures,
     choose_threads,
+    compiles,
     target_policy,
     update_capture,
 )
@@ -100,7 +101,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             if group.is_first:  # all input has been read and checked; from here on the run writes to its folder
                 writer.add(trackers(config, history.run))
                 if config.follows:
-                    shared.enter_context(shared_folders(config))
+                    shared.enter_context(shared_folders(config, resumed=history.state is not None))
                 output.take(config)
                 source.write_fitted()
                 step = setup.running.position.step
@@ -139,6 +140,14 @@ class Setup:
     stream: Stream
     evaluators: Evaluators
     running: Running
+
+    def compile(self) -> None:
+        """Joins the kernels of an update and of what is written to and drawn from replay, by torch.compile."""
+        self.learner.compile(dynamic=False)
+        self.running.optimization.compile()
+        if self.stream.rollouts is not None:
+            for ring in self.stream.rollouts.rollout.rings.values():
+                ring.compile()
 
 
 def set_up(source: Source, history: History) -> Setup:
@@ -195,6 +204,9 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     waits = config.rendezvous
     running = replace(setup.running, reported=writer.reported)
     checkpoints = history.continue_in(running, stream.order, stream.partition, setup.source.identity, versions())
+    if compiles(config, group, stream.plan.num_steps - position.step):
+        logger.info("updates are compiled, which takes some seconds")
+        setup.compile()
     begin = position.rows
     start = time.monotonic()
     with (

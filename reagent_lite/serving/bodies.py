@@ -1,18 +1,40 @@
 """Bodies of requests and answers; `exact` says in the OpenAPI which features and actions the model has."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
+from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import Columns
 
 _LARGEST = 3.4e38  # of float32
 _ORDER = 2**53  # of sequence numbers; JSON carries larger integers through floats
 
+
+def _or_text(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
+    """Returns a text as it is, and anything else as a number; the model says which of them a feature takes."""
+    if not isinstance(value, str):
+        return number(value)
+    if len(value) > MOST_CHARACTERS:
+        raise PydanticCustomError("long_text", f"a text of at most {MOST_CHARACTERS} characters")
+    return value
+
+
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+Value = Annotated[Number, WrapValidator(_or_text)]
+"""A number, or the text of a category."""
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -23,8 +45,8 @@ def _some(features: dict[str, float | None]) -> dict[str, float | None]:
     return features
 
 
-StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Number | None], AfterValidator(_some)])
-CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Number | None])
+StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Value | None], AfterValidator(_some)])
+CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Value | None])
 ActionName = TypeAliasType("ActionName", str)
 
 
@@ -42,6 +64,7 @@ class Body(BaseModel):
 class _Row(Body):
     state_features: StateFeatures
     """Raw features by id or name, as in the log that the model learned from; absent or null is missing, as there.
+    Categories are texts; those that the model does not know count as other.
 
     At least one has a value: nothing can be learned from a state of which nothing is known.
     """
@@ -98,7 +121,7 @@ class Decision(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
     decision_id: str
     """Give it with the reward."""
-    action: str | dict[str, float | None]
+    action: str | dict[str, Value | None]
     """Name of the action, or features of the candidate."""
     index: int
     """Place of the action among the model's actions, or of the candidate in its list."""
@@ -174,15 +197,29 @@ def with_contract_names(tree: Any, columns: Columns) -> Any:
 def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
     """Returns an OpenAPI document in which the features and actions are those of a model."""
     schemas = document["components"]["schemas"]
-    for name, ids in (("StateFeatures", bundle.state_feature_ids), ("CandidateFeatures", bundle.action_feature_ids)):
+    sides = (
+        ("StateFeatures", "state", bundle.state_feature_ids),
+        ("CandidateFeatures", "action", bundle.action_feature_ids),
+    )
+    for name, side, ids in sides:
         if name in schemas:
             value = schemas[name]["additionalProperties"]
-            schemas[name] |= {"properties": {str(feature): value for feature in ids}, "additionalProperties": False}
-    # one feature is a number, see `_some`
+            values = {str(feature): value for feature in ids}
+            values |= {feature: _text_schema(texts) for feature, texts in bundle.levels[side].items()}
+            schemas[name] |= {"properties": values, "additionalProperties": False}
+    # one feature has a value, see `_some`
     schemas["StateFeatures"]["anyOf"] = [
-        {"required": [str(feature)], "properties": {str(feature): {"type": "number"}}}
+        {
+            "required": [str(feature)],
+            "properties": {str(feature): {"type": "string" if str(feature) in bundle.levels["state"] else "number"}},
+        }
         for feature in bundle.state_feature_ids
     ]
     if "ActionName" in schemas:
         schemas["ActionName"]["enum"] = list(bundle.action_names)
     return document
+
+
+def _text_schema(levels: Sequence[str]) -> dict[str, Any]:
+    """Returns the schema of a category, of which other texts than the levels are allowed too."""
+    return {"anyOf": [{"type": "string", "maxLength": MOST_CHARACTERS}, {"type": "null"}], "examples": list(levels)}

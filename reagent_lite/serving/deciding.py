@@ -169,10 +169,15 @@ class Decider:
             request.answer.set_result(to_json({"decisions": decisions, "model": batch.version}))
         if decided:
             self._figures.decided([action for _, actions in decided for action in actions], batch.bundle)
-            self._figures.missing(np.isnan(np.concatenate([request.states for request, _ in decided])), batch.bundle)
+            states = np.concatenate([request.states for request, _ in decided])
+            self._figures.missing(np.isnan(states), batch.bundle)
+            self._figures.other(batch.bundle.others(states))
+            if batch.bundle.parametric:
+                candidates: Any = [choice for request, _ in decided for choice in request.choices]
+                self._figures.other(batch.bundle.others(np.concatenate(candidates), candidates=True))
 
 
-def present(features: dict[str, float | None]) -> dict[str, float]:
+def present(features: dict[str, Any]) -> dict[str, Any]:
     """Returns the features that are not null."""
     return {key: value for key, value in features.items() if value is not None}
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter as Counts
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ class Figures:
         self.rewards = Counter("reagent_rewards", "Rewards that came: joined, again, unknown", ("result",), **to)
         self._decisions = Counter("reagent_decisions", "Decisions by action", ("action",), **to)
         self._missing = Counter("reagent_features_missing", "Rows without a feature", ("feature",), **to)
+        self._other = Counter(
+            "reagent_features_other", "Values of one-hot features that the model has no column for", ("feature",), **to
+        )
         latest: Any = to | {"multiprocess_mode": "livemostrecent"}
         self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **latest)
         self._written = Gauge("reagent_decisions_written", "Decisions in Parquet files", **latest)
@@ -49,6 +52,11 @@ class Figures:
             for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):
                 if count:
                     self._missing.labels(str(feature)).inc(count)
+
+    def other(self, counts: Mapping[int, int]) -> None:
+        """Counts values of one-hot features that have no column in the model, see Bundle.others."""
+        for feature, count in counts.items():
+            self._other.labels(str(feature)).inc(count)
 
     def gauge(self, model: ServedModel, log: DecisionLog) -> None:
         """Takes over what model and log count themselves."""

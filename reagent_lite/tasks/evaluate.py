@@ -26,6 +26,7 @@ import torch
 
 from reagent_lite.config import fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig, is_model
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import content_of
@@ -126,7 +127,7 @@ def _name(findings: Findings) -> str:
         log,
         *(one.bundle.manifest for one in findings.models if isinstance(one, ExportedModel)),
     ]
-    source = config.data_path or (config.simulation.env if config.simulation else "")
+    source = logs_of(config.data_path)[0] or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
     return f"evaluation_{words}_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]}.json"
 
@@ -221,7 +222,7 @@ def _read(
 
 def _rows_of(
     config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]
-) -> tuple[str, TimelineConfig | None]:
+) -> tuple[DataPath, TimelineConfig | None]:
     """Returns the path that the rows are read from, and how events there are paired, if otherwise than by default.
 
     Args:

@@ -7,6 +7,7 @@
 """
 
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ class Scored:
         scores: path of the file.
         rows: number of its rows, in the order of the input.
         undecided_rows: rows without an action, as the row allows none or the model has no value for it.
+        other_values: {feature: values that the model has no column for} of one-hot features.
         rows_per_second: speed of the whole run.
         seconds: total wall-clock time of the run.
     """
@@ -34,6 +36,7 @@ class Scored:
     scores: str
     rows: int
     undecided_rows: int
+    other_values: dict[str, int]
     rows_per_second: float
     seconds: float
 
@@ -58,7 +61,8 @@ def score(config: ScoreConfig) -> Scored:
     for note in left_out(config.data_path):
         logger.warning(note)
     rows = undecided = 0
-    with closing(scored_tables(config, files, bundle)) as tables, table_writer(target) as writer:
+    others = Counter[str]()
+    with closing(scored_tables(config, files, bundle, others)) as tables, table_writer(target) as writer:
         for table in tables:
             writer.write(table)
             rows += table.num_rows
@@ -71,6 +75,7 @@ def score(config: ScoreConfig) -> Scored:
         scores=str(target),
         rows=rows,
         undecided_rows=undecided,
+        other_values=dict(others),
         rows_per_second=round(rows / seconds, 1),
         seconds=round(seconds, 3),
     )

@@ -1,6 +1,7 @@
 """Decisions of an exported model for rows of any format, as Arrow tables: steps 2 and 3 of `workflows.score`."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.score import ScoreConfig
-from reagent_lite.console import progress
+from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block, Position
@@ -21,12 +22,21 @@ from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.rows.columns import column_of
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.levels import WORDS
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.rows.reading import action_mask
-from reagent_lite.data.rows.table import as_text, by_name, list_array, map_array, typed_column
+from reagent_lite.data.rows.table import (
+    array_with_texts,
+    as_text,
+    by_name,
+    list_array,
+    map_array,
+    texts_in,
+    typed_column,
+)
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import Problem, listed, nearest, raise_any
+from reagent_lite.errors import Problem, counted, listed, nearest, raise_any
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.feature_ids import id_of
 
@@ -36,7 +46,7 @@ _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 def scored_table(config: ScoreConfig) -> pa.Table:
     """Returns the actions and scores of all rows, in memory; columns and errors as of `scored_tables`."""
     bundle, config, files = opened(config)
-    return pa.concat_tables(scored_tables(config, files, bundle))
+    return pa.concat_tables(scored_tables(config, files, bundle, Counter()))
 
 
 def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
@@ -52,8 +62,10 @@ def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, .
     return bundle, config, data_files(config.data_path, columns)
 
 
-def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bundle) -> Generator[pa.Table]:
-    """Yields the actions and scores of rows, in order.
+def scored_tables(
+    config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bundle, others: Counter[str]
+) -> Generator[pa.Table]:
+    """Yields the actions and scores of rows, in order; counts in `others` what `Bundle.others` does, by feature.
 
     The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name or the
     features of a candidate; index, its place among the model's actions or in possible_actions; score;
@@ -75,7 +87,10 @@ def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bun
                 columns.update(part.columns)
                 seen[0].update(part.state_ids)
                 seen[1].update(part.candidates.features.ids if part.candidates else ())
+                others.update(part.others)
                 yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
+    for feature, count in others.items():
+        logger.warning(f"feature {feature}: {counted(count, 'value')} that the model has no column for")
     where = place(config.data_path)
     require_columns(sorted(columns), config.keep, where)
     _require_features("state", bundle.state_feature_ids, seen[0], where)
@@ -104,6 +119,8 @@ class _Part:
         keys: columns of _KEYS, and those to keep.
         state_ids: features of states that the block has.
         candidates: None if actions are fixed.
+        texts: texts of candidates' features by code.
+        others: {feature: values that the model has no column for}.
         prediction: the prediction of the model.
     """
 
@@ -111,6 +128,8 @@ class _Part:
     keys: pa.Table
     state_ids: tuple[int, ...]
     candidates: Lists | None
+    texts: dict[int, dict[float, str]]
+    others: dict[str, int]
     prediction: Prediction
 
     def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
@@ -147,7 +166,10 @@ class _Part:
         values = np.full((len(index), len(features_of.ids)), np.nan, np.float32)
         values[taken] = features_of.values[(np.cumsum(lengths) - lengths + index)[taken]]
         names = {int(one): str(one) for one in features_of.ids}
-        return by_name(map_array(FeatureMatrix(features_of.ids, values), taken), names)
+        maps = map_array(FeatureMatrix(features_of.ids, values), taken, self.texts)
+        if bundle.levels["action"]:  # in all blocks alike
+            maps = array_with_texts(maps)
+        return by_name(maps, names)
 
     def _scores(self, bundle: Bundle) -> pa.Array:
         q, mask = self.prediction.q, self.prediction.mask
@@ -170,6 +192,8 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     faults, column = Faults(block), partial(column_of, block)
     state, present = features(column("state_features"), faults)
     require_present("state_features", present, faults)
+    read = {str(feature): str(feature) in bundle.levels["state"] for feature in bundle.state_feature_ids}
+    _require_texts(read, "state_features", state, np.arange(len(present)), faults)
     own_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
     fields = {name: block.file.columns.meaning(name) if block.file.columns else name for name in keep}
     keys = pa.table(own_keys | {name: as_text(column(one), faults)[0] for name, one in fields.items()})
@@ -177,6 +201,8 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     values, ids = state.aligned(bundle.state_feature_ids), bundle.action_feature_ids
     if bundle.parametric:
         lists = candidate_lists(column("possible_actions"), faults)
+        read = {str(feature): str(feature) in bundle.levels["action"] for feature in ids}
+        _require_texts(read, "possible_actions", lists.features, lists.rows, faults)
         sizes = lists.lengths * len(ids)
     else:
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
@@ -185,11 +211,44 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     found = []
     for part in parts(sizes.tolist(), BLOCK_VALUES):
         own = lists.part(part) if bundle.parametric else None
+        others = Counter({str(feature): count for feature, count in bundle.others(values[part]).items()})
         if own is None:
             prediction = bundle.predict(values[part], mask=mask[part])
         else:
-            choices = np.split(own.features.aligned(ids), np.cumsum(own.lengths)[:-1])
-            prediction = bundle.predict(values[part], candidates=choices)
+            every = own.features.aligned(ids)
+            others.update({str(one): count for one, count in bundle.others(every, candidates=True).items()})
+            prediction = bundle.predict(values[part], candidates=np.split(every, np.cumsum(own.lengths)[:-1]))
         rows = keys.slice(part.start, part.stop - part.start)
-        found.append(_Part(columns=columns, keys=rows, state_ids=state.ids, candidates=own, prediction=prediction))
+        found.append(
+            _Part(
+                columns=columns,
+                keys=rows,
+                state_ids=state.ids,
+                candidates=own,
+                texts=texts_in(faults, "possible_actions"),
+                others=dict(others),
+                prediction=prediction,
+            )
+        )
     return found
+
+
+def _require_texts(
+    read: Mapping[str, bool], name: str, matrix: FeatureMatrix, row_of: NDArray[np.int64], faults: Faults
+) -> None:
+    """Records a fault where a feature is a text and the model reads a number, or the other way round.
+
+    Args:
+        read: {feature that the model reads: whether it is a text}.
+        name: the column.
+        matrix: its features [n, F].
+        row_of: [n] the block's row of each.
+        faults: the faults of the block.
+    """
+    for index, feature in enumerate(matrix.ids):
+        is_text = feature in faults.levels.get(name, {})
+        if is_text != read.get(str(feature), is_text):
+            rows = np.zeros(faults.block.table.num_rows, bool)
+            rows[row_of[~np.isnan(matrix.values[:, index])]] = True
+            expected = f"{WORDS[not is_text]} for feature {feature} in {name}, as the model reads"
+            faults.add(rows, expected, partial(str.format, WORDS[is_text]))

@@ -1,11 +1,15 @@
 """CUDA graphs: work on fixed buffers is recorded once and replayed without the host's launches.
 
-What changes between replays (counters, epsilon, learning rate, the head of a ring) lives in device memory.
+Before that torch.compile may join its kernels. What changes between replays (counters, epsilon, learning rate, the
+head of a ring) lives in device memory.
+https://docs.pytorch.org/docs/stable/torch.compiler.html
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
+import functools
 import gc
 import linecache
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -25,6 +29,19 @@ _WAITS = "called a synchronizing CUDA operation"
 def eager(work: Callable[[], None]) -> Callable[[], None]:
     """Returns the work as it is: what runs on a CPU."""
     return work
+
+
+@functools.cache
+def can_compile(device: torch.device) -> bool:
+    """Returns whether torch.compile makes kernels for a device here; if it cannot, a warning says why."""
+    try:
+        torch.compile(lambda tensor: tensor + 1)(torch.zeros(1, device=device))
+    except Exception as error:  # no Triton, no C compiler, no header files of Python: each library has its own errors
+        todo = "Updates have more kernels without it; a C compiler and Python's header files are often what is missing"
+        logger.warning(Problem("torch.compile", f"kernels for {device}", first_line(error), todo))
+        return False
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of marks for profilers that it leaves out
+    return True
 
 
 class Captured:

@@ -35,7 +35,7 @@ from reagent_lite.console import logger
 from reagent_lite.distributed.agreement import StepAgreement
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem, first_line
-from reagent_lite.files import FolderIdentity, appearing_folder, sync, write_whole
+from reagent_lite.files import FolderIdentity, appearing_file, appearing_folder, sync
 from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verified
 from reagent_lite.training.loop import Running
 from reagent_lite.training.stop import StopSignal
@@ -215,19 +215,20 @@ class CheckpointFolder:
         (self.folder / LATEST).unlink(missing_ok=True)
 
     @contextmanager
-    def adding(self, name: str, document: Tree) -> Iterator[Path]:
+    def adding(self, name: str, document: Tree, within: FolderIdentity) -> Iterator[Path]:
         """Yields an empty folder that becomes the checkpoint `name` once it is written, hashed and on the disk.
 
         Args:
             name: the name of the checkpoint; an older one of that name is replaced.
             document: entries of its manifest besides the files.
+            within: the run's folder, which must stay the same.
 
         Raises:
-            OSError: the disk is full or fails; nothing has changed then.
+            OSError: the disk is full or fails, or the folder is away; nothing has changed then.
             BundleError: the bytes read back differ from those written; the checkpoint has been set aside.
         """
         target = self.folder / name
-        with appearing_folder(target) as temporary:
+        with appearing_folder(target, within=within) as temporary:
             yield temporary
             seal_folder(temporary, {"kind": "checkpoint", **document})
         try:
@@ -235,19 +236,20 @@ class CheckpointFolder:
         except BundleError:
             self._set_aside(target)
             raise
-        with suppress(OSError):  # the checkpoint is complete; only people read the hint
-            write_whole(self.folder / LATEST, name.encode() + b"\n")
+        # the checkpoint is complete; only people read the hint
+        with suppress(OSError), appearing_file(self.folder / LATEST, within=within) as stream:
+            stream.write(name.encode() + b"\n")
 
     def keep_only(self, names: list[str]) -> None:
         """Removes all checkpoints but these."""
         for name in set(self.names()).difference(names):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def finish(self, name: str) -> None:
-        """Marks a checkpoint as the end of its run; its other files stay the same bytes."""
+    def finish(self, name: str, within: FolderIdentity) -> None:
+        """Marks a checkpoint as the end of its run; its other files stay the same bytes. See `adding`."""
         folder = self.folder / name
         state = json.loads((folder / STATE).read_bytes())
-        with self.adding(name, read_document(folder, CHECKPOINT)) as temporary:
+        with self.adding(name, read_document(folder, CHECKPOINT), within) as temporary:
             for file in folder.glob("*.safetensors"):
                 try:
                     os.link(file, temporary / file.name)
@@ -370,7 +372,7 @@ class Checkpoints:
         assert self._output is not None
         try:
             self._output.require()
-            self._folder.finish(self.latest)
+            self._folder.finish(self.latest, self._output)
         except (OSError, BundleError) as error:
             return str(error)
         return ""
@@ -388,7 +390,7 @@ class Checkpoints:
             if free < need:
                 return f"it needs {need:,} bytes, and {free:,} are free in {folder}"
             head = {"step": self.running.position.step, "serial": self._serial + 1}
-            with self._folder.adding(name, head) as temporary:
+            with self._folder.adding(name, head, self._output) as temporary:
                 for file, data in files.items():
                     (temporary / file).write_bytes(data)
                 for rank, data in enumerate(parts):

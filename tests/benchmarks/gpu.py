@@ -9,6 +9,7 @@ environments are on the CPU, and what torch does is measured all the same.
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import logging
 import re
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.autograd import DeviceType
@@ -33,6 +35,7 @@ from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.files import scratch_folder
+from reagent_lite.run import learner
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
 from reagent_lite.run.sources import open_source
@@ -49,8 +52,11 @@ from reagent_lite.training.resume import History
 Figures = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS, TEST_SECONDS = 500.0, 300.0
-TRAINED = (1024, 4096, 16_384, 65_536)
+SECONDS = 500.0
+TEST_SECONDS = 300.0
+TEST_PROCESSES = 6
+"""Processes that share the GPU in tests, if pytest-xdist is there."""
+TRAINED = (1024, 4096, 16_384, 65_536, 262_144)
 STEPPED = (1024, 16_384, 262_144, 1_048_576)
 ENVIRONMENTS = ("cartpole_v1", "acrobot", "recommend")
 NETWORK = {"layers": [-1, 256, 256, -1], "activations": ["relu", "relu", "linear"]}
@@ -73,6 +79,8 @@ def tests() -> Figures:
     """Returns how the tests marked gpu ended; those that a slow machine leaves undone count as not run."""
     files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
     options = ["-m", "gpu and not slow", "-v", "-rfEs", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(TEST_PROCESSES), "--dist", "worksteal"]
     # a warning of another release of a library is no error of the GPU
     command = [sys.executable, "-m", "pytest", *options, "-o", "filterwarnings=default", *map(str, files)]
     try:
@@ -141,15 +149,20 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
     }
 
 
-def online(size: int, folder: Path, *, use_gpu: bool, cuda_graph: bool, updates: int = UPDATES) -> WorkflowConfig:
-    """Returns the config of double DQN in CartPole, whose second and last epoch is measured."""
+def online(
+    size: int, folder: Path, *, use_gpu: bool, cuda_graph: bool, math: str = "exact", updates: int = UPDATES
+) -> WorkflowConfig:
+    """Returns the config of double DQN in CartPole, whose second and last epoch is measured.
+
+    As many rows are learned as environments step.
+    """
     return check(
         DqnConfig,
         {
             "model_output_path": str(folder),
             "use_gpu": use_gpu,
             "rainbow": {"dueling_architecture": False},
-            "training": {**NETWORK, "minibatch_size": min(size, 65_536)},
+            "training": {**NETWORK, "minibatch_size": size},
             "simulation": {
                 "env": "cartpole_v1",
                 "num_envs": size,
@@ -158,16 +171,34 @@ def online(size: int, folder: Path, *, use_gpu: bool, cuda_graph: bool, updates:
                 "num_evaluations": 2,
                 "evaluation_episodes": 2,
                 "cuda_graph": cuda_graph,
+                "math": math,
                 "replay": {"capacity": 64 * size},
             },
         },
     )
 
 
-def training(size: int, device: torch.device, *, cuda_graph: bool, updates: int = UPDATES) -> Figures:
-    """Returns rates of the last epoch: without start, recording of graphs, evaluations and checkpoint."""
-    with scratch_folder() as folder:
-        config = online(size, folder, use_gpu=device.type == "cuda", cuda_graph=cuda_graph, updates=updates)
+def training(
+    size: int,
+    device: torch.device,
+    *,
+    cuda_graph: bool = True,
+    compiled: bool = False,
+    math: str = "exact",
+    updates: int = UPDATES,
+) -> Figures:
+    """Returns rates of the last epoch: without start, recording of graphs, evaluations and checkpoint.
+
+    Args:
+        size: number of environments, and of rows in a minibatch.
+        device: where they are.
+        cuda_graph, math: of the config.
+        compiled: whether updates are compiled, as in longer runs.
+        updates: optimizer steps.
+    """
+    with scratch_folder() as folder, patch.object(learner, "FEWEST_COMPILED_STEPS", 0 if compiled else sys.maxsize):
+        use_gpu = device.type == "cuda"
+        config = online(size, folder, use_gpu=use_gpu, cuda_graph=cuda_graph, math=math, updates=updates)
         train(config, Group(ProcessRanks(), device))
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         *_, last = (line for line in lines if "rate/env_steps_per_second" in line)
@@ -197,14 +228,14 @@ def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_0
     return {"learned_rows_per_second": round(statistics.median(rates[epochs // 2 :]))}
 
 
-def profiled(size: int, device: torch.device, *, steps: int = 50) -> Figures:
+def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int = 50) -> Figures:
     """Returns launches and time of one step of all environments and one update, by family of kernels.
 
     They are launched one by one: a graph has the same kernels.
     """
     with scratch_folder() as folder, on_stream(device):
         group = Group(ProcessRanks(), device)
-        config = online(size, folder, use_gpu=device.type == "cuda", cuda_graph=False)
+        config = online(size, folder, use_gpu=device.type == "cuda", cuda_graph=False, math=math)
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
         history = History.find(config, group, folder / "checkpoints")
@@ -313,10 +344,15 @@ def figures_of(device: torch.device) -> dict[str, Callable[[], Any]]:
     """Returns the works by name, the most wanted first."""
     works: dict[str, Callable[[], Any]] = {"bytes per second of a copy": partial(copying, device)}
     for size in TRAINED:
-        works[f"training with {size} environments"] = partial(training, size, device, cuda_graph=True)
-    for size in (4096, 65_536):
-        works[f"profile with {size} environments"] = partial(profiled, size, device)
-    works["training with 4096 environments, without graphs"] = partial(training, 4096, device, cuda_graph=False)
+        updates = min(UPDATES, 2**28 // size)
+        for math, compiled in (("exact", False), ("exact", True), ("fast", True)):
+            name = f"training with {size} environments, {math} math{', compiled' if compiled else ''}"
+            works[name] = partial(training, size, device, math=math, compiled=compiled, updates=updates)
+    works["profile with 4096 environments"] = partial(profiled, 4096, device)
+    works["profile with 65536 environments, fast math"] = partial(profiled, 65_536, device, math="fast")
+    works["training with 4096 environments, without graphs"] = partial(
+        training, 4096, device, cuda_graph=False, updates=1000
+    )
     for size in (1024, 4096):
         for graph in (True, False):
             kind = "with" if graph else "without"

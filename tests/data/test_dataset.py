@@ -29,12 +29,18 @@ def table(rows: int = 3) -> pa.Table:
     return episode_rows(block, LogSchema(transitions=True, action_names=("left", "right")))
 
 
+def shared(path: Path) -> EpisodeFolder:
+    """A folder as a run makes it."""
+    (path / "fifo").mkdir(exist_ok=True)
+    return EpisodeFolder(path)
+
+
 def names(folder: EpisodeFolder) -> list[str]:
     return [one.name.rpartition("/")[2] for one in folder.files()]
 
 
 def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(tmp_path: Path) -> None:
-    one, other = EpisodeFolder(tmp_path), EpisodeFolder(tmp_path)
+    one, other = shared(tmp_path), shared(tmp_path)
     written = []
     for number, (folder, writer) in enumerate([(one, ONE), (other, OTHER), (other, OTHER), (one, ONE)]):
         written.append(folder.add(table(2 + number), ORIGIN, writer))
@@ -51,7 +57,7 @@ def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(tmp_p
 
 
 def test_rows_and_origin_are_read_back_and_other_names_are_no_files(tmp_path: Path) -> None:
-    folder = EpisodeFolder(tmp_path)
+    folder = shared(tmp_path)
     assert folder.files() == []
     name = folder.add(table(), ORIGIN, ONE)
     (tmp_path / "protected").mkdir()
@@ -70,7 +76,7 @@ def test_rows_and_origin_are_read_back_and_other_names_are_no_files(tmp_path: Pa
 
 
 def test_files_that_are_damaged_foreign_or_gone_are_refused(tmp_path: Path) -> None:
-    folder = EpisodeFolder(tmp_path)
+    folder = shared(tmp_path)
     name = folder.add(table(), ORIGIN, ONE)
     whole = (tmp_path / "fifo" / name).read_bytes()
     (tmp_path / "fifo" / name).write_bytes(whole[:-100])
@@ -93,7 +99,7 @@ def read_only(path: Path, **_: object) -> None:
 def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = EpisodeFolder(tmp_path)
+    folder = shared(tmp_path)
     written = [folder.add(table(), ORIGIN, (ONE, OTHER)[i % 2]) for i in range(5)]
     (tmp_path / "protected").mkdir()
     (tmp_path / "protected" / "large.parquet").write_bytes(bytes(1 << 20))

@@ -111,7 +111,10 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
          "log about 120 episodes to score in place of 30"),
         (replace(RESULT, overlap=replace(OVERLAP, mean_weight=around(0.7, 0.1), mean_episode_weight=around(0.7, 0.1))),
          "log more episodes, or a policy that takes this policy's actions more often"),
-        (RESULT, "check that action_probability is the probability with which"),
+        (replace(RESULT, overlap=replace(OVERLAP, mean_weight=around(2.0, 0.5))),
+         "check that action_probability is the probability with which"),
+        # a mean weight of 2 (1 to 3) is chance
+        (RESULT, "log more episodes, or a policy that takes"),
         (replace(RESULT, overlap=None), "evaluate on a log with whole episodes"),
     ],
 )  # fmt: skip
@@ -119,6 +122,16 @@ def test_the_next_step_is_what_the_log_lacks(result: CPEResult, step: str) -> No
     decision = decide(Evidence(comparisons=(comparison(undefined("IPS_Reward")),), result=result))
     assert decision.next_step.startswith(step)
     assert decide(Evidence(result=result)).next_step.startswith("give more episodes")
+
+
+def test_few_events_of_different_sizes_need_a_range_or_more_events() -> None:
+    # 25 of 100 events in 30 episodes: four times as many episodes
+    purchases = Events(logged=25, expected=8.0, seen=7.0, spread=0.8)
+    unsure = replace(comparison(undefined("IPS_Reward")), events=purchases)
+    assert decide(Evidence(comparisons=(unsure,), result=RESULT)).next_step == (
+        "say in evaluation.reward_range which rewards are possible, or log about 120 episodes to score in place of 30, "
+        "for 100 events; and evaluate again."
+    )
 
 
 def test_the_next_step_of_an_undecided_difference_is_how_many_episodes_it_takes() -> None:

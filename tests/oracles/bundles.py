@@ -1,11 +1,13 @@
 """Exported models whose values are a matrix product, so that NumPy computes what they choose."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from oracles.transitions import code_of_text
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog
@@ -14,6 +16,7 @@ from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
+from reagent_lite.feature_ids import FeatureId
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -102,6 +105,53 @@ def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_id
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
     return write_bundle(folder, predictor, content=content("parametric_dqn", rows, state=ids, action=action_ids))
+
+
+CATEGORIES = NormalizationSpec(
+    (
+        FeatureSpec(feature_id=FeatureId("age"), feature_type=FeatureType.CONTINUOUS),
+        FeatureSpec(feature_id=3, feature_type=FeatureType.ENUM, possible_values=(2.0, 5.0)),
+        FeatureSpec(
+            feature_id=FeatureId("country"),
+            feature_type=FeatureType.ENUM,
+            possible_values=(float(code_of_text("DE")), float(code_of_text("FR"))),
+            levels=("DE", "FR"),
+        ),
+    )
+)
+"""Columns: age, 3 is 2, 3 is 5, country is DE, country is FR."""
+
+
+def category_bundle(folder: Path, weight: Array, names: tuple[str, ...]) -> Path:
+    """Writes a model with q = weight [K, 5] @ the columns of CATEGORIES."""
+    ids = CATEGORIES.feature_ids
+    predictor = DiscretePredictor(
+        Preprocessor(CATEGORIES), Linear(weight), state_feature_ids=ids, action_names=names, policy=PLAIN
+    )
+    codes = [code_of_text("DE"), code_of_text("FR"), code_of_text("US"), np.nan]
+    values = np.stack(([0.5, -1.0, 2.0, 0.0], [2, 5, 7, np.nan], codes), axis=1).astype(np.float32)
+    rows = content("dqn", SampleRows(values=values))
+    return write_bundle(
+        folder, predictor, content=replace(rows, normalization={"state": normalization_json(CATEGORIES)})
+    )
+
+
+def category_candidates_bundle(folder: Path) -> Path:
+    """Writes a model of candidates with q_k = 1 where the candidate's country is DE, 2 where it is FR, else 0."""
+    (country,) = CATEGORIES.features[2:]
+    action = NormalizationSpec((country,))
+    predictor = ParametricPredictor(
+        Preprocessor(raw((7,))),
+        Preprocessor(action),
+        Linear(np.zeros((2, 1)), np.array([1.0, 2.0])),
+        state_feature_ids=(7,),
+        action_feature_ids=action.feature_ids,
+        policy=PLAIN,
+    )
+    candidates = np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32)
+    rows = SampleRows(values=sample(1), candidates=candidates, mask=np.ones((4, 2), bool))
+    known = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
+    return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=known))
 
 
 def sample(columns: int) -> NDArray[np.float32]:

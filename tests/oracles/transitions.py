@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import hashlib
 import json
 from typing import Any
 
@@ -23,9 +24,20 @@ def number_of(value: Any) -> np.float32:
     return np.float32(float(value))
 
 
+def code_of_text(text: str) -> np.float32:
+    """The bits of a float32 from 2^-63 on, by 30 bits of a hash: 6 of the exponent's bits are 64 to 191, 23 any."""
+    bits = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") // 4
+    exponent, fraction = divmod(bits, 2**23)
+    return np.float32((1 + fraction / 2**23) * 2.0 ** (exponent - 63))
+
+
 def features_of(value: Row | None) -> Features:
-    """Null and NaN count as absent."""
-    found = {str(name): number_of(one) for name, one in (value or {}).items() if one is not None}
+    """Null and NaN count as absent; texts are categories."""
+    found = {
+        str(name): code_of_text(one) if isinstance(one, str) else number_of(one)
+        for name, one in (value or {}).items()
+        if one is not None
+    }
     return {name: one for name, one in found.items() if not np.isnan(one)}
 
 

@@ -264,7 +264,7 @@ def test_drift_is_taken_from_beside_the_normalization(tmp_path: Path) -> None:
     (tmp_path / "drift.json").write_text(json.dumps({"state_features": {"features": [one]}}))
     config = SimpleNamespace(state_norm_data_path=str(tmp_path / "norm.json"), action_norm_data_path=None)
     (table,) = drift_section(config).tables  # type: ignore[arg-type]
-    assert table.rows == [("3", "state_features", "✕ large", 0.5, None, "100% → 25%", "– → 2")]
+    assert table.rows == [("3", "state_features", "✕ large", 0.5, None, "100% → 25%", "– → 2", None)]
 
 
 def test_a_page_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ REFUSED: list[tuple[Any, str]] = [
     (b'{"rows": [{"state_features": {"3": 1e39}}]}', "body.rows.0.state_features.3"),
     ({"rows": []}, "body.rows"),
     ({"rows": [ROW | {"state_features": {"4": 1.0}}]}, "states[0]"),
-    ({"rows": [ROW | {"state_features": {"3": "1.0"}}]}, "body.rows.0.state_features.3"),
+    ({"rows": [ROW | {"state_features": {"3": "1.0"}}]}, "states[0], feature 3"),
     ({"rows": [ROW | {"state_features": {"3": True}}]}, "body.rows.0.state_features.3"),
     ({"rows": [{}]}, "body.rows.0.state_features"),
     ({"rows": [{"state_features": {}}]}, "body.rows.0.state_features"),

@@ -5,6 +5,7 @@ host has to look at, and counts those that a GPU computes, which are launches of
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from oracles.logs import random_rows, write_lines
 from oracles.runs import ALONE, checked, merged, quick
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.distributed.group import Group, ProcessRanks
@@ -52,6 +54,8 @@ VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
     "sarsa": ({"rl": {"maxq_learning": False}}, (97, 101, 196)),
     "n-step": ({"rl": {"multi_steps": 3}}, (99, 104, 200)),
     "prioritized": ({"simulation": {"replay": {"prioritized": True}}}, (137, 142, 276)),
+    "crr": ({"algorithm": "crr"}, (144, 150, 290)),
+    "iql": ({"algorithm": "iql"}, (161, 167, 324)),
     "batch norm": ({"training": {"use_batch_norm": True}}, (130, 0, 262)),
 }
 """Changes of a config with two hidden layers and double Q; launches of an update in each environment, at most.
@@ -142,7 +146,7 @@ def tree_of(folder: Path, env: str, variant: Tree) -> Tree:
     return merged(tree, variant)
 
 
-@pytest.mark.parametrize("variant", ["plain", "bcq", "c51", "cql", "sarsa"])
+@pytest.mark.parametrize("variant", ["plain", "bcq", "c51", "cql", "sarsa", "crr", "iql"])
 def test_logged_rows_in_fixed_buffers_teach_the_same(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,3 +196,45 @@ def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, mo
         assert counts["evaluation"] <= EVALUATIONS[variant][number]
     if variant in ROLLOUTS:
         assert counts["rollout"] <= ROLLOUTS[variant][number]
+
+
+@pytest.mark.parametrize(
+    ("env", "variant", "backend"),
+    [
+        ("gridworld", "prioritized", "eager"),
+        ("recommend", "n-step", "eager"),
+        ("tag_gridworld", "clipping", "eager"),
+        *(pytest.param(env, name, "inductor", marks=pytest.mark.slow) for env in ENVIRONMENTS for name in VARIANTS),
+    ],
+)
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # of torch's own imports
+def test_compiled_updates_teach_the_same(
+    env: str, variant: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing breaks what torch.compile traces; "inductor" makes kernels for the CPU of it."""
+    workflow = "parametric_dqn" if env == "recommend" else "dqn"
+    tree = tree_of(tmp_path, env, VARIANTS[variant][0])
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(q_networks, "_skips_padding", lambda network, actions: False)  # as on a GPU
+
+    def learned(compiled: bool) -> dict[str, Tensor]:
+        config = checked(tree, workflow)
+        simulation = open_simulation(config, ALONE)
+        config = with_actions(config, simulation)
+        history = History.find(config, ALONE, config.folder / "checkpoints")
+        setup = set_up(open_source(config, ALONE, simulation), history)
+        if compiled:
+            setup.compile()
+        torch.manual_seed(0)  # dropout
+        fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step))
+        return setup.running.learner.state_dict()
+
+    expected = learned(False)
+    torch.compiler.reset()
+    counters.clear()
+    got = learned(True)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] >= 4  # the loss, the optimizer's step, writes and draws
+    if variant != "dropout":  # whose random numbers are others
+        for name, tensor in got.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from oracles.waiting import wait_until
 from safetensors.torch import load_file
 
 from reagent_lite import console, files
-from reagent_lite.config import check
+from reagent_lite.config import WorkflowConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data import dataset
@@ -78,8 +79,14 @@ def roles(tmp_path: Path) -> Iterator[Roles]:
     started.stop()
 
 
+def with_folders(config: WorkflowConfig) -> WorkflowConfig:
+    """Returns the config after making its shared folders, as a run does before it uses them."""
+    with shared_folders(config):
+        return config
+
+
 def collector(tree: Tree) -> Collector:
-    return Collector(checked(tree), ALONE, StopSignal())
+    return Collector(with_folders(checked(tree)), ALONE, StopSignal())
 
 
 def collected(tree: Tree, match: str = "not learned from yet") -> Collector:
@@ -93,6 +100,8 @@ def collected(tree: Tree, match: str = "not learned from yet") -> Collector:
 def opened(tree: Tree, workflow: str = "dqn") -> Stream:
     """The stream of a run that has taken no step yet."""
     config = checked(tree, workflow)
+    if config.follows:
+        with_folders(config)
     simulation = open_simulation(config, ALONE)
     config = with_actions(config, simulation)
     source = open_source(config, ALONE, simulation)
@@ -136,6 +145,7 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     table = episode_rows(
         named_block(episodes, "x"), LogSchema(transitions=True, action_names=names, action_features=fixed)
     )
+    (tmp_path / "data" / "fifo").mkdir(parents=True)
     folder = EpisodeFolder(tmp_path / "data")
     name = folder.add(table, {}, "0" * 12)
     parts = [env_steps(rows, spec) for rows in folder.rows(f"fifo/{name}", names)]
@@ -424,7 +434,7 @@ def test_a_policy_that_cannot_be_written_is_one_warning_until_one_can_and_the_la
     reader = read_by(opened(role(tmp_path, "learn", dataset=shared)))
 
     def fails(number: int) -> Any:
-        def full(target: Path) -> Any:
+        def full(target: Path, **_: Any) -> Any:
             raise OSError(number, os.strerror(number))
 
         return full
@@ -591,6 +601,26 @@ def test_a_collector_keeps_its_episodes_while_the_share_is_away(
     assert AWAY in said[0]
 
 
+@mount_points
+@pytest.mark.parametrize("mode", ["collect", "learn"])
+def test_a_share_that_goes_away_before_its_first_use_is_waited_for_and_no_folder_is_made(
+    tmp_path: Path, mount_point: bool, mode: str
+) -> None:
+    tree = role(tmp_path, mode)
+    run = collector(tree).run if mode == "collect" else partial(opened(tree).before_step, 0)
+    with unmounted(tmp_path / "data", mount_point=mount_point), pytest.raises(IdleError, match="cannot be used: No"):
+        run()
+
+
+def test_a_learner_that_goes_on_waits_for_its_dataset_and_does_not_make_it(tmp_path: Path) -> None:
+    config = checked(role(tmp_path, "learn"))
+    for _ in range(2):
+        with pytest.raises(IdleError, match=AWAY), shared_folders(config, resumed=True):
+            pass
+        assert not fifo(tmp_path)
+        (tmp_path / "data" / "fifo").mkdir(parents=True, exist_ok=True)  # a mount point
+
+
 @pytest.mark.parametrize("mode", ["collect", "learn"])
 @pytest.mark.parametrize("number", [None, errno.EIO])
 def test_a_share_that_stays_away_ends_either_role_with_a_sentence(
@@ -656,7 +686,8 @@ def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
 def test_a_second_editor_or_learner_of_a_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, holder: str, second: str, edits: bool
 ) -> None:
-    monkeypatch.setattr(files, "_ENDING_SECONDS", 0.0)
+    for name in ("_ENDING_SECONDS", "_LEASE_SECONDS"):
+        monkeypatch.setattr(files, name, 0.0)
     settings = {"path": str(tmp_path / "data"), "edits": edits, "max_bytes": 1}
     with shared_folders(checked(role(tmp_path, holder, dataset=settings))):
         with shared_folders(checked(role(tmp_path, "collect"))):

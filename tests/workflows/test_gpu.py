@@ -23,6 +23,7 @@ pytestmark = [
     [
         ("dqn", "device", "true"),
         ("dqn", "device", "false"),
+        ("dqn", "host", "true"),
         ("dqn", "host", "false"),
         ("parametric_dqn", "device", "false"),
         ("parametric_dqn", "host", "false"),
@@ -69,6 +70,19 @@ def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) 
     assert done.code == 0, done.err
     assert "16 environments on cuda" in done.err
     assert done.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22
+
+
+def test_compiled_updates_on_a_gpu_learn_as_others_do(run: Runner) -> None:
+    """A run long enough to be worth it."""
+    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
+    done = run(
+        "dqn", config, "--set", "simulation.num_envs=8", "--set", "simulation.total_steps=300000",
+        "--set", "simulation.stop_at_return=150", "--set", "simulation.num_evaluations=60",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "torch.compile: expected" not in done.err
+    assert "updates are compiled" in done.err
+    assert done.outcome["scores"]["simulation/return/mean"] > 100
 
 
 WAITS = """

@@ -151,6 +151,7 @@ class Together:
             assert found.keys() == expected.keys()
             for key, parameters in found.items():
                 assert parameters["feature_type"] == expected[key]["feature_type"]
+                assert parameters.get("levels") == expected[key].get("levels")
                 for name in ("mean", "stddev", "min_value", "max_value"):
                     assert parameters[name] == pytest.approx(expected[key][name], rel=1e-12, abs=1e-12)
 
@@ -200,6 +201,51 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
         "fitted": np.unique(data.train.copy.episode_hash[fitted]).tolist(),
         "rows": len(fitted),
     }
+
+
+def with_texts(rows: Rows, texts: str, seed: int) -> Rows:
+    """Returns rows whose states, and candidates, have a category "kind" of these levels, some missing."""
+    rng = np.random.default_rng(seed)
+
+    def more(features: Any) -> Any:
+        return {**features, "kind": str(rng.choice([*texts]))} if features and rng.random() < 0.9 else features
+
+    def both(value: Any) -> Any:
+        return [both(one) for one in value] if isinstance(value, list) else more(value)
+
+    for row in rows:
+        row["state_features"] = more(row["state_features"])
+        row["next_state_features"] = more(row["next_state_features"])
+        if isinstance(row["action"], dict):
+            lists = {json.dumps(one): more(one) for one in [*row["possible_actions"], *row["possible_next_actions"]]}
+            for name in ("possible_actions", "possible_next_actions"):
+                row[name] = [lists[json.dumps(one)] for one in row[name]]
+            row["action"] = lists[json.dumps(row["action"])]
+            row["next_action"] = lists.get(json.dumps(row["next_action"]), row["next_action"])
+    return rows
+
+
+@pytest.mark.parametrize(("make", "tree"), [(random_rows, SETTINGS), (candidate_rows, WITHOUT_NAMES)])
+def test_shards_with_different_levels_train_what_one_machine_trains(
+    make: Callable[..., Rows], tree: dict[str, Any], cluster: Together
+) -> None:
+    shards = [with_texts(named(make(80), 0), "abc", 1), with_texts(named(make(60, seed=1), 1), "bcdd", 2)]
+    found = cluster(shards, tree=tree, norm_params={"max_unique_enum_values": 3})
+    norms = {"state_features": found.json("state_features_norm.json")}
+    norms |= {} if "actions" in tree else {"action": found.json("action_norm.json")}
+    for norm in norms.values():
+        kind = json.loads(norm["kind"])
+        assert (kind["feature_type"], kind["levels"]) == ("ENUM", ["b", "c", "d"])
+    assert "state feature kind: " in found.runs[0].err
+    assert "values are other" in found.runs[0].err
+
+
+def test_a_feature_that_is_a_text_on_one_machine_alone_is_refused(tmp_path: Path) -> None:
+    numbers = [{**row, "state_features": {**row["state_features"], "kind": 1.5}} for row in named(random_rows(40), 0)]
+    folders = nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab", 1)])
+    runs = started(folders, "dqn", SETTINGS)
+    assert 2 in [run.code for run in runs]
+    assert any("data on node 0: feature kind: expected texts, as on node 1, got numbers" in run.err for run in runs)
 
 
 def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,9 +24,11 @@ from reagent_lite.data.formats.blocks import Block, Position, Reader, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
+from reagent_lite.data.log_shares import rows_by_log
 from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
+from reagent_lite.data.rows.levels import MOST_LEVELS, SIDE_OF, Levels, Vocabulary, most_frequent
 from reagent_lite.data.rows.matrices import Lists, Mask
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
@@ -66,6 +69,7 @@ def build(
     log: SpooledLog,
     progress: Show | None,
     settings: dict[str, Any],
+    log_notes: tuple[str, ...] = (),
 ) -> CopyManifest:
     """Writes the arrays of a training copy of `files` into the log's folder, and returns its manifest.
 
@@ -74,6 +78,7 @@ def build(
         log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
         progress: called with (bytes read, total bytes).
         settings: the settings of the copy, see `place.settings_of`.
+        log_notes: sentences about several logs that the files are of.
 
     Raises:
         DataError: with file and line of a few rows of each kind of fault, and how many there are.
@@ -84,6 +89,7 @@ def build(
             log.append(rows)
         log.check(files)
     log.write()
+    log.counts.update(rows_by_log(files, np.load(log.folder / "origin_file.npy")))
     return CopyManifest(
         kind=KIND,
         rows=log.counts["rows"],
@@ -98,8 +104,23 @@ def build(
         paths=tuple(file.path for file in files),
         action_names=log.actions or (),
         counts=dict(log.counts),
-        notes=log.notes,
+        notes=(*log_notes, *log.notes),
+        levels={side: _written(of_side, log.keys[side]) for side, of_side in log.vocabulary.levels.items()},
+        without_value={side: log.vocabulary.without_value(side, log.keys[side]) for side in log.vocabulary.levels},
     )
+
+
+def _written(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
+    """Returns the texts of features as JSON has them."""
+    return {
+        str(feature): dict(sorted(most_frequent(counts, MOST_LEVELS)))
+        for feature, counts in sorted(levels.items())
+        if feature in ids
+    }
+
+
+def _line_of(block: Block, row_of: NDArray[np.int64], index: int) -> str:
+    return block.where(int(row_of[index]))
 
 
 class SpooledLog:
@@ -110,6 +131,7 @@ class SpooledLog:
         actions: names of discrete actions; None for parametric ones.
         keys: {key: column} of matrices: ids of features of states and candidates and names of metrics as found,
             choices, and the columns of records of lists.
+        vocabulary: texts of features.
         counts, notes: as in TrainingCopy, once the arrays are written.
         report: what was read and left out, of events.
     """
@@ -129,6 +151,7 @@ class SpooledLog:
             **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
         }
+        self.vocabulary = Vocabulary()
         self.mdp_ids: list[pa.Array] = []
         self.num_mdp_ids = 0
         self.num_rows = 0
@@ -165,12 +188,31 @@ class SpooledLog:
         if self.faults.kinds:
             return
         self.counts.update(rows.counts)
+        self.learn_texts(rows)
         self.spool(rows)
         every = slice(None)
         self.spool_next(rows, every)
         self.has_sequence |= bool(rows.has_sequence.any())
         if self.first_without_sequence is None and not rows.has_sequence.all():
             self.first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
+
+    def learn_texts(self, rows: Rows) -> None:
+        """Adds the texts of features of a block.
+
+        Raises:
+            DataError: a feature with numbers in some rows and texts in others.
+        """
+        self.vocabulary.add(rows.levels)
+        where = rows.block.where
+        texts: dict[str, set[int]] = {"state": set(), "action": set()}
+        for column, levels in rows.levels.items():
+            texts[SIDE_OF[column]] |= levels.keys()
+        for matrix in (rows.state, rows.next_state):
+            self.vocabulary.require_one_kind("state", matrix, texts["state"], where)
+        for lists in (rows.lists, rows.next_lists):
+            if lists is not None:
+                of_candidates = partial(_line_of, rows.block, lists.rows)
+                self.vocabulary.require_one_kind("action", lists.features, texts["action"], of_candidates)
 
     def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
         """Adds the rows' own values, and `other` values by name in place of those that they have."""

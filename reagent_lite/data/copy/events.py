@@ -100,6 +100,7 @@ class EventLog(SpooledLog):
             self._refused.setdefault(rule, set()).update(names)
         if self.faults.kinds and self.config.timeline.on_refused == "error":
             return
+        self.learn_texts(rows)
         state, next_state = (matrix.some() for matrix in (rows.state, rows.next_state))
         rows = replace(rows, state=state, next_state=next_state, metrics=rows.metrics.some())
         cut = np.flatnonzero((rows.truncated > 0) & rows.shown)

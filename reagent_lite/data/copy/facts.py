@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
+from reagent_lite.data.rows.levels import ONE_KIND
 from reagent_lite.data.stage import FeatureIds
 from reagent_lite.errors import Problem, counted, listed, raise_any
 from reagent_lite.types import NormalizationSpec
@@ -23,7 +24,7 @@ from reagent_lite.types import NormalizationSpec
 ORIGIN = ("origin_file.npy", "origin_line.npy")
 """Arrays that say where in the input each row was; they differ where the same rows are split or shuffled."""
 
-_FROM_COPY = ("action_names", "state_ids", "action_ids", "metric_names", "counts", "notes")
+_FROM_COPY = ("action_names", "state_ids", "action_ids", "metric_names", "without_value", "counts", "notes")
 _ABSENCES = (
     ("state_ids", "feature", "missing"),
     ("action_ids", "candidates' feature", "missing"),
@@ -49,6 +50,8 @@ class Facts:
         rows: transitions.
         action_names: names of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
+        texts: ids of features whose values are texts, by "state" and "action".
+        without_value: as in TrainingCopy.
         content: see `content_of`.
         normalization: sha256 of each given normalization, by column.
     """
@@ -59,6 +62,8 @@ class Facts:
     state_ids: FeatureIds
     action_ids: FeatureIds
     metric_names: tuple[str, ...]
+    texts: dict[str, FeatureIds]
+    without_value: dict[str, FeatureIds]
     content: str
     counts: dict[str, int]
     notes: tuple[str, ...]
@@ -71,6 +76,7 @@ class Facts:
             node=node,
             rows=len(copy),
             **{name: getattr(copy, name) for name in _FROM_COPY},
+            texts={side: tuple(sorted(levels)) for side, levels in copy.levels.items()},
             content=content_of(copy),
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
@@ -121,6 +127,7 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool) -> Agreement:
         DataError: what cannot be merged, with the numbers of the machines; no rows on any.
     """
     problems = [problem for other in facts[1:] for problem in _differences(facts[0], other, path, replicas)]
+    problems += _mixed(facts, path)
     if not problems and not any(one.rows for one in facts):
         problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
     raise_any(problems)
@@ -156,6 +163,18 @@ def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Itera
         expected = f"the {counted(first.rows, 'row')} {of_first}, as data.layout is replicas"
         got = counted(other.rows, "row") + (", others" if other.rows == first.rows else "")
         yield Problem(where, expected, got, "Copy the same data to every node, or set data.layout to shards")
+
+
+def _mixed(facts: Sequence[Facts], path: str) -> Iterator[Problem]:
+    """Yields features that are texts on one machine and numbers on another."""
+    for side, ids in (("state", "state_ids"), ("action", "action_ids")):
+        texts = {feature: one.node for one in reversed(facts) for feature in one.texts.get(side, ())}
+        for one in facts:
+            empty = one.without_value.get(side, ())
+            for feature in getattr(one, ids):
+                if feature in texts and feature not in one.texts[side] and feature not in empty:
+                    where = f"{path} on node {one.node}: feature {feature}"
+                    yield Problem(where, f"texts, as on node {texts[feature]}", "numbers", ONE_KIND)
 
 
 def _actions(facts: Facts) -> str:

@@ -14,6 +14,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.hashes import row_hashes
+from reagent_lite.data.rows.levels import texts_of
 from reagent_lite.data.rows.matrices import FeatureMatrix
 
 _BLOCK_BYTES = 8 << 20
@@ -30,14 +31,16 @@ def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: 
     """
     of_states = column == "state_features"
     most_distinct, threads = settings.max_unique_enum_values, num_threads()
+    texts = texts_of(copy.levels["state" if of_states else "action"])
 
     def part(start: int) -> ColumnSummary:
         rows = slice(start, min(start + step, len(copy)))
         hashes = row_hashes(copy.episode_hash[copy.episode[rows]], copy.sequence[rows], seed)
         if of_states:
-            return ColumnSummary.of(FeatureMatrix(copy.state_ids, copy.state[rows]), hashes, most_distinct)
+            return ColumnSummary.of(FeatureMatrix(copy.state_ids, copy.state[rows]), hashes, most_distinct, texts)
         listed, places = _listed(copy, rows)
-        return ColumnSummary.of(FeatureMatrix(copy.action_ids, copy.candidates[places]), hashes[listed], most_distinct)
+        matrix = FeatureMatrix(copy.action_ids, copy.candidates[places])
+        return ColumnSummary.of(matrix, hashes[listed], most_distinct, texts)
 
     per_row = len(copy.state_ids)
     if not of_states:

@@ -1,30 +1,41 @@
 """What needs no full read of logged data: a copy made of it, rows by metadata, and its first rows."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
+from reagent_lite.config.paths import DataPath
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.place import KIND, CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
-from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import first_block
-from reagent_lite.data.rows.columns import column_of, flags
-from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.logs import require_one_kind
+from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.own_columns import NamesAsTheyAre, remembered
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.stage import StageManifest, data_files, untouched
 from reagent_lite.errors import NoRowsError
 
 
-def remembered_columns(path: str, columns: Columns) -> Columns:
-    """Returns what the columns of a model's training log are in another log; see own_columns.remembered.
+def remembered_columns(path: DataPath, columns: Columns) -> Columns:
+    """Returns what the columns of a model's training log are in another log, or in several; see own_columns.remembered.
 
     Raises:
         DataError: files that are not there, or cannot be read.
     """
+    if isinstance(path, str):
+        return _remembered_of(path, columns)
+    known: Columns = {}
+    for log in path:
+        with suppress(NoRowsError):
+            known |= _remembered_of(log, columns)
+    return known
+
+
+def _remembered_of(path: str, columns: Columns) -> Columns:
     if not columns or StageManifest.read(path) is not None:
         return {}
     files = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(path))
@@ -38,7 +49,7 @@ class FirstRows:
 
     Attributes:
         events: whether they are events, from which transitions are made first.
-        file: path of the file that they are from.
+        file: path of the file that they are from, or that those of the first log are from.
         rows: how many there are.
         state_ids, action_ids: features seen, ascending.
     """
@@ -51,7 +62,7 @@ class FirstRows:
 
 
 def standing_copy(
-    path: str,
+    path: DataPath,
     actions: tuple[str, ...] | None,
     directory: str | None,
     columns: Columns | None = None,
@@ -90,18 +101,29 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
     return total
 
 
-def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | None = None) -> FirstRows:
-    """Reads and checks the first rows of the first file that has some.
+def first_rows(path: DataPath, actions: tuple[str, ...] | None, columns: Columns | None = None) -> FirstRows:
+    """Reads and checks the first rows of the first file that has some, of each of several logs.
 
     Raises:
         DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
     """
     files = data_files(path, columns)
+    require_one_kind(files, path)
+    of_logs = [_first_rows_of(tuple(of_log), actions) for _, of_log in groupby(files, lambda file: file.log)]
+    return replace(
+        of_logs[0],
+        rows=sum(one.rows for one in of_logs),
+        state_ids=tuple(sorted({feature for one in of_logs for feature in one.state_ids})),
+        action_ids=tuple(sorted({feature for one in of_logs for feature in one.action_ids})),
+    )
+
+
+def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None) -> FirstRows:
     found = first_block(files)
     if found is None:
         return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
     block = found[0]
-    events = _are_events(block)
+    events = are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
     rows = read_rows(block, contract)
@@ -116,10 +138,10 @@ def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | No
     )
 
 
-def holds_events(path: str, columns: Columns | None = None) -> bool:
+def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
     """Returns whether the first rows at a path are events and not transitions; false where there are no rows.
 
-    Events have mdp_id and sequence_number, no column next_action, and next_state_features only in truncated rows.
+    Those of several logs are of one kind.
     """
     try:
         return hold_events(data_files(path, columns))
@@ -130,13 +152,4 @@ def holds_events(path: str, columns: Columns | None = None) -> bool:
 def hold_events(files: tuple[InputFile, ...]) -> bool:
     """Returns whether the first rows of files are events; see holds_events."""
     found = first_block(files)
-    return found is not None and _are_events(found[0])
-
-
-def _are_events(block: Block) -> bool:
-    names = set(block.table.column_names)
-    if not {"mdp_id", "sequence_number"} <= names or "next_action" in names:
-        return False
-    faults = Faults(block)
-    cut = flags(column_of(block, "truncated"), faults) == 1
-    return not (column_of(block, "next_state_features").present & ~cut).any()
+    return found is not None and are_events(found[0])

@@ -12,33 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.rows.hashes import Hashes, mix
+from reagent_lite.data.rows.hashes import list_hashes
 from reagent_lite.data.rows.matrices import Lists
 
 _LISTS_OF_A_CHUNK = 1 << 12
-
-
-def list_hashes(lists: Lists) -> tuple[Hashes, Hashes]:
-    """Returns two independent [n] uint64 hashes of each list; the order of columns does not matter."""
-    ids = np.array(lists.features.ids, np.int64).view(np.uint64)
-    starts = np.cumsum(lists.lengths) - lists.lengths
-    place = (np.arange(int(lists.lengths.sum())) - np.repeat(starts, lists.lengths)).astype(np.uint64)
-    values = lists.features.values
-    first, second = mix(place), mix(place ^ np.uint64(0xA5A5A5A5A5A5A5A5))
-    for index, one in enumerate(mix(ids)):
-        column = np.ascontiguousarray(values[:, index])
-        cell = mix(column.view(np.uint32).astype(np.uint64) + one)
-        cell[np.isnan(column)] = 0
-        first += cell
-        second += cell * (one | np.uint64(1))
-    return _sums(mix(first), lists.lengths), _sums(mix(second), lists.lengths)
-
-
-def _sums(values: Hashes, lengths: NDArray[np.int64]) -> Hashes:
-    """[n] wrapping sums over consecutive runs of `values`, mixed with the runs' lengths."""
-    running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)))
-    ends = np.cumsum(lengths)
-    return mix((running[ends] - running[ends - lengths]) ^ lengths.astype(np.uint64))
 
 
 def list_records(lists: Lists, offset: int) -> NDArray[np.int64]:

@@ -22,16 +22,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reagent_lite.config.columns import Columns
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.stage import FeatureIds, StageManifest
 from reagent_lite.data.timeline.settings import pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
 
 KIND = "training copy"
-LAYOUT = 6
+LAYOUT = 7
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 
@@ -43,6 +44,8 @@ class CopyManifest(StageManifest):
     Attributes:
         paths: the inputs' paths, as errors name them.
         action_names, counts, notes: as in TrainingCopy.
+        levels: {"state" or "action": {feature: {text: values that it has}}} of features whose values are texts.
+        without_value: features that have no value in any row, by side as well.
     """
 
     what: ClassVar[FolderKind] = TRAINING_COPY
@@ -51,6 +54,8 @@ class CopyManifest(StageManifest):
     action_names: tuple[str, ...]
     counts: dict[str, int]
     notes: tuple[str, ...]
+    levels: dict[str, dict[str, dict[str, int]]]
+    without_value: dict[str, FeatureIds]
 
 
 def settings_of(
@@ -139,7 +144,7 @@ class Place:
 
 
 def places_of(
-    path: str,
+    path: DataPath,
     actions: tuple[str, ...] | None,
     directory: str | None,
     columns: Columns | None = None,
@@ -148,21 +153,25 @@ def places_of(
     """Returns the places that a copy may be in, best first.
 
     Args:
-        path: the input.
+        path: the input, of several logs in their order.
         actions: names of discrete actions, None for parametric ones; other names make another copy.
         directory: parent folder that the user chose, or None.
         columns: the log's own names for columns of the contract.
         timeline: how events are paired; None without settings of their own.
     """
-    path, settings = local_path(path), settings_of(actions, columns, timeline)
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
-    options = hashlib.sha256(json.dumps([settings, path]).encode()).hexdigest()[:16]
+    settings = settings_of(actions, columns, timeline)
+    logs = [local_path(log) for log in logs_of(path)]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", logs[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
+    input_paths = logs[0] if isinstance(path, str) else logs
+    options = hashlib.sha256(json.dumps([settings, input_paths]).encode()).hexdigest()[:16]
     parents = parents_of(path, directory)
     return [Place(parent=parent, stem=f"{name}-{options}", settings=settings) for parent in parents]
 
 
-def parents_of(path: str | None, directory: str | None) -> list[Path]:
+def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:
     """Returns the folders for files made from data: the user's choice, else beside local data, then the user's cache.
+
+    Of several logs the first decides.
 
     Args:
         path: the path of the data; None for files that do not belong beside it.
@@ -170,5 +179,5 @@ def parents_of(path: str | None, directory: str | None) -> list[Path]:
     """
     if directory is not None:
         return [Path(directory).expanduser().absolute()]
-    beside = "://" if path is None else local_path(path)
+    beside = "://" if path is None else local_path(logs_of(path)[0])
     return [*([] if "://" in beside else [Path(beside).parent / FOLDER]), user_cache()]

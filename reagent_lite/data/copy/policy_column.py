@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import Columns
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.reading import read_blocks, readers_of
@@ -41,7 +42,7 @@ class _Part:
     complete: bool
 
 
-def read_policy_column(path: str, name: str, copy: TrainingCopy, columns: Columns | None = None) -> PolicyColumn:
+def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: Columns | None = None) -> PolicyColumn:
     """Reads a column of the files that a training copy was made of.
 
     Args:
@@ -62,11 +63,11 @@ def read_policy_column(path: str, name: str, copy: TrainingCopy, columns: Column
     order = np.argsort(read)
     row = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
     if (read[row] != wanted).any():
-        raise DataError(Problem(path, "the rows that were read before", "others", "Start again"))
+        raise DataError(Problem(shown(path), "the rows that were read before", "others", "Start again"))
     complete = parts[0].complete
     if any(part.complete != complete for part in parts):
         expected = f"numbers alone in {name}, or objects and lists alone"
-        raise DataError(Problem(path, expected, "both", "Write the probabilities of all rows alike"))
+        raise DataError(Problem(shown(path), expected, "both", "Write the probabilities of all rows alike"))
     starts = np.cumsum(lengths) - lengths
     number = np.arange(lengths.max())
     within = number < lengths[row, None]

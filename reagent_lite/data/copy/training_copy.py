@@ -20,13 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import Columns
+from reagent_lite.config.paths import DataPath
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.place import CopyManifest, places_of, settings_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import Log, path_of, place
+from reagent_lite.data.formats.frames import Logs, paths_of, place
+from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
+from reagent_lite.feature_ids import id_of
 from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.manifest import TRAINING_COPY
 
@@ -72,6 +75,9 @@ class TrainingCopy:
         origin_line: [R] int64, line (Parquet: row) in it, from 1.
         counts: figures of the log by name, rows first.
         notes: sentences about the log that a user should read.
+        levels: {"state" or "action": {id: {text: values that it has}}} of the features whose values are texts; their
+            columns have the texts' codes (categories.py).
+        without_value: ids of features without a value in any row, by "state" and "action".
     """
 
     folder: Path
@@ -105,6 +111,8 @@ class TrainingCopy:
     origin_line: NDArray[np.int64]
     counts: dict[str, int]
     notes: tuple[str, ...]
+    levels: dict[str, Levels]
+    without_value: dict[str, tuple[int, ...]]
 
     def __len__(self) -> int:
         return len(self.action)
@@ -168,10 +176,14 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
         except ValueError:  # an array without elements cannot be mapped
             array = np.load(folder / name, allow_pickle=False)
         fields[name.removesuffix(".npy")] = np.asarray(array)
-    for name in ("action_names", "state_ids", "action_ids", "metric_names", "notes"):
+    for name in ("action_names", "state_ids", "action_ids", "metric_names", "notes", "without_value"):
         fields[name] = getattr(manifest, name)
+    levels = {
+        side: {id_of(feature): counts for feature, counts in of_side.items()}
+        for side, of_side in manifest.levels.items()
+    }
     counts = {"rows": manifest.rows, **manifest.counts}
-    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, **fields)
+    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, levels=levels, **fields)
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
@@ -188,7 +200,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
 
 
 def prepare_training_copy(
-    log: Log,
+    log: Logs,
     *,
     actions: tuple[str, ...] | None,
     directory: str | None = None,
@@ -202,7 +214,7 @@ def prepare_training_copy(
     cache folder. Memory: at most 1.3 times the copy's bytes and some 100 MB.
 
     Args:
-        log: path of a file or a folder in any format, URL, or frame.
+        log: path of a file or a folder in any format, URL, or frame; or several logs, which are read as one.
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
         columns: the log's own names for columns of the contract.
@@ -213,7 +225,7 @@ def prepare_training_copy(
         DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are;
             files that change while they are read; no folder that can be written.
     """
-    path = path_of(log)
+    path = paths_of(log)
     files = data_files(path, columns)
     places = places_of(path, actions, directory, columns, timeline)
     folder = next((folder for one in places if (folder := one.standing(files)) is not None), None)
@@ -233,7 +245,7 @@ def prepare_training_copy(
 
 
 def _built(
-    path: str,
+    path: DataPath,
     files: tuple[InputFile, ...],
     actions: tuple[str, ...] | None,
     folder: Path,
@@ -244,14 +256,16 @@ def _built(
     from reagent_lite.data.copy.build import SpooledLog, build
     from reagent_lite.data.copy.events import EventLog
     from reagent_lite.data.copy.first_look import hold_events
+    from reagent_lite.data.logs import tell_apart
 
+    told = tell_apart(files, path, folder)
     if not hold_events(files):
-        return build(files, SpooledLog(folder, actions), progress, settings)
+        return build(told.files, SpooledLog(folder, actions), progress, settings, told.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})
     of_path = {"timeline": timeline.timeline.model_copy(update=section), "query": query}
-    return build(files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings)
+    return build(told.files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings, told.notes)
 
 
 def give_back_memory() -> None:

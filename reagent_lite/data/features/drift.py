@@ -5,19 +5,25 @@
     both samples ─► largest distance of distribution functions ────────┼─► verdict of the worst
     both, all rows ─► difference of the shares present ────────────────┘
 
+Of a category the bins are the reference's most frequent levels and one for all others, counted in all rows; it has no
+distribution function.
+
 Two samples of one distribution differ by chance: a figure that 95 % of such pairs stay below counts as stable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.data.features.summary import ColumnSummary, Floats
-from reagent_lite.errors import DataError, Problem, listed
+from reagent_lite.data.rows.levels import most_frequent
+from reagent_lite.errors import DataError, Problem, listed, raise_any
 from reagent_lite.feature_ids import written
 
 Verdict = Literal["stable", "moderate", "large"]
@@ -26,6 +32,8 @@ Figure = tuple[float, float] | tuple[None, None]
 """A figure, and the limit below which it stays by chance alone."""
 CHANCE = 0.95
 MOST_TABLE_ROWS = 40
+MOST_LEVELS = 100
+"""Levels of a category that have a bin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +47,9 @@ class FeatureDrift:
             one of the data sets has no value.
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
-        mean, reference_mean: over all rows; None where there is no value.
+        mean, reference_mean: over all rows; None where there is no value, and of categories.
+        other, reference_other: of a one-hot feature the share of values that are none of the reference's: of a category
+            none of its MOST_LEVELS most frequent, of integers none of its sample; None of other features.
     """
 
     feature_id: int
@@ -52,6 +62,8 @@ class FeatureDrift:
     reference_present: float
     mean: float | None
     reference_mean: float | None
+    other: float | None
+    reference_other: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +93,21 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
         where: the two data sets, for errors.
 
     Raises:
-        DataError: no feature in common.
+        DataError: no feature in common; a feature with texts in one of them and numbers in the other.
     """
     both = sorted(set(training.features) & set(reference.features))
     if not both:
         ids = [listed(one.features) or "none" for one in (training, reference)]
         raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
+    raise_any(
+        [
+            Problem(f"{where}: feature {one}", "texts in both, or numbers in both", "texts in one of them alone")
+            for one in both
+            if (one in training.levels) != (one in reference.levels)
+            and training.features[one].moments.count
+            and reference.features[one].moments.count
+        ]
+    )
     drifts = [_feature_drift(one, training, reference, settings) for one in both]
     drifts.sort(key=lambda one: (-VERDICTS.index(one.verdict), -(one.psi or 0.0), one.feature_id))
     return Drift(
@@ -99,30 +120,70 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
 def _feature_drift(
     feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
 ) -> FeatureDrift:
-    ours, theirs = training.sampled(feature_id), reference.sampled(feature_id)
-    psi: Figure = (None, None)
-    ks: Figure = (None, None)
-    if len(ours) and len(theirs):
-        psi, ks = stability_index(ours, theirs, settings.num_bins), distance(ours, theirs)
+    figures = _Figures()
+    if feature_id in training.levels and feature_id in reference.levels:
+        figures = _of_levels(training.levels[feature_id], reference.levels[feature_id])
+    elif feature_id not in training.levels and feature_id not in reference.levels:
+        figures = _of_numbers(feature_id, training, reference, settings)
+    is_text = feature_id in training.levels or feature_id in reference.levels
     one, other = training.features[feature_id].moments, reference.features[feature_id].moments
     present, before = one.count / max(training.rows, 1), other.count / max(reference.rows, 1)
     levels = (
         _level((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
-        _level(psi, settings.psi_moderate, settings.psi_large),
-        _level(ks, settings.ks_moderate, settings.ks_large),
+        _level(figures.psi, settings.psi_moderate, settings.psi_large),
+        _level(figures.ks, settings.ks_moderate, settings.ks_large),
     )
     return FeatureDrift(
         feature_id=feature_id,
         verdict=VERDICTS[max(levels)],
-        psi=psi[0],
-        psi_by_chance=psi[1],
-        ks=ks[0],
-        ks_by_chance=ks[1],
+        psi=figures.psi[0],
+        psi_by_chance=figures.psi[1],
+        ks=figures.ks[0],
+        ks_by_chance=figures.ks[1],
         present=present,
         reference_present=before,
-        mean=one.mean if one.count else None,
-        reference_mean=other.mean if other.count else None,
+        mean=one.mean if one.count and not is_text else None,
+        reference_mean=other.mean if other.count and not is_text else None,
+        other=figures.other[0],
+        reference_other=figures.other[1],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """Figures of one feature.
+
+    Attributes:
+        psi, ks: see FeatureDrift.
+        other: shares of values that are none of the reference's, in the training data and in the reference.
+    """
+
+    psi: Figure = (None, None)
+    ks: Figure = (None, None)
+    other: Figure = (None, None)
+
+
+def _of_numbers(feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig) -> _Figures:
+    ours, theirs = training.sampled(feature_id), reference.sampled(feature_id)
+    if not len(ours) or not len(theirs):
+        return _Figures()
+    before = reference.features[feature_id]
+    other: Figure = (None, None)
+    if before.low >= 0 and before.high > 1 and before.whole and before.distinct is not None:
+        other = float((~np.isin(ours, np.array(before.distinct))).mean()), 0.0
+    return _Figures(psi=stability_index(ours, theirs, settings.num_bins), ks=distance(ours, theirs), other=other)
+
+
+def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> _Figures:
+    levels = [text for text, _ in most_frequent(reference, MOST_LEVELS)]
+    counts = []
+    for one in (training, reference):
+        known = [one.get(text, 0) for text in levels]
+        counts.append(np.array([*known, sum(one.values()) - sum(known)]))
+    if not all(one.sum() for one in counts):
+        return _Figures()
+    ours, theirs = (float(one[-1] / one.sum()) for one in counts)
+    return _Figures(psi=_index(*counts), other=(ours, theirs))
 
 
 def _level(figure: Figure, moderate: float, large: float) -> int:
@@ -139,16 +200,20 @@ def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[f
     counts as half a value. By chance it is about (1/n + 1/m) χ² of one less than the bins (Yurdakul 2018, Statistical
     Properties of Population Stability Index).
     """
-    from scipy import stats
-
     edges = _edges(reference, num_bins)
     bins = [np.searchsorted(edges, one, side="left") for one in (values, reference)]
-    counts = [np.bincount(one, minlength=len(edges) + 1) for one in bins]
-    used = (counts[0] + counts[1]) > 0
-    actual, expected = (np.maximum(one[used], 0.5) / one.sum() for one in counts)
+    return _index(*(np.bincount(one, minlength=len(edges) + 1) for one in bins))
+
+
+def _index(values: NDArray[np.int64], reference: NDArray[np.int64]) -> tuple[float, float]:
+    """Returns `stability_index` of counts by bin."""
+    from scipy import stats
+
+    used = (values + reference) > 0
+    actual, expected = (np.maximum(one[used], 0.5) / one.sum() for one in (values, reference))
     index = float(((actual - expected) * np.log(actual / expected)).sum())
     freedom = int(used.sum()) - 1
-    chance = stats.chi2.ppf(CHANCE, freedom) * (1 / len(values) + 1 / len(reference)) if freedom else 0.0
+    chance = stats.chi2.ppf(CHANCE, freedom) * (1 / values.sum() + 1 / reference.sum()) if freedom else 0.0
     return index, float(chance)
 
 
@@ -188,7 +253,8 @@ def drift_lines(name: str, drift: Drift) -> list[str]:
 def _drift_line(one: FeatureDrift, width: int) -> str:
     figures = [("n/a" if figure is None else f"{figure:.4f}") for figure in (one.psi, one.ks)]
     means = ["n/a" if mean is None else f"{mean:.4g}" for mean in (one.reference_mean, one.mean)]
+    others = "" if not one.other and not one.reference_other else f"  other {one.reference_other:.2%} → {one.other:.2%}"
     return (
         f"{one.feature_id!s:>{width}}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
-        f"{one.reference_present:7.2%} → {one.present:7.2%}  {means[0]} → {means[1]}"
+        f"{one.reference_present:7.2%} → {one.present:7.2%}  {means[0]} → {means[1]}{others}"
     )

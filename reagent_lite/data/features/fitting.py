@@ -7,6 +7,7 @@ sample ────┴─► CONTINUOUS, BOXCOX or QUANTILE; λ, quantiles ─�
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from reagent_lite.categories import code_of
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, fit_feature
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.formats.blocks import num_threads
+from reagent_lite.data.rows.levels import MOST_LEVELS, most_frequent
 from reagent_lite.errors import ConfigError, Problem, counted, listed, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -26,6 +29,7 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 VERSION = 2
 """Raised by each change in what is computed from the same rows, so that older normalizations are fitted again."""
 
+_NUMERAL = re.compile(r"[-+]?[0-9][0-9.,' ]*")
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -90,6 +94,8 @@ def _fit(
     column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType], where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
     place = f"{where}: feature {feature_id}"
+    if feature_id in column.levels:
+        return _fit_category(column, settings, overrides.get(feature_id), place, feature_id)
     values = Values(column.features[feature_id], column.sampled(feature_id))
     override = overrides.get(feature_id)
     count = values.summary.moments.count
@@ -105,6 +111,55 @@ def _fit(
         todo = "Override it with another type in norm_params.feature_overrides"
         return Problem(place, f"values that {kind} can be fitted to", str(error), todo)
     return spec, _report(column, kind, reason, values), _notes(place, kind, values)
+
+
+def _fit_category(
+    column: ColumnSummary, settings: NormParams, override: FeatureType | None, place: str, feature_id: int
+) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
+    """Returns the most frequent texts as levels, in the order of the texts; see `_fit`."""
+    count, counts = column.features[feature_id].moments.count, column.levels[feature_id]
+    if override not in (None, FeatureType.ENUM):
+        todo = "Drop the override, or write the feature as numbers"
+        return Problem(place, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
+    if count < MIN_PRESENT_VALUES and override is None:
+        todo = "Leave the feature out, or override it with ENUM"
+        return Problem(place, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+    most = settings.max_unique_enum_values
+    of_code: dict[float, str] = {}
+    notes = []
+    for text, _ in most_frequent(counts, most):
+        if other := of_code.get(code := code_of(text)):
+            notes.append(f"{place}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
+        of_code.setdefault(code, text)
+    levels = tuple(sorted(of_code.values()))
+    others = count - sum(counts[level] for level in levels)
+    if others:
+        more = counted(len(counts) - len(levels), "further text")
+        more = f"more than {MOST_LEVELS:,} texts" if len(counts) > MOST_LEVELS else more
+        notes.append(
+            f"{place}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
+            f"{others / count:.1%} of {count:,} values"
+        )
+    if all(map(_NUMERAL.fullmatch, levels)):
+        notes.append(
+            f"{place}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
+        )
+    spec = FeatureSpec(
+        feature_id=feature_id,
+        feature_type=FeatureType.ENUM,
+        possible_values=tuple(code_of(level) for level in levels),
+        levels=levels,
+    )
+    report = {
+        "feature_type": str(FeatureType.ENUM),
+        "reason": "its values are texts",
+        "count": count,
+        "share_present": count / max(column.rows, 1),
+        "levels": {level: counts[level] for level in levels},
+        "other": others,
+        "parameters_from": "all rows",
+    }
+    return spec, report, notes
 
 
 def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:

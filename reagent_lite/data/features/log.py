@@ -5,6 +5,7 @@ files ─► blocks ─► in threads: states, candidates, hashes of rows ─►
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,10 +18,11 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.rows.columns import column_of, sequence_numbers, strings
+from reagent_lite.data.rows.columns import column_of, holds_maps, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
+from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_levels, texts_of
 from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
@@ -40,6 +42,7 @@ class LogSummary:
         columns: summaries of "state_features" and, with candidates, "action", where the settings name them.
         rows_by_position: rows without mdp_id or sequence_number, whose place in the sample depends on their position.
         hashes: sha256 of each file.
+        logs: rows of each of several logs, by its number.
     """
 
     rows: int
@@ -47,6 +50,7 @@ class LogSummary:
     columns: dict[str, ColumnSummary]
     rows_by_position: int
     hashes: tuple[str, ...]
+    logs: dict[int, int]
 
 
 def summarize_log(
@@ -75,15 +79,20 @@ def summarize_log(
     positions = [Position() for _ in files]
     rows = by_position = 0
     refused, known = FaultsByKind(), parametric
+    vocabulary = Vocabulary()
+    logs: Counter[int] = Counter()
     read = partial(_summarized, settings, parametric, seed)
-    for faults, unnamed, with_features, columns in read_blocks(files, read, positions, progress):
+    for faults, unnamed, with_features, columns, row_of in read_blocks(files, read, positions, progress):
         rows, by_position = rows + len(faults.rows), by_position + unnamed
+        logs[faults.block.file.log] += len(faults.rows)
         refused.merge(faults.by_kind())
         if with_features is not None and known not in (None, with_features):
             before, now = (f"actions that are {_KINDS[one]}" for one in (not with_features, with_features))
             raise DataError(Problem(faults.block.where(0), f"{before}, as before", now))
         known = known if with_features is None else with_features
         for name, summary in columns.items():
+            where = partial(_place, faults.block, row_of[name])
+            vocabulary.require_one_kind(SIDE_OF[name], summary.sample, summary.levels, where)
             merges[name].add(summary)
     refused.require_none()
     return LogSummary(
@@ -94,27 +103,46 @@ def summarize_log(
         },
         rows_by_position=by_position,
         hashes=tuple(position.sha256 for position in positions),
+        logs=dict(logs),
     )
 
 
 def _summarized(
     settings: NormParams, parametric: bool | None, seed: int, block: Block
-) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary]]:
-    """Returns (faults, rows known by position, whether actions are candidates, columns) of a block."""
+) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary], dict[str, NDArray[np.int64]]]:
+    """Returns what is known of a block.
+
+    Returns:
+        (faults, rows known by position, whether actions are candidates, columns, [n] the row of each of a column's
+        states or candidates).
+    """
     faults, found = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
+    row_of = {STATE: np.arange(block.table.num_rows)}
     hashes, unnamed = _hashes(block, faults, seed)
-    with_features = _has_features(block) if parametric is None else parametric
+    with_features = holds_maps(column_of(block, ACTION)) if parametric is None else parametric
     if STATE in settings.cols_to_norm:
         require_columns(block.table.column_names, (STATE,), block.where(0))
         states, present = features(column_of(block, STATE), faults)
         require_present(STATE, present, faults)
         found[STATE] = states, hashes
     if with_features and ACTION in settings.cols_to_norm:
-        of_row, candidates = _candidates(block, faults)
-        found[ACTION] = candidates, hashes[of_row]
+        row_of[ACTION], candidates = _candidates(block, faults)
+        found[ACTION] = candidates, hashes[row_of[ACTION]]
     most = settings.max_unique_enum_values
-    columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in found.items()}
-    return faults, unnamed, with_features, columns
+    texts = {name: texts_of(levels) for name, levels in _levels_by_side(faults).items()}
+    columns = {} if faults.count else {name: ColumnSummary.of(*one, most, texts[name]) for name, one in found.items()}
+    return faults, unnamed, with_features, columns, row_of
+
+
+def _levels_by_side(faults: Faults) -> dict[str, Levels]:
+    levels: dict[str, Levels] = {STATE: {}, ACTION: {}}
+    for column, of_column in faults.levels.items():
+        add_levels(levels[STATE if SIDE_OF[column] == "state" else ACTION], of_column)
+    return levels
+
+
+def _place(block: Block, row_of: NDArray[np.int64], index: int) -> str:
+    return block.where(int(row_of[index]))
 
 
 def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
@@ -125,14 +153,6 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
     episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
     position = (block.file_number << _LINE_BITS) + block.lines
     return row_hashes(episode, np.where(named, sequence, position), seed), int((~named).sum())
-
-
-def _has_features(block: Block) -> bool | None:
-    """Returns whether actions are objects with features; None if the block has no action."""
-    column = column_of(block, ACTION)
-    if not column.present.any():
-        return None
-    return column.nested or (column.text and column.value(int(column.present.argmax())).startswith("{"))
 
 
 def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:

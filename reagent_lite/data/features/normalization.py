@@ -5,12 +5,13 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 
+from reagent_lite.categories import MOST_CHARACTERS, code_of
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
@@ -30,6 +31,7 @@ class _Parameters(Section):
     mean: float = 0.0
     stddev: float = 1.0
     possible_values: tuple[float, ...] = ()
+    levels: tuple[str, ...] = ()
     quantiles: tuple[float, ...] = ()
     min_value: float = 0.0
     max_value: float = 1.0
@@ -117,6 +119,10 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         problems += [replace(one, where=f"{where}: {one.where}") for one in error.problems]
     if problems:
         raise DataError(problems)
+    if parameters.levels:
+        raise_any(list(_level_faults(name, parameters, where)))
+        given["possible_values"] = tuple(code_of(level) for level in parameters.levels)
+        parameters = parameters.model_copy(update={"possible_values": given["possible_values"]})
     feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **parameters.model_dump())
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
@@ -125,6 +131,21 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         faults = [fault]
     raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults])
     return feature
+
+
+def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator[Problem]:
+    """Yields what is wrong with the levels of a category."""
+    codes = tuple(code_of(level) for level in parameters.levels)
+    if name != FeatureType.ENUM:
+        yield Problem(f"{where}: levels", f"levels of {FeatureType.ENUM} alone", f"levels of {name}")
+    if long := next((level for level in parameters.levels if len(level) > MOST_CHARACTERS), None):
+        yield Problem(f"{where}: levels", f"texts of at most {MOST_CHARACTERS} characters", f"{len(long)} characters")
+    if len(set(codes)) < len(codes):
+        repeated = next(level for level, code in zip(parameters.levels, codes, strict=True) if codes.count(code) > 1)
+        yield Problem(f"{where}: levels", "texts of different codes", f"{repeated!r} and another of its code")
+    if parameters.possible_values and parameters.possible_values != codes:
+        todo = "Leave possible_values out: they follow from levels"
+        yield Problem(f"{where}: possible_values", "the codes of levels, in their order", "others", todo)
 
 
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:
@@ -136,6 +157,8 @@ def _written(feature: FeatureSpec) -> dict[str, object]:
     written: dict[str, object] = {"feature_type": feature.feature_type}
     for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
+        if key == "levels" and not value:  # files of numbers are those of 2019
+            continue
         used = key in (*FEATURE_TYPES[feature.feature_type].needs, "mean", "stddev", "min_value", "max_value")
         written[key] = value if used or value != default else None
     return written

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.rows.hashes import Hashes
+from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, add_levels, most_frequent
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.feature_ids import id_of, read, written
 from reagent_lite.types import MISSING_VALUE
@@ -27,6 +29,8 @@ Floats = NDArray[np.float64]
 
 MISSING = np.float32(MISSING_VALUE)
 """The preprocessor reads it as missing, so statistics do too."""
+
+NO_TEXTS: Mapping[int, Mapping[float, str]] = {}
 
 SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
 """Below it a standard deviation is 0 to a float32 network."""
@@ -131,21 +135,37 @@ class ColumnSummary:
     Attributes:
         rows: rows or candidates.
         features: by id, ascending.
+        levels: {id: {text: how often}} of the features whose values are texts.
         hashes: [n] of the rows in the sample.
         sample: [n, F] rows or candidates; of a part all of them.
     """
 
     rows: int
     features: dict[int, FeatureSummary]
+    levels: Levels
     hashes: Hashes
     sample: FeatureMatrix
 
     @classmethod
-    def of(cls, matrix: FeatureMatrix, hashes: Hashes, most_distinct: int) -> Self:
-        """Returns the summary of a part: values [n, F] and the hash of each row [n]."""
-        columns = zip(matrix.ids, matrix.values.T, strict=True)
-        features = {one: FeatureSummary.of(values, most_distinct) for one, values in columns}
-        return cls(rows=len(hashes), features=features, hashes=hashes, sample=matrix)
+    def of(
+        cls,
+        matrix: FeatureMatrix,
+        hashes: Hashes,
+        most_distinct: int,
+        texts: Mapping[int, Mapping[float, str]] = NO_TEXTS,
+    ) -> Self:
+        """Returns the summary of a part.
+
+        Args:
+            matrix: values [n, F].
+            hashes: [n] of the rows.
+            most_distinct: most distinct values that are told apart.
+            texts: {id: {code: text}} of features whose values are texts.
+        """
+        columns = dict(zip(matrix.ids, matrix.values.T, strict=True))
+        features = {one: FeatureSummary.of(values, most_distinct) for one, values in columns.items()}
+        levels = {one: _counted(columns[one], of_code) for one, of_code in texts.items() if one in columns}
+        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=matrix)
 
     def sampled(self, feature_id: int) -> Floats:
         """Returns the present values of a feature in the sample, ascending."""
@@ -156,7 +176,9 @@ class ColumnSummary:
     def to_bytes(self) -> bytes:
         """Returns the summary for another machine."""
         stream, features = io.BytesIO(), {str(one): asdict(summary) for one, summary in self.features.items()}
-        text = json.dumps({"rows": self.rows, "ids": written(self.sample.ids), "features": features}).encode()
+        levels = {str(one): dict(most_frequent(counts, MOST_LEVELS)) for one, counts in self.levels.items()}
+        tree = {"rows": self.rows, "ids": written(self.sample.ids), "features": features, "levels": levels}
+        text = json.dumps(tree).encode()
         np.savez(stream, text=np.frombuffer(text, np.uint8), hashes=self.hashes, values=self.sample.values)
         return stream.getvalue()
 
@@ -172,7 +194,15 @@ class ColumnSummary:
             distinct = None if fields["distinct"] is None else tuple(fields["distinct"])
             moments = Moments(**fields["moments"])
             features[id_of(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
-        return cls(rows=tree["rows"], features=features, hashes=hashes, sample=sample)
+        levels = {id_of(one): counts for one, counts in tree["levels"].items()}
+        return cls(rows=tree["rows"], features=features, levels=levels, hashes=hashes, sample=sample)
+
+
+def _counted(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
+    """Returns how often each text occurs; a code whose text was forgotten is left out."""
+    distinct, counts = np.unique(_present(codes), return_counts=True)
+    pairs = zip(distinct.tolist(), counts.tolist(), strict=True)
+    return {texts[code]: count for code, count in pairs if code in texts}
 
 
 class Merge:
@@ -185,6 +215,7 @@ class Merge:
         self._num_samples, self._most_distinct = num_samples, most_distinct
         self._rows = self._num_waiting = 0
         self._features: dict[int, FeatureSummary] = {}
+        self._levels: Levels = {}
         self._parts: list[tuple[Hashes, FeatureMatrix]] = []
         self._cut = np.uint64(2**64 - 1)  # rows above it are not in the sample
 
@@ -194,6 +225,7 @@ class Merge:
         for one, summary in part.features.items():
             before = self._features.get(one)
             self._features[one] = summary if before is None else before.merge(summary, self._most_distinct)
+        add_levels(self._levels, part.levels)
         kept = part.hashes <= self._cut
         self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
         self._num_waiting += int(kept.sum())
@@ -204,7 +236,8 @@ class Merge:
         """Returns the summary of all parts."""
         hashes, sample = self._choose()
         features = dict(sorted(self._features.items()))
-        return ColumnSummary(rows=self._rows, features=features, hashes=hashes, sample=sample)
+        levels = dict(sorted(self._levels.items()))
+        return ColumnSummary(rows=self._rows, features=features, levels=levels, hashes=hashes, sample=sample)
 
     def _choose(self) -> tuple[Hashes, FeatureMatrix]:
         """Returns the rows of least hash of all parts, in the order in which they came, and keeps nothing else."""

@@ -50,6 +50,7 @@ _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false
 """Flags: pandas writes 1.0 where a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
 """An integer; pandas writes 3.0 where a column has gaps."""
+_DIGIT = re.compile("[0-9]")
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _WHOLE_CELLS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n))*+')
 
@@ -187,13 +188,13 @@ def _header(
             problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
         # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
-        number = is_part or (meaning != name and "." in meaning)
+        of_map = column if is_part else meaning.partition(".")[0] if meaning != name and "." in meaning else ""
         found.append(
             _HeaderCell(
                 name=name,
                 field=field,
                 feature=feature if is_part else "",
-                kind="number" if number else kind_of(field),
+                kind=("number" if of_map == "metrics" else "value") if of_map else kind_of(field),
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
@@ -284,12 +285,24 @@ def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
     try:
         return pa.field(name, of_kind), cells.cast(of_kind)
     except pa.ArrowInvalid:
-        return _by_distinct(name, cells, value_of)
+        return _by_distinct(name, cells, value_of, words=kind == "value")
 
 
-def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> NamedArray:
+def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, words: bool = False) -> NamedArray:
+    """Returns cells as values, each distinct one read once.
+
+    Args:
+        name: of the column.
+        cells: its texts.
+        value_of: reads a cell.
+        words: whether, among texts, those without a digit are texts too: true, nan.
+    """
     encoded = cells.dictionary_encode()
-    field, values = column_of(name, [value_of(cell) for cell in encoded.dictionary.to_pylist()])
+    distinct = encoded.dictionary.to_pylist()
+    read = [value_of(cell) for cell in distinct]
+    if words and any(isinstance(value, str) for value in read):
+        read = [value if _DIGIT.search(cell) else cell for value, cell in zip(read, distinct, strict=True)]
+    field, values = column_of(name, read)
     return field, values.take(encoded.indices)
 
 
@@ -329,6 +342,7 @@ def _flag(cell: str) -> bool | str:
 
 _NUMBERS: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
     "number": (pa.float64(), _number),
+    "value": (pa.float64(), _number),
     "integer": (pa.int64(), _integer),
     "order": (pa.int64(), _integer),
     "flag": (pa.bool_(), _flag),

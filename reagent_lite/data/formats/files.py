@@ -56,6 +56,7 @@ class InputFile:
         sha256: of the stored bytes by a manifest, which readers compare; "" without one.
         columns: the user's own names of columns; None where they are the contract's.
         features: ids that have a name, where rows hold the ids alone.
+        log: number of the log that it is of, from 1, where several are read as one; else 0.
     """
 
     path: str
@@ -67,6 +68,12 @@ class InputFile:
     sha256: str = ""
     columns: OwnNames | None = None
     features: tuple[int, ...] = ()
+    log: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name that tells the files of an input apart, also those of several logs."""
+        return f"{self.log}/{self.name}" if self.log else self.name
 
     def place(self, row: int | None = None) -> str:
         """Returns how errors name the file or one of its rows; see frames.place."""

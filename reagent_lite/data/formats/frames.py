@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.errors import DataError, Problem, needing
 from reagent_lite.files import sweep, user_cache
 
@@ -24,8 +26,15 @@ class Frame(Protocol):
 
 
 Log = str | os.PathLike[str] | Frame
+Logs = Log | Sequence[Log]
+"""A log, or several that are read as one."""
 
 _KEPT_DAYS = 30
+
+
+def places(path: DataPath) -> str:
+    """Returns how errors name a log, or several."""
+    return ", ".join(map(place, logs_of(path)))
 
 
 def place(path: str, row: int | None = None) -> str:
@@ -42,6 +51,13 @@ def place(path: str, row: int | None = None) -> str:
 
 def _cache() -> Path:
     return user_cache() / "frames"
+
+
+def paths_of(logs: Logs, name: str = "data") -> DataPath:
+    """Returns the path of a log, or those of several; see path_of."""
+    if isinstance(logs, list | tuple):
+        return tuple(path_of(log, name) for log in logs)
+    return path_of(cast("Log", logs), name)
 
 
 def path_of(log: Log, name: str = "data") -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import no_rows, parses_of
@@ -21,8 +22,6 @@ from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 
 Kind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
-TEXT = "text is not read as a feature yet: encode it as numbers"
-"""What is said of categories."""
 MOST_LEVELS = 100
 """Largest number of distinct values of a category, as norm_params.max_unique_enum_values by default."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -80,10 +79,16 @@ class LogColumn:
         return self.kind == "flag" or (self.is_number and set(self.present) <= {0, 1})
 
     @property
+    def is_category(self) -> bool:
+        """Whether values are few texts, each in several rows."""
+        few = self.distinct <= MOST_LEVELS and 2 * self.distinct <= len(self.present)
+        return self.kind == "text" and few and max(map(len, self.counts), default=0) <= MOST_CHARACTERS
+
+    @property
     def note(self) -> str:
         """Advice on a column of categories; "" for others."""
-        if self.kind == "text" and self.distinct <= MOST_LEVELS and 2 * self.distinct <= len(self.present):
-            return f"probably a category of {self.distinct} values; {TEXT}"
+        if self.is_category:
+            return f"probably a category of {self.distinct} values: as a feature one-hot"
         if self.kind == "integer" and 2 < self.distinct <= MOST_LEVELS and min(self.present) >= 0:
             return "few integers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
         return ""

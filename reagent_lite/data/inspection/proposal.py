@@ -376,19 +376,19 @@ class _Inspection:
         if features:
             self.decide.append(f"features: {listed(features)}; leave out what is not known when the decision is made")
         else:
-            self.problems.append("no column of numbers is left to be a feature of the state")
+            self.problems.append("no column of numbers or categories is left to be a feature of the state")
         return features
 
     def _no_feature(self, column: LogColumn) -> str:
         """Returns why a column is no feature; "" if it may be one."""
         words = re.split(r"[^0-9a-z]+", column.name.lower())
-        if not column.is_number:
-            return column.note or f"a column of {column.kind} values"
+        if not column.is_number and not column.is_category:
+            return f"a column of {column.kind} values"
         if words[0] == "next":
             return "by their names what followed the decision"
         if column.kind == "integer" and ({words[-1], words[0]} & {*_IDS}):
             return "ids by their names"
-        if not finite(column.present):
+        if column.is_number and not finite(column.present):
             return "values that float32 does not hold"
         if column.distinct < 2:
             return "one value in all rows"

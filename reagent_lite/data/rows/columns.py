@@ -118,6 +118,13 @@ def column_of(block: Block, name: str) -> Column:
     return Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
 
 
+def holds_maps(column: Column) -> bool | None:
+    """Returns whether the values of a column are maps, as the features of actions; None if there is no value."""
+    if not column.present.any():
+        return None
+    return column.nested or (column.text and column.value(int(column.present.argmax())).startswith("{"))
+
+
 def of_cells(column: Column, kind: ColumnKind) -> Column:
     """Returns a column of text as values of a kind, see `typed_cells`; a column of another type stays as it is."""
     if column.text or not is_string(column.array.type):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, of_cells, per_distinct
+from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, flags, numbers, of_cells, per_distinct
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_lists, features, match
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
@@ -55,6 +55,7 @@ class Contract:
         rewards: those of them that hold finite numbers, or nothing.
         dated: every event must have a date.
         choices: possible_actions count; else they are checked and left out.
+        texts: a table of events has features some of whose values are texts.
     """
 
     actions: tuple[str, ...] | None
@@ -63,6 +64,7 @@ class Contract:
     rewards: tuple[str, ...] = ()
     dated: bool = False
     choices: bool = True
+    texts: bool = False
 
     def require_columns(self, names: list[str], where: str) -> None:
         """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""
@@ -114,6 +116,18 @@ def require_event(
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
     faults.add(~dated, "a date in ds", lambda _: "null", rule="ds_absent")
+
+
+def are_events(block: Block) -> bool:
+    """Returns whether the rows of a block are events and not transitions.
+
+    Events have mdp_id and sequence_number, no column next_action, and next_state_features only in truncated rows.
+    """
+    names = set(block.table.column_names)
+    if not {"mdp_id", "sequence_number"} <= names or "next_action" in names:
+        return False
+    cut = flags(column_of(block, "truncated"), Faults(block)) == 1
+    return not (column_of(block, "next_state_features").present & ~cut).any()
 
 
 def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:

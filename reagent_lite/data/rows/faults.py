@@ -29,6 +29,7 @@ class Faults:
         kind: [n] number of the row's kind, NO_RULE without a fault.
         got: what the row has instead; of the first MAX_PROBLEMS rows of each kind, as some may not be asked for.
         features: ids in the block that have a name; no fault, but collected on the same pass.
+        levels: {column: {id: {text: values that it has}}} of the features whose values are texts; no fault either.
         unlisted: [n] whether the row lists no candidates though an action was taken; no fault either.
         orders: {what sequence numbers are: where the first of them is}; no fault either, see columns.require_one_order.
     """
@@ -38,6 +39,7 @@ class Faults:
     kind: NDArray[np.int32] = field(init=False)
     got: dict[int, str] = field(default_factory=dict)
     features: set[int] = field(default_factory=set)
+    levels: dict[str, dict[int, dict[str, int]]] = field(default_factory=dict)
     unlisted: Mask = field(init=False)
     orders: dict[str, str] = field(default_factory=dict)
 

@@ -1,23 +1,32 @@
-"""Maps {name: number} of a block as dense numpy arrays: features of states and candidates, and metrics; with faults."""
+"""Maps {name: number} of a block as dense numpy arrays: features of states and candidates, and metrics; with faults.
+
+A feature may have texts in place of numbers, which are categories: its column holds their codes (categories.py), and
+`Faults.levels` has the texts. Texts and numbers may come in one struct, in a map of texts, or in a map of VALUES.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.categories import MOST_CHARACTERS, codes_of
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, is_string, pieces, typed
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
+from reagent_lite.data.rows.levels import ONE_KIND, WORDS
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import FeatureId, id_of
 
+VALUES = pa.struct({"number": pa.float32(), "text": pa.string()})
+"""Values of maps in which some features are numbers and some are texts; one of both is null."""
 _PAIR = ["key", "value"]
 
 
@@ -46,16 +55,21 @@ class Named:
 
 
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
-    """Returns (the features, [n] whether there is a map) of maps {id or name: number}; null and NaN count as absent.
+    """Returns (the features, [n] whether there is a map) of maps {id or name: value}; null and NaN count as absent.
 
-    Infinite values break `rule`.
+    Texts become their codes. Infinite values break `rule`.
 
     Raises:
         DataError: for a key that is neither an id nor a name, with the first line that has it.
     """
-    named = named_numbers(column, faults, todo=todo)
+    named, levels = _named_values(column, faults, todo=todo, categories=True)
     ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
     faults.features |= {one for one in ids if isinstance(one, FeatureId)}
+    of_name = dict(zip(named.names, ids, strict=True))
+    for name, counts in levels.items():
+        of_feature = faults.levels.setdefault(column.name, {}).setdefault(of_name[name], {})
+        for text, count in counts.items():
+            of_feature[text] = of_feature.get(text, 0) + count
     _require_finite(column, named, faults, rule)
     return FeatureMatrix(ids, named.values), named.present
 
@@ -99,7 +113,22 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: s
         nan_rule: which rule a NaN breaks; "" where it counts as absent. Null is absent either way.
         todo: advice to those who have other things than maps.
     """
-    parsed = pa.map_(pa.string(), pa.float64()), _items_of
+    return _named_values(column, faults, nan_rule=nan_rule, todo=todo)[0]
+
+
+def _named_values(
+    column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "", categories: bool = False
+) -> tuple[Named, dict[str, dict[str, int]]]:
+    """Returns (values by name, with codes of texts; {name: {text: values that it has}}).
+
+    Args:
+        column: and faults, nan_rule, todo: see `named_numbers`.
+        faults: see column.
+        nan_rule: see column.
+        todo: see column.
+        categories: whether values may be texts.
+    """
+    parsed = pa.map_(pa.string(), VALUES if categories else pa.float64()), _values_of if categories else _items_of
     if is_list(column.array.type) or pa.types.is_map(column.array.type):
         todo = todo or 'Write pairs as [{"key": "age", "value": 0.5}], with strings or integers as keys'
     if is_string(column.array.type):
@@ -108,15 +137,24 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: s
         todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
     array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
     if pa.types.is_null(array.type):
-        return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool))
-    reading = _Reading(Column(column.name, array, rows=column.rows), faults, nan_rule)
-    return reading.of_struct() if pa.types.is_struct(array.type) else reading.of_pairs()
+        return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool)), {}
+    reading = _Reading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
+    named = reading.of_struct() if pa.types.is_struct(array.type) else reading.of_pairs()
+    return named, reading.levels
 
 
 def _items_of(value: object) -> list[tuple[str, float | None]] | None:
     if not isinstance(value, dict) or not all(one is None or float_of(one) is not None for one in value.values()):
         return None
     return [(name, float_of(one)) for name, one in value.items()]
+
+
+def _values_of(value: object) -> list[tuple[str, dict[str, object]]] | None:
+    if not isinstance(value, dict) or not all(
+        one is None or isinstance(one, str) or float_of(one) is not None for one in value.values()
+    ):
+        return None
+    return [(name, {"text": one} if isinstance(one, str) else {"number": float_of(one)}) for name, one in value.items()]
 
 
 def _has_names(kind: pa.DataType) -> bool:
@@ -144,12 +182,18 @@ class _Reading:
     column: Column
     faults: Faults
     nan_rule: str
+    categories: bool
+    levels: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def of_struct(self) -> Named:
         array = self.column.array
         values = np.empty((len(array), array.type.num_fields), np.float32)
         for index, (child, one) in enumerate(zip(array.flatten(), array.type, strict=True)):
-            values[:, index] = self._floats(Column(self.column.name, child, rows=self.column.rows), one.name)
+            items = Column(self.column.name, child, rows=self.column.rows)
+            if self.categories and is_string(child.type):
+                values[:, index] = self._codes(items, (one.name,), np.zeros(len(child), np.int64))
+            else:
+                values[:, index] = self._floats(items, one.name)
         names = tuple(one.name for one in array.type)
         if twice := [name for name in names if names.count(name) > 1]:
             self._refuse_twice(self.column.present, lambda _: f"{twice[0]!r} twice")
@@ -169,7 +213,7 @@ class _Reading:
         decoded = [_name_of(key) for key in encoded.dictionary.to_pylist()]
         unnamed = np.array([*(name is None for name in decoded), True])[filled(encoded.indices, -1)]
         names = tuple(str(name) for name in decoded)
-        found = self._floats(Column(self.column.name, items, rows=rows), "")
+        found = self._of_items(Column(self.column.name, items, rows=rows), names, filled(encoded.indices, 0))
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
         Column(self.column.name, keys, rows=rows).fault(
@@ -186,6 +230,46 @@ class _Reading:
     def _refuse_twice(self, twice: Mask, got: Callable[[int], object] | None = None) -> None:
         self.column.fault(self.faults, twice, f"each id once in {self.column.name}", got)
 
+    def _of_items(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
+        """Returns [n] the values of pairs, whose keys are numbers of names; see `_named_values`."""
+        if self.categories and is_string(items.array.type):
+            return self._codes(items, names, key)
+        if not self.categories or not _are_values(items.array.type):
+            return self._floats(items, "")
+        numbers, texts = (
+            Column(items.name, pc.struct_field(items.array, name), rows=items.rows) for name in VALUES.names
+        )
+        is_text = texts.present
+        both = is_text & numbers.present
+        numbers.fault(self.faults, both, f"a number or a text in {items.name}, not both")
+        # most values of a feature in the block say what it is
+        num_texts = np.bincount(key[is_text], minlength=len(names))
+        num_numbers = np.bincount(key[numbers.present], minlength=len(names))
+        of_texts = num_texts > num_numbers
+        wrong = np.where(of_texts[key], numbers.present, is_text) if len(key) else np.zeros(0, bool)
+        for number in np.unique(key[wrong]).tolist():
+            expected = f"{WORDS[int(of_texts[number])]} for {names[number]!r} in {items.name}, as in other rows"
+            values = numbers if of_texts[number] else texts
+            values.fault(self.faults, wrong & (key == number), expected, todo=ONE_KIND)
+        codes = self._codes(
+            Column(items.name, pc.if_else(pa.array(wrong), None, texts.array), rows=items.rows), names, key
+        )
+        return np.where(is_text, codes, self._floats(numbers, ""))
+
+    def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
+        """Returns [n] the codes of texts, NaN where null; `key` [n] says of which feature each is."""
+        encoded = items.array.dictionary_encode()
+        texts = encoded.dictionary.to_pylist()
+        number = filled(encoded.indices, -1).astype(np.int64)
+        long = np.array([*(len(text) > MOST_CHARACTERS for text in texts), False])
+        expected = f"categories of at most {MOST_CHARACTERS} characters in {items.name}"
+        items.fault(self.faults, long[number], expected, todo="Leave prose out of the features")
+        pairs, counts = np.unique(key[number >= 0] * len(texts) + number[number >= 0], return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            index, text = divmod(pair, len(texts))
+            self.levels.setdefault(names[index], {})[texts[text]] = count
+        return np.append(codes_of(texts), np.float32(np.nan))[number]
+
     def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
         label, array = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}", items.array
         if pa.types.is_null(array.type):
@@ -199,6 +283,12 @@ class _Reading:
         if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
             array = pa.array(float64(array), mask=~items.present)
         return filled(pc.cast(array, pa.float32(), safe=False), np.nan)
+
+
+def _are_values(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_struct(kind) and kind.names == VALUES.names and is_number(kind[0].type) and is_string(kind[1].type)
+    )
 
 
 def candidate_lists(column: Column, faults: Faults) -> Lists:

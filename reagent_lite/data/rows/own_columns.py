@@ -30,15 +30,17 @@ class OwnColumns:
 
     Attributes:
         fields: (field, name of its column; of features and metrics the names of one column each).
+        beside_others: whether it is one of several logs, of which some may have the contract's names.
     """
 
     fields: tuple[tuple[str, str | tuple[str, ...]], ...]
+    beside_others: bool = False
 
     @classmethod
-    def of(cls, columns: Mapping[str, str | Sequence[str]]) -> OwnColumns | None:
+    def of(cls, columns: Mapping[str, str | Sequence[str]], *, beside_others: bool = False) -> OwnColumns | None:
         """Returns the names that a config gives, None where it gives none."""
         fields = [(name, one if isinstance(one, str) else tuple(one)) for name, one in columns.items()]
-        return cls(tuple(fields)) if fields else None
+        return cls(tuple(fields), beside_others) if fields else None
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
@@ -58,7 +60,10 @@ class OwnColumns:
         table = block.table
         at_once = block.file.extension not in _JSON_LINES
         first = at_once or (len(block.lines) > 0 and block.lines[0] == 1)
-        if first and contract_names(dict(self.fields), table.column_names):
+        has_contract_names = contract_names(dict(self.fields), table.column_names)
+        if has_contract_names and self.beside_others:
+            return block
+        if first and has_contract_names:
             expected = f"the columns that data.columns names: {listed(self._sources)}"
             todo = "Drop data.columns, in other workflows columns: the log has the contract's names already"
             raise DataError(

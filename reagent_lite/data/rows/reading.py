@@ -79,7 +79,7 @@ class Rows:
         has_sequence: whether the row has a sequence_number.
         columns: names the block has.
         counts: what was counted, by name.
-        orders: as in Faults.
+        levels, orders: as in Faults.
         broken: [n] whether the row has a fault.
         refused: {rule: mdp_ids of the rows that break it}.
     """
@@ -108,6 +108,7 @@ class Rows:
     has_sequence: Mask
     columns: frozenset[str]
     counts: dict[str, int]
+    levels: dict[str, dict[int, dict[str, int]]]
     orders: dict[str, str]
     faults: FaultsByKind
     broken: Mask
@@ -187,6 +188,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
+        levels=faults.levels,
         orders=faults.orders,
         faults=faults.by_kind(),
         broken=faults.rows,

@@ -3,9 +3,9 @@
     text, date            text
     order                 int64
     number, flag          double, bool
-    features, metrics     map<int64, float>, map<text, number>
-    action                text (names), int64 (indices) or map<int64, float>
-    actions               lists of names, of 0 and 1, or of map<int64, float>
+    features, metrics     map<int64, float>, map<text, number>; features with texts among them map<int64, VALUES>
+    action                text (names), int64 (indices) or features
+    actions               lists of names, of 0 and 1, or of features
 
 config/columns.py says of which kind a column is. A table of events has action_probability for either name of the
 propensity, and further columns as text, or as numbers where they are rewards.
@@ -14,7 +14,7 @@ propensity, and further columns as text, or as numbers where they are rewards.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date, time
 from functools import partial
@@ -54,11 +54,15 @@ from reagent_lite.data.rows.contract import (
     require_event,
 )
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import Named, candidate_lists, features, metrics
+from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
+from reagent_lite.data.rows.maps import VALUES, Named, candidate_lists, features, metrics
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
+"""Features of which none has texts."""
+Texts = Mapping[int, Mapping[float, str]]
+"""{id: {code: text}} of the features whose values are texts."""
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
 _Integers = Callable[[Column, Faults], tuple[NDArray[np.int64], Mask]]
 _NAME, _INDEX, _MAP = 0, 1, 2
@@ -67,7 +71,7 @@ _WORDS = ("a name", "an index", "a map")
 
 def event_schema(contract: Contract) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
-    types = {kind: one for kind, (one, _) in _KINDS.items()}
+    types = {kind: with_texts(one) if contract.texts else one for kind, (one, _) in _KINDS.items()}
     if contract.actions is not None:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
     further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
@@ -76,6 +80,8 @@ def event_schema(contract: Contract) -> pa.Schema:
 
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
     """Returns (a block's rows in `event_schema`, their faults, the kind of values of each further column of text).
+
+    Features are null where the block has texts, see Faults.levels, and the contract none.
 
     Raises:
         DataError: what makes the block unreadable.
@@ -108,8 +114,16 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     probability, given = propensity(block, faults)
     # the only candidate is taken with certainty
     found["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
-    table = pa.table([found[name].cast(wanted.field(name).type) for name in wanted.names], wanted)
+    table = pa.table([_as(found[name], wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if _may_have_texts(kind):
+        array = array_with_texts(array)
+    elif _may_have_texts(array.type):
+        return pa.nulls(len(array), kind)
+    return array.cast(kind)
 
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
@@ -143,9 +157,10 @@ def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array
     action, taken, listed, _ = candidates(column.__getitem__, faults)
     after = "possible_next_actions"
     lists = {"possible_actions": listed, after: candidate_lists(column[after], faults).distinct()}
-    found = {"action": map_array(action, taken)}
+    texts = texts_in(faults, "action", *lists)
+    found = {"action": map_array(action, taken, texts)}
     for name, one in lists.items():
-        every = map_array(one.features, np.ones(len(one.features.values), bool))
+        every = map_array(one.features, np.ones(len(one.features.values), bool), texts)
         found[name] = list_array(every, one.lengths, column[name].present)
     return found
 
@@ -170,14 +185,52 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
 def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:
     """Returns maps of features, or lists of them, with strings as keys: names, and the digits of other ids."""
     kind = array.type
-    if pa.types.is_list(kind) and kind.value_type == FEATURES:
+    if pa.types.is_list(kind) and _are_features(kind.value_type):
         return pa.ListArray.from_arrays(array.offsets, by_name(array.values, names), mask=array.is_null())
-    if kind != FEATURES:
+    if not _are_features(kind):
         return array
     encoded = array.keys.dictionary_encode()
     texts_of = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
     keys = pa.array(texts_of, pa.string()).take(encoded.indices)
     return pa.MapArray.from_arrays(array.offsets, keys, array.items, mask=array.is_null())
+
+
+def _are_features(kind: pa.DataType) -> bool:
+    return bool(kind in (FEATURES, with_texts(FEATURES)))
+
+
+def with_texts(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of features, or of lists of them, in which some may be texts; other types as they are."""
+    if pa.types.is_list(kind):
+        return pa.list_(with_texts(kind.value_type))
+    if pa.types.is_map(kind) and pa.types.is_float32(kind.item_type):
+        return pa.map_(kind.key_type, VALUES)
+    return kind
+
+
+def _may_have_texts(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _may_have_texts(kind.value_type)
+    return bool(pa.types.is_map(kind) and kind.item_type == VALUES)
+
+
+def array_with_texts(array: pa.Array) -> pa.Array:
+    """Returns features, or lists of them, as the type `with_texts` gives."""
+    kind = array.type
+    if pa.types.is_list(kind) and with_texts(kind) != kind:
+        return pa.ListArray.from_arrays(array.offsets, array_with_texts(array.values), mask=array.is_null())
+    if with_texts(kind) == kind:
+        return array
+    items = pa.StructArray.from_arrays([array.items, pa.nulls(len(array.items), pa.string())], fields=list(VALUES))
+    return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=with_texts(kind), mask=array.is_null())
+
+
+def texts_in(faults: Faults, *columns: str) -> dict[int, dict[float, str]]:
+    """Returns the texts by code of the features of columns of a block."""
+    levels: Levels = {}
+    for column in columns:
+        add_levels(levels, faults.levels.get(column, {}))
+    return texts_of(levels)
 
 
 def typed_column(column: Column, faults: Faults) -> pa.Array:
@@ -208,7 +261,8 @@ def _flags(column: Column, faults: Faults) -> pa.Array:
 
 
 def _features(column: Column, faults: Faults) -> pa.Array:
-    return map_array(*features(column, faults, rule=f"{column.name}_infinite"))
+    found, present = features(column, faults, rule=f"{column.name}_infinite")
+    return map_array(found, present, texts_in(faults, column.name))
 
 
 def _metrics(column: Column, faults: Faults) -> pa.Array:
@@ -273,18 +327,42 @@ _KINDS: dict[ColumnKind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]
 """Type in a table of events, where names of actions are text, and what reads a column of any table."""
 
 
-def map_array(named: Named | FeatureMatrix, present: Mask) -> pa.Array:
-    """Returns maps of the values [n, keys] that are no NaN; null where a row has none at all."""
+def map_array(named: Named | FeatureMatrix, present: Mask, texts: Texts | None = None) -> pa.Array:
+    """Returns maps of the values [n, keys] that are no NaN; null where a row has none at all.
+
+    With `texts` codes become texts, and the maps have VALUES.
+    """
     keys = pa.array(named.ids, pa.int64()) if isinstance(named, FeatureMatrix) else pa.array(named.names, pa.string())
     there = ~np.isnan(named.values)
     offsets = np.concatenate(([0], np.cumsum(there.sum(axis=1)))).astype(np.int32)
+    column = np.nonzero(there)[1]
+    values = pa.array(named.values[there])
+    if texts and isinstance(named, FeatureMatrix):
+        values = _values(named, named.values[there], column, texts)
     return pa.MapArray.from_arrays(
         pa.array(offsets),
-        keys.take(pa.array(np.nonzero(there)[1])),
-        pa.array(named.values[there]),
-        type=pa.map_(keys.type, pa.float32()),
+        keys.take(pa.array(column)),
+        values,
+        type=pa.map_(keys.type, values.type),
         mask=pa.array(~present),
     )
+
+
+def _values(
+    matrix: FeatureMatrix, values: NDArray[np.float32], column: NDArray[np.int64], texts: Texts
+) -> pa.StructArray:
+    """Returns [m] numbers and texts of values [m] of the columns [m] of a matrix."""
+    is_text = np.isin(column, [index for index, feature in enumerate(matrix.ids) if feature in texts])
+    text = np.full(len(values), -1)
+    distinct: list[str] = []
+    for index, feature in enumerate(matrix.ids):
+        if feature in texts:
+            at = np.flatnonzero(column == index)
+            codes, number = np.unique(values[at], return_inverse=True)
+            text[at] = number + len(distinct)
+            distinct += [texts[feature][code] for code in codes.tolist()]
+    words = pa.array(distinct, pa.string()).take(pa.array(text, mask=~is_text))
+    return pa.StructArray.from_arrays([pa.array(values, mask=is_text), words], fields=list(VALUES))
 
 
 def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask | None = None) -> pa.Array:

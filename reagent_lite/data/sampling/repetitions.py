@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.hashes import Hashes, mix, row_hashes
+from reagent_lite.data.rows.hashes import Hashes, list_hashes, mix, row_hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import Problem, counted, raise_any

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,10 +24,13 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.blocks import Block, Position, Show, num_threads
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
 from reagent_lite.data.formats.schema import TEXT_METADATA, conformed, merge_fields
+from reagent_lite.data.log_shares import shares_in_words, shares_of
+from reagent_lite.data.logs import tell_apart
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
@@ -68,27 +72,33 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    files = data_files(path, config.columns)
-    parent = StageManifest.read(path)
+    told = tell_apart(data_files(path, config.columns), path, folder)
+    for note in told.notes:
+        machine_logger.warning(note)
+    files = told.files
+    parent = StageManifest.above(path)
     folders = [folder / folder_name(number) for number in range(config.num_nodes)]
     for shard in folders:
         shard.mkdir()
     manifest = StageManifest(kind=KIND, rows=0, columns={}, settings={}, inputs=(), report={}, files={})
     if parent is not None:
         manifest = replace(parent, kind=KIND, parent=parent.digest)
+    elif named := {feature for file in files for feature in file.features}:  # by folders of stages among several logs
+        manifest = replace(manifest, state_ids=tuple(sorted(named)))
     whole = None if parent is None else whole_files(files, parent, config)
     hashes = [file.sha256 for file in files]
+    logs: dict[int, int] = {}
     if whole is None:
-        rows, hashes, schema = _deal(files, config, folders, progress)
+        rows, hashes, schema, logs = _deal(files, config, folders, progress)
         manifest = replace(manifest, columns={field.name: str(field.type) for field in schema})
     else:
         rows = [_linked(some, shard, manifest) for some, shard in zip(whole, folders, strict=True)]
     require_unchanged(files, path, config.columns)
-    manifest = replace(
-        manifest,
-        inputs=states_of(files, hashes),
-        report={"whole_files": 0 if whole is None else len(files), "left_out": list(left_out(path))},
-    )
+    report: dict[str, Any] = {"whole_files": 0 if whole is None else len(files), "left_out": list(left_out(path))}
+    if shares := shares_of(path, logs):
+        machine_logger.info(f"rows by log: {shares_in_words(shares)}")
+        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(told.notes)}
+    manifest = replace(manifest, inputs=states_of(files, hashes), report=report)
     manifests = []
     for number, shard in enumerate(folders):
         entries: dict[str, dict[str, Any]] = {name: {"rows": count} for name, count in rows[number].items()}
@@ -138,18 +148,27 @@ def _linked(files: list[InputFile], folder: Path, parent: StageManifest) -> dict
 
 def _deal(
     files: tuple[InputFile, ...], config: ShardConfig, folders: list[Path], progress: Show | None
-) -> tuple[list[dict[str, int]], list[str], list[pa.Field]]:
+) -> tuple[list[dict[str, int]], list[str], list[pa.Field], dict[int, int]]:
     """Writes the rows of files to the folders of their machines.
 
     Returns:
-        {file name: rows} of each folder, the sha256 of each input file, and the columns.
+        {file name: rows} of each folder, the sha256 of each input file, the columns, and {number of a log: rows}.
     """
     positions = [Position() for _ in files]
-    blocks = read_blocks(files, lambda block: (block.table, episode_hashes(block)), positions, progress, ALL_COLUMNS)
+    logs: Counter[int] = Counter()
+
+    def transform(block: Block) -> tuple[int, pa.Table, Hashes]:
+        return block.file.log, block.table, episode_hashes(block)
+
+    def by_log() -> Iterator[tuple[pa.Table, Hashes]]:
+        for log, table, episodes in read_blocks(files, transform, positions, progress, ALL_COLUMNS):
+            logs[log] += table.num_rows
+            yield table, episodes
+
     rows: list[dict[str, int]] = [{} for _ in folders]
     fields: dict[str, pa.Field] = {}
     with ThreadPoolExecutor(min(2, num_threads())) as pool:
-        for part, (table, episodes) in enumerate(_chunks(blocks)):
+        for part, (table, episodes) in enumerate(_chunks(by_log())):
             fields = merge_fields(fields, {field.name: field for field in table.schema})
 
             def write(machine: int, part: int = part, table: pa.Table = table, episodes: Hashes = episodes) -> None:
@@ -160,7 +179,7 @@ def _deal(
                     pa.parquet.write_table(table.take(pa.array(numbers)), file, ROW_GROUP_ROWS, **PARQUET)
 
             list(pool.map(write, range(len(folders))))
-    return rows, [position.sha256 for position in positions], list(fields.values())
+    return rows, [position.sha256 for position in positions], list(fields.values()), dict(logs)
 
 
 def _chunks(blocks: Iterable[tuple[pa.Table, Hashes]]) -> Iterator[tuple[pa.Table, Hashes]]:

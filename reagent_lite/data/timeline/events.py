@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -42,8 +43,8 @@ ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
 Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
 
 
-def contract_of(config: TimelineConfig) -> Contract:
-    """Returns what the rows of the events must be."""
+def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
+    """Returns what the rows of the events must be; `texts`: whether some features are texts."""
     rewards = tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
     return Contract(
         actions=config.query.actions if config.timeline.actionDiscrete else None,
@@ -52,6 +53,7 @@ def contract_of(config: TimelineConfig) -> Contract:
         rewards=rewards,
         dated=bool(config.timeline.startDs or config.timeline.endDs),
         choices=config.timeline.includePossibleActions,
+        texts=texts,
     )
 
 
@@ -61,12 +63,14 @@ class Checked:
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
+        logs: rows in the files of each of several logs, by its number.
         alone, first_alone: rows that are decisions of their own, and where the first of them is.
         hashes: sha256 of each file.
         days: the first and the last value of ds, none where nothing depends on it.
         seen: columns that have a value in some row.
         kinds: the kinds of the values of each further column, see rows/table.py.
         features: ids that have a name.
+        texts: whether some features are texts.
         unlisted: rows that list no candidates though an action was taken, which is the only one then.
         metrics: names of all metrics.
         orders: as in Faults.
@@ -75,6 +79,7 @@ class Checked:
 
     rows: int = 0
     taken: int = 0
+    logs: dict[int, int] = field(default_factory=dict)
     alone: int = 0
     first_alone: str = ""
     hashes: list[str] = field(default_factory=list)
@@ -82,6 +87,7 @@ class Checked:
     seen: set[str] = field(default_factory=set)
     kinds: dict[str, set[str]] = field(default_factory=dict)
     features: Features = field(default_factory=set)
+    texts: bool = False
     unlisted: int = 0
     metrics: set[str] = field(default_factory=set)
     orders: dict[str, str] = field(default_factory=dict)
@@ -91,6 +97,8 @@ class Checked:
         """Adds what was found in later rows."""
         self.rows += other.rows
         self.taken += other.taken
+        for log, rows in other.logs.items():
+            self.logs[log] = self.logs.get(log, 0) + rows
         self.alone += other.alone
         self.first_alone = self.first_alone or other.first_alone
         self.hashes += other.hashes
@@ -99,15 +107,16 @@ class Checked:
         for name, kinds in other.kinds.items():
             self.kinds.setdefault(name, set()).update(kinds)
         self.features |= other.features
+        self.texts |= other.texts
         self.unlisted += other.unlisted
         self.metrics |= other.metrics
         self.orders = {**other.orders, **self.orders}
         self.faults.merge(other.faults)
 
 
-def event_columns(config: TimelineConfig) -> pa.Schema:
-    """Returns the columns of checked events."""
-    return pa.schema([*event_schema(contract_of(config)), *map(pa.field, _PLACED, _PLACED.values())])
+def event_columns(config: TimelineConfig, *, texts: bool) -> pa.Schema:
+    """Returns the columns of checked events; `texts`: whether some features are texts."""
+    return pa.schema([*event_schema(contract_of(config, texts=texts)), *map(pa.field, _PLACED, _PLACED.values())])
 
 
 def check_events(
@@ -116,8 +125,12 @@ def check_events(
     first: int,
     add: Callable[[pa.Table], None],
     show: Show | None,
+    *,
+    texts: bool,
 ) -> Checked:
     """Reads files of any format, checks their rows and passes those that are taken on, in bounded memory.
+
+    Without `texts` it ends at the first block that has some, and `Checked.texts` says so.
 
     Args:
         config: the config of the timeline.
@@ -125,20 +138,24 @@ def check_events(
         first: number of the first of them among all.
         add: called with some rows at a time, in order, with the columns of event_columns.
         show: called with bytes read and bytes in all.
+        texts: whether features of the tables may be texts.
 
     Raises:
         DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
     """
-    contract, positions = contract_of(config), [Position() for _ in files]
+    contract, positions = contract_of(config, texts=texts), [Position() for _ in files]
 
     def transform(block: Block) -> tuple[pa.Table, Checked]:
         block, found = selected(block, config)
         return _placed(config, block, first, found, *event_table(block, contract))
 
     found = Checked()
-    for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
-        add(table)
-        found.add(of_block)
+    with closing(read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS)) as blocks:
+        for table, of_block in blocks:
+            found.add(of_block)
+            if found.texts and not texts:
+                return found
+            add(table)
     found.hashes = [position.sha256 for position in positions]
     return found
 
@@ -153,6 +170,7 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
     """
     contract, rows = contract_of(config), block.table.num_rows
     found, taken = Checked(rows=rows), np.ones(rows, bool)
+    found.logs = {block.file.log: rows} if block.file.log else {}
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
         found.alone = rows
         found.first_alone = block.where(0)
@@ -177,7 +195,7 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
 def _as_episodes(block: Block) -> Block:
     """Returns rows that are decisions of their own as episodes of one row, named after their file and line."""
     rows = block.table.num_rows
-    names = [f"{block.file.name}:{line}" for line in block.lines.tolist()]
+    names = [f"{block.file.label}:{line}" for line in block.lines.tolist()]
     columns = {"mdp_id": pa.array(names, pa.string()), "sequence_number": pa.array(np.zeros(rows, np.int64))}
     columns["terminal"] = pa.array(np.ones(rows, bool))
     table = block.table
@@ -201,6 +219,7 @@ def _placed(
     found.seen = {name for name in table.column_names if table.column(name).null_count < rows}
     found.kinds = {name: {kind} for name, kind in kinds.items()}
     found.features = faults.features
+    found.texts = bool(faults.levels)
     found.orders = faults.orders
     found.unlisted = int(faults.unlisted.sum())
     found.faults = faults.by_kind()

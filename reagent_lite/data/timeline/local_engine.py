@@ -39,15 +39,17 @@ class LocalEngine:
         self._folder, self._memory_bytes = folder, memory_bytes
         self._groups: list[Group] = []
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
         """Reads and keeps the events of the files; see Engine."""
+        for file in self._folder.iterdir():  # of events that were read without texts
+            file.unlink()
         with room_in(self._folder, "temporary_directory"):
             buckets = Buckets(self._folder, files, self._memory_bytes)
 
             def add(table: pa.Table) -> None:
                 buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
 
-            found = check_events(config, files, 0, add, show)
+            found = check_events(config, files, 0, add, show, texts=texts)
             self._groups = buckets.groups(GROUP_BYTES)
         return found
 

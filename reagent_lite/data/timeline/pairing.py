@@ -101,7 +101,7 @@ class Pairing:
 
     def output(self, folder: Path, key: str) -> PartFiles:
         """Returns what writes the files of a folder, which a config key names."""
-        columns = self.paired(event_columns(self.config).empty_table(), Counts()).schema
+        columns = self.paired(event_columns(self.config, texts=self.found.texts).empty_table(), Counts()).schema
         return PartFiles(folder, key, columns.names[:-2], columns)
 
     def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from reagent_lite.config.paths import shown
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.frames import places
+from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.rows.contract import ALONE
 from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts
 from reagent_lite.data.timeline.events import Checked
@@ -32,15 +34,15 @@ def require_taken(config: TimelineConfig, found: Checked) -> None:
     if timeline.startDs or timeline.endDs:
         if not found.days:
             expected = "a column 'ds', as timeline.startDs or endDs is given"
-            raise DataError(Problem(place(timeline.inputTableName), expected, "none"))
+            raise DataError(Problem(places(timeline.inputTableName), expected, "none"))
         if not found.taken:
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
             got = f"events from {found.days[0]} to {found.days[-1]}"
-            raise NoRowsError(Problem(place(timeline.inputTableName), expected, got, _small_sample(config)))
+            raise NoRowsError(Problem(places(timeline.inputTableName), expected, got, _small_sample(config)))
     if found.faults.kinds and timeline.on_refused == "error":
         todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
         got = f"{found.faults.count:,} that do not: {_by_rule(found)}"
-        total = Problem(place(timeline.inputTableName), "rows that keep the rules", got, todo)
+        total = Problem(places(timeline.inputTableName), "rows that keep the rules", got, todo)
         raise DataError([*found.faults.problems(), total])
 
 
@@ -48,7 +50,7 @@ def require_rows(config: TimelineConfig, found: Checked, counts: Counts) -> None
     """Checks that there is an event of an episode that is kept."""
     if not counts.figures["rows"]:
         got = f"none of {counted(found.rows, 'row')}" + (f": {_by_rule(found)}" if found.faults.kinds else "")
-        total = Problem(place(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
+        total = Problem(places(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
         raise NoRowsError([*found.faults.problems(), total])
 
 
@@ -102,6 +104,8 @@ def log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: S
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
     if found.alone:
         info(ALONE)
+    if shares := shares_of(config.timeline.inputTableName, found.logs):
+        info(f"events by log: {shares_in_words(shares)}")
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
     gaps = counted(figures["gaps"], "gap")
@@ -166,7 +170,7 @@ def none_complete(config: TimelineConfig, found: Checked, counts: Counts) -> NoR
         todo.append("Log in next_state_features what was seen at the limit")
     got = f"none of {counted(found.rows, 'event')}: {_reasons(config, found, counts)}"
     expected = "events of which it is known where they led"
-    return NoRowsError(Problem(place(config.timeline.inputTableName), expected, got, ". ".join(todo)))
+    return NoRowsError(Problem(places(config.timeline.inputTableName), expected, got, ". ".join(todo)))
 
 
 def report_of(
@@ -175,12 +179,14 @@ def report_of(
     """Returns what was read, refused, left out and made, as manifests have it; `rows` are those of each output."""
     figures, timeline = counts.figures, config.timeline
     reasons = _reasons(config, found, counts)
+    shares = shares_of(timeline.inputTableName, found.logs)
     total = counted(found.rows, "event")
     named = {int(one): one for one in found.features}
     state = {**dict.fromkeys(counts.ids.get("next_state_features", ()), 0), **counts.ids.get("state_features", {})}
     first = _first_places(found)
     return {
         "rows_in_files": found.rows,
+        **({"logs": {log: number for log, number, _ in shares}} if shares else {}),
         "refused": [
             {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
             for rule, number in _by_rows(found)
@@ -188,7 +194,9 @@ def report_of(
         **figures,
         "candidates_unknown_rows": found.unlisted,
         "outliers": {} if longest is None else {"longest_rows": longest, **counts.outliers},
-        "left_out": [f"{timeline.inputTableName}: of {total} left out by the timeline: {reasons}"] if reasons else [],
+        "left_out": [f"{shown(timeline.inputTableName)}: of {total} left out by the timeline: {reasons}"]
+        if reasons
+        else [],
         "rows_beyond_time_window": figures["complete_rows"] - sum(rows),
         "train_rows": rows[0],
         "eval_rows": sum(rows[1:]),

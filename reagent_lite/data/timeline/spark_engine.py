@@ -60,13 +60,14 @@ class SparkEngine:
         self._folder = folder
         self._session, self._own = opened(master, folder)
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
         """Makes relation `events` of the files, each read by one task; see Engine."""
         total = sum(file.size for file in files)
         show(0, total)
         spool = self._folder / "events"
+        shutil.rmtree(spool, ignore_errors=True)  # of events that were read without texts
         spool.mkdir()
-        task = partial(_check_files, config, tuple(files), spool)
+        task = partial(_check_files, config, tuple(files), spool, texts)
         with problems_of_spark():
             numbers = self._session.range(0, len(files), 1, len(files))
             answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
@@ -127,15 +128,15 @@ class SparkEngine:
 
 
 def _check_files(
-    config: TimelineConfig, files: tuple[InputFile, ...], spool: Path, batches: Batches
+    config: TimelineConfig, files: tuple[InputFile, ...], spool: Path, texts: bool, batches: Batches
 ) -> Iterator[pa.RecordBatch]:
     """Runs in an executor: reads the files of these numbers, and yields what it found as JSON."""
     for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-        found = json.dumps(_checked(config, files[number], number, spool))
+        found = json.dumps(_checked(config, files[number], number, spool, texts=texts))
         yield pa.RecordBatch.from_pydict({"file": [number], "found": [found]})
 
 
-def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path) -> dict[str, Any]:
+def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
     part = f"{uuid.uuid4().hex}.parquet"  # of this attempt alone
     report: dict[str, Any] = {"problems": [], "part": part, "sha256": "", "found": ""}
     expected, todo = "a path that every executor of Spark sees", "Give folders that all machines share"
@@ -144,8 +145,8 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path) 
             problem = Problem(path, expected, f"nothing there on {socket.gethostname()}", todo)
             return report | {"problems": [asdict(problem)]}
     try:
-        with pa.parquet.ParquetWriter(spool / part, event_columns(config), compression="lz4") as writer:
-            found = check_events(config, [file], number, writer.write_table, None)
+        with pa.parquet.ParquetWriter(spool / part, event_columns(config, texts=texts), compression="lz4") as writer:
+            found = check_events(config, [file], number, writer.write_table, None, texts=texts)
         return report | {"found": _CHECKED.dump_json(found).decode()}
     except NoRowsError:
         return report | {"sha256": sha256_of(file)}

@@ -19,10 +19,12 @@ from typing import Protocol
 
 import pyarrow.parquet
 
+from reagent_lite.config.paths import logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.logs import tell_apart
 from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.stage import (
     StageManifest,
@@ -59,8 +61,10 @@ _MEMORY_SHARE = 0.6
 class Engine(Protocol):
     """Checks and sorts events, here or on other machines."""
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
         """Reads the events of the files, and keeps them with the columns of events.event_columns.
+
+        Without `texts` it may end at the first feature that is a text, which `Checked.texts` says.
 
         Raises:
             DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
@@ -134,7 +138,10 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
             require_writable(folder.parent, key)
         room = room_in(folders[0].parent, OUTPUTS[0])
         with room, _work_folder(config, folders[0]) as work, closing(_engine(config, work)) as engine:
-            manifests = make_timeline(config, engine, files)
+            told = tell_apart(files, config.timeline.inputTableName, work)
+            for note in told.notes:
+                machine_logger.warning(note)
+            manifests = make_timeline(config, engine, told.files)
     else:
         machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
@@ -172,7 +179,9 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     """
     timeline = config.timeline
     with progress("reading events", "bytes") as show:
-        found = engine.load(config, files, show)
+        found = engine.load(config, files, show, texts=False)
+        if found.texts:
+            found = engine.load(config, files, show, texts=True)
     require_taken(config, found)
     pairing = Pairing(
         config=config,
@@ -189,7 +198,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         log_figures(config, found, counts, files)
         report = report_of(config, found, pairing.longest, counts, [sum(rows.values()) for rows in written])
         require_unchanged(files, timeline.inputTableName, config.columns)
-        above = StageManifest.read(timeline.inputTableName)
+        above = StageManifest.above(timeline.inputTableName)
         named = {int(one): one for one in found.features}
         ids = {name: {named.get(one, one) for one in some} for name, some in counts.ids.items()}
         manifests = []
@@ -236,7 +245,8 @@ def _engine(config: TimelineConfig, work: Path) -> Engine:
 
 def _require_events(config: TimelineConfig) -> None:
     """Checks that the input is no folder of transitions, which would be paired a second time."""
-    above = StageManifest.read(config.timeline.inputTableName)
-    if above is not None and "next_action" in above.columns:
-        got = f"transitions: {config.timeline.inputTableName} was made by workflows.{above.kind}"
-        raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))
+    for log in logs_of(config.timeline.inputTableName):
+        above = StageManifest.read(log)
+        if above is not None and "next_action" in above.columns:
+            got = f"transitions: {log} was made by workflows.{above.kind}"
+            raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))

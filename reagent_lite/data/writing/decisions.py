@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from reagent_lite.data.rows.maps import VALUES
 from reagent_lite.data.writing.files import table_writer
 
 _FEATURES = pa.map_(pa.string(), pa.float32())
@@ -21,16 +22,39 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         DataError: the file cannot be written.
     """
-    action = pa.string() if isinstance(rows[0]["action"], str) else _FEATURES
+    texts = any(map(_has_texts, rows))
+    features = pa.map_(pa.string(), VALUES) if texts else _FEATURES
+    action = pa.string() if isinstance(rows[0]["action"], str) else features
     schema = pa.schema({
         "decision_id": pa.string(), "model": pa.string(), "ds": pa.string(),
-        "mdp_id": pa.string(), "sequence_number": pa.int64(), "state_features": _FEATURES,
+        "mdp_id": pa.string(), "sequence_number": pa.int64(), "state_features": features,
         "action": action, "reward": pa.float64(), "possible_actions": pa.list_(action),
         "action_probability": pa.float64(), "metrics": pa.map_(pa.string(), pa.float64()), "terminal": pa.bool_(),
     })  # fmt: skip
     with table_writer(target) as writer:
         for start in range(0, len(rows), _AT_ONCE):
-            writer.write(pa.Table.from_pylist(rows[start : start + _AT_ONCE], schema))
+            part = rows[start : start + _AT_ONCE]
+            writer.write(pa.Table.from_pylist([_with_values(row) for row in part] if texts else part, schema))
+
+
+def _maps(row: Mapping[str, Any]) -> list[Any]:
+    return [row["state_features"], row["action"], *row["possible_actions"]]
+
+
+def _has_texts(row: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, str) for one in _maps(row) if isinstance(one, dict) for value in one.values())
+
+
+def _with_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row in which each feature is a number or a text, as VALUES has them."""
+
+    def values(features: Any) -> Any:
+        if not isinstance(features, dict):
+            return features
+        return {name: {"text" if isinstance(one, str) else "number": one} for name, one in features.items()}
+
+    state, action, *possible = map(values, _maps(row))
+    return {**row, "state_features": state, "action": action, "possible_actions": possible}
 
 
 def among_candidates(file: Path) -> bool:

@@ -25,8 +25,9 @@ import pyarrow.parquet
 
 from reagent_lite.config.columns import kind_of
 from reagent_lite.data.formats.blocks import num_threads
+from reagent_lite.data.rows.maps import VALUES
 from reagent_lite.errors import DataError, Problem, first_line
-from reagent_lite.files import appearing_file, disk_errors
+from reagent_lite.files import FolderIdentity, appearing_file, disk_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,12 @@ class TableWriter:
 
 
 @contextmanager
-def table_writer(target: Path) -> Iterator[TableWriter]:
+def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Iterator[TableWriter]:
     """Yields a writer; its file appears as `target` when the block ends without an error, and not at all otherwise.
+
+    Args:
+        target: the file.
+        within: see `files.appearing_file`.
 
     Raises:
         DataError: a name that ends in none of FORMATS, values that the format cannot hold, or a file that cannot be
@@ -86,7 +91,7 @@ def table_writer(target: Path) -> Iterator[TableWriter]:
     if form is None:
         raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
     errors = disk_errors(str(target), "a file that can be written")
-    with errors, appearing_file(target) as stream, ExitStack() as closing:
+    with errors, appearing_file(target, within=within) as stream, ExitStack() as closing:
         writer = TableWriter(str(target), form, stream, closing)
         yield writer
         writer.finish()
@@ -146,6 +151,8 @@ def _texts(array: pa.Array) -> pa.Array:
         return _numbers(array)
     if types.is_string(kind) or types.is_large_string(kind):
         return _by_distinct(array)
+    if kind == VALUES:
+        return pc.coalesce(_texts(pc.struct_field(array, "number")), _texts(pc.struct_field(array, "text")))
     if types.is_map(kind):
         part = slice(array.offsets[0].as_py(), array.offsets[-1].as_py())
         keys, items = _by_distinct(array.keys[part].cast(pa.string())), _or_null(_texts(array.items[part]))

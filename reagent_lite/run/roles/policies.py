@@ -25,7 +25,7 @@ from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
 from reagent_lite.errors import BundleError, ConfigError, Problem
-from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, names_in, require_writable
+from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, names_in, require_writable, wait_for
 from reagent_lite.manifest import POLICY, seal_folder, verified
 from reagent_lite.run.environments import ObservationEncoder, Simulation
 from reagent_lite.sim.sources import origin
@@ -114,12 +114,16 @@ def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
 
 
 @contextmanager
-def shared_folders(config: WorkflowConfig) -> Iterator[None]:
-    """Checks the folders of a collector, or of rank 0 of a learner, and locks those that only it may change.
+def shared_folders(config: WorkflowConfig, *, resumed: bool = False) -> Iterator[None]:
+    """Makes the folders of a collector, or of rank 0 of a learner, and locks those that only it may change.
+
+    Args:
+        config: the config.
+        resumed: whether the run goes on from a checkpoint; its dataset was there then, and is not made again.
 
     Raises:
         ConfigError: a folder cannot be written.
-        UnavailableError: a folder could not be written for ten minutes, in a later attempt of the run.
+        UnavailableError: a folder could not be written for ten minutes, in a later attempt or a resumed run.
         FolderInUseError: another process publishes policies there, or edits the dataset.
     """
     settings = config.environments.shared
@@ -127,7 +131,9 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
     again = attempt_here() > 0
     fifo = Path(settings.path).expanduser() / FIFO
     policies = policies_folder(settings)
-    if not fifo.exists():
+    if resumed:
+        wait_for(lambda: FolderIdentity.used(fifo), fifo, f"{key}.path")
+    elif not fifo.exists():
         logger.info(
             f"{key}.path: {fifo} did not exist and is created; if it is on a share, check that the share is mounted"
         )
@@ -145,7 +151,7 @@ class PolicyPublisher:
     """Publishes a learner's policy.
 
     Args:
-        folder: folder of policies that no other learner uses.
+        folder: folder of policies that no other learner uses; `shared_folders` makes it.
         learner: learner whose policy is published.
         facts: what collectors must share, from `facts_of`.
     """
@@ -172,14 +178,12 @@ class PolicyPublisher:
             return ""
         try:
             if self._identity is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
                 self._identity = FolderIdentity.marked(self._folder)
             older = sorted(_versions(self._identity.names()))
             version = max(older, default=0) + 1
-            with appearing_folder(self._folder / f"{version:010d}") as folder:
+            with appearing_folder(self._folder / f"{version:010d}", within=self._identity) as folder:
                 (folder / WEIGHTS).write_bytes(save(_tensors(self._learner)))
                 seal_folder(folder, {"kind": "policy", "progress": asdict(progress), **self._facts})
-            self._identity.require()  # else it was written below the mount point
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != self._warned:

@@ -174,6 +174,8 @@ class ReplayRing:
         self._later = (window > 0).float()
         self._envs = torch.arange(N, device=device)
         self._every = torch.ones(1, 1, dtype=torch.bool, device=device)
+        self._store: Callable[[EnvStep, int], None] = self._stored
+        self._select: Callable[[Tensor, float | Tensor], Sample] = self._selected
         self._fixed = None if s.action_features is None else s.action_features.to(device)
 
     @property
@@ -186,6 +188,11 @@ class ReplayRing:
         """Slots that one write takes at most."""
         return self._settings.slots - self._settings.lag
 
+    def compile(self) -> None:
+        """Compiles writes and draws: a few kernels instead of some sixty."""
+        self._store = torch.compile(self._stored, dynamic=False)
+        self._select = torch.compile(self._selected, dynamic=False)
+
     def write(self, step: EnvStep, rounds: int = 1) -> None:
         """Takes slots, in place of the oldest ones when the ring is full.
 
@@ -193,6 +200,9 @@ class ReplayRing:
             step: rows of `rounds` slots one after the other, each a row of every environment.
             rounds: at most `most_rounds`.
         """
+        self._store(step, rounds)
+
+    def _stored(self, step: EnvStep, rounds: int) -> None:
         s = self._settings
         N = self._settings.num_envs
         kind = self._columns["marks"].dtype
@@ -227,7 +237,12 @@ class ReplayRing:
             beta: exponent of importance weights, a number or [1]; 1 corrects fully for priorities, and for a rank's
                 rows being drawn more often than another's.
         """
-        row, rarity = self._draw(rows)
+        # float64: 2^24 values of float32 would not reach every row of a large ring equally often
+        share = torch.rand(rows, dtype=torch.float64, device=self._written.device, generator=self.generator)
+        return self._select(share, beta)
+
+    def _selected(self, share: Tensor, beta: float | Tensor) -> Sample:
+        row, rarity = self._draw(share)
         windows = self._windows(row)
         following = windows.last + self.capacity
         batch = TransitionBatch(
@@ -241,7 +256,7 @@ class ReplayRing:
             next_actions=self._choices(following),
             next_action=self._next_action(windows),
             propensity=windows.propensity,
-            metrics=windows.reward.new_empty(rows, 0),
+            metrics=windows.reward.new_empty(len(row), 0),
             weight=self._weights(row, windows, rarity, beta),
         )
         return Sample(batch=batch, index=row)
@@ -322,18 +337,20 @@ class ReplayRing:
         self._by_slot(priorities).index_fill_(0, slots, 0).index_copy_(0, ready, value)
         priorities.refresh(priorities.blocks_of(torch.cat((slots, ready)) * N, N))
 
-    def _draw(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Returns row numbers [B] of complete windows and how rare each is [B], all 1 where rows are drawn alike."""
+    def _draw(self, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns row numbers of complete windows and how rare each is, all 1 if rows are drawn uniformly, [B] each.
+
+        Args:
+            share: [B] uniform draws from [0, 1).
+        """
         if self._priorities is not None:
-            row = self._priorities.draw(rows, self.generator)
-            return row, self._priorities.rarity(row, rows)
+            row = self._priorities.draw(share)
+            return row, self._priorities.rarity(row, len(share))
         N = self._settings.num_envs
         filled = self._written.clamp(max=self._settings.slots)
         usable = (filled - self._settings.lag) * N
-        # float64: 2^24 values of float32 would not reach every row of a large ring equally often
-        position = torch.rand(rows, dtype=torch.float64, device=usable.device, generator=self.generator) * usable
-        row = (position.long() + (self._written - filled) * N).remainder(self.capacity)
-        return row, (usable > 0).float().expand(rows)
+        row = ((share * usable).long() + (self._written - filled) * N).remainder(self.capacity)
+        return row, (usable > 0).float().expand(len(share))
 
     def _windows(self, row: Tensor) -> _Windows:
         """Returns what rows [B] span, up to the end of their episodes or n rows."""

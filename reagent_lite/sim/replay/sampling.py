@@ -55,10 +55,10 @@ class Priorities:
         self.value = self._blocks.view(-1)[:rows]
         self.largest = torch.ones(1, device=device)
 
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Returns rows [count] int64, one of each of `count` equal parts of the whole sum."""
-        part = torch.rand(count, dtype=torch.float64, device=self._sums.device, generator=generator)
-        return self.rows_at((part + torch.arange(count, device=part.device)) / count)
+    def draw(self, share: Tensor) -> Tensor:
+        """Returns rows [B] int64, one of each of B equal parts of the whole sum, for uniform draws [B] from [0, 1)."""
+        count = len(share)
+        return self.rows_at((share + torch.arange(count, device=share.device)) / count)
 
     def rows_at(self, share: Tensor) -> Tensor:
         """Returns the rows [B] int64 at which the cumulative sum passes a share [B] float64 in [0, 1] of the whole."""

@@ -18,6 +18,7 @@ ACTIONS = ("a", "b")
 FIRST = Facts(
     node=0, rows=3, action_names=ACTIONS, state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
     counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
+    texts={"state": (), "action": ()}, without_value={"state": (), "action": ()},
 )  # fmt: skip
 SECOND = replace(FIRST, node=1, rows=2, state_ids=(2, 4), metric_names=("clicks",), content="c1",
                  counts={"rows": 2, "terminal_rows": 1}, notes=())  # fmt: skip
@@ -124,3 +125,17 @@ def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:
             assert (empty.dtype, empty.ndim) == (value.dtype, value.ndim), name
     assert nothing.list_offsets.tolist() == [0]
     assert empty_training_copy(None).parametric
+
+
+def test_a_feature_is_a_text_on_all_machines_or_on_none() -> None:
+    texts = replace(FIRST, texts={"state": (4,), "action": ()})
+    with pytest.raises(DataError) as error:
+        agree([SECOND, replace(texts, node=2)], path="p", replicas=False)
+    (problem,) = error.value.problems
+    assert (problem.where, problem.expected, problem.got) == (
+        "p on node 1: feature 4",
+        "texts, as on node 2",
+        "numbers",
+    )
+    absent = replace(SECOND, without_value={"state": (4,), "action": ()})
+    assert agree([absent, texts], path="p", replicas=False).state_ids == (1, 2, 4)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from oracles.logs import write_lines
 
 from reagent_lite.data.copy.build import find_order
-from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.rows.hashes import list_hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"

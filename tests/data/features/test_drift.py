@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import summaries
+from oracles.transitions import code_of_text
 from scipy import stats
 
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.data.features.drift import distance, drift_between, stability_index
 from reagent_lite.data.features.summary import ColumnSummary
+from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError
 
 RNG = np.random.default_rng(6)
@@ -128,3 +130,35 @@ def test_a_feature_without_values_on_one_side() -> None:
 def test_no_common_feature_is_refused() -> None:
     with pytest.raises(DataError, match="data: expected data sets with at least one common feature, got 1, 2 against"):
         drift_between(column(f1=[1.0], f2=[1.0]), column(f3=[1.0]), DriftConfig(), where="data")
+
+
+def levels(rows: int, **counts: int) -> ColumnSummary:
+    """A category, feature 1, in a data set of so many rows."""
+    texts = [text for text, count in counts.items() for _ in range(count)]
+    codes = np.append([code_of_text(text) for text in texts], np.full(rows - len(texts), np.nan)).astype(np.float32)
+    of_code = {float(code_of_text(text)): text for text in counts}
+    return ColumnSummary.of(FeatureMatrix((1,), codes[:, None]), np.zeros(rows, np.uint64), 100, {1: of_code})
+
+
+def test_index_of_a_category_is_over_its_levels_and_all_others() -> None:
+    """A 60 → 30, B 40 → 50, new levels 0 → 20 of 100: an empty bin counts as half a value."""
+    drift = drift_between(
+        levels(125, A=30, B=50, C=15, D=5), levels(100, A=60, B=40), DriftConfig(), where="both"
+    ).features[0]
+    expected = sum((a - e) * math.log(a / e) for a, e in ((0.3, 0.6), (0.5, 0.4), (0.2, 0.005)))
+    assert drift.psi == pytest.approx(expected, abs=1e-12)
+    assert (drift.ks, drift.mean, drift.reference_mean) == (None, None, None)
+    assert (drift.other, drift.reference_other) == (0.2, 0.0)
+    assert (drift.present, drift.reference_present, drift.verdict) == (0.8, 1.0, "large")
+
+
+def test_integers_that_the_reference_has_not_are_counted() -> None:
+    drift = drift_between(column(f1=[0, 1, 2, 7] * 10), column(f1=[0, 1, 2, 3] * 10), DriftConfig(), where="both")
+    assert (drift.features[0].other, drift.features[0].reference_other) == (0.25, 0.0)
+    drift = drift_between(column(f1=[0.5, 1] * 10), column(f1=[0.5, 1] * 10), DriftConfig(), where="both")
+    assert drift.features[0].other is None
+
+
+def test_a_feature_is_a_text_in_both_or_in_none() -> None:
+    with pytest.raises(DataError, match="both: feature 1: expected texts in both, or numbers in both"):
+        drift_between(levels(30, A=30), column(f1=[0, 1] * 10), DriftConfig(), where="both")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.transitions import code_of_text
 
 from reagent_lite.data.features.normalization import (
     check_covers,
     normalization_json,
+    parse_normalization,
     read_normalization,
     write_normalization,
 )
@@ -212,3 +215,39 @@ def test_check_covers() -> None:
     with pytest.raises(DataError, match=r"norm.json: .* got none for 2 of 3: 4, 9\. Compute") as caught:
         check_covers(spec, (9, 1, 4), where="norm.json")
     assert caught.value.problems[0].expected == "parameters of every feature in the data"
+
+
+CATEGORY = FeatureSpec(
+    feature_id=1,
+    feature_type=FeatureType.ENUM,
+    possible_values=(float(code_of_text("é")), float(code_of_text("Z"))),
+    levels=("é", "Z"),
+)
+
+
+def test_levels_are_kept_in_their_order_and_say_the_possible_values(tmp_path: Path) -> None:
+    write_normalization(tmp_path / "norm.json", spec_of(CATEGORY))
+    assert read_normalization(str(tmp_path / "norm.json")) == spec_of(CATEGORY)
+    by_hand = {"1": {"feature_type": "ENUM", "levels": ["é", "Z"]}}
+    assert parse_normalization(by_hand, where="norm") == spec_of(CATEGORY)
+
+
+def test_a_feature_of_numbers_is_written_with_the_keys_of_2019() -> None:
+    written = json.loads(normalization_json(spec_of(replace(CATEGORY, levels=())))["1"])
+    assert list(written) == ["feature_type", "boxcox_lambda", "boxcox_shift", "mean", "stddev", "possible_values",
+                             "quantiles", "min_value", "max_value"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"feature_type": "BINARY", "levels": ["a"]}, "expected levels of ENUM alone, got levels of BINARY"),
+        ({"feature_type": "ENUM", "levels": ["a", "b", "a"]}, "expected texts of different codes, got 'a' and another"),
+        ({"feature_type": "ENUM", "levels": ["x" * 201]}, "expected texts of at most 200 characters, got 201"),
+        ({"feature_type": "ENUM", "levels": ["a"], "possible_values": [1]}, "expected the codes of levels"),
+        ({"feature_type": "ENUM", "levels": [3]}, "levels"),
+    ],
+)
+def test_levels_that_cannot_be_are_refused(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_normalization({"1": parameters}, where="norm")

@@ -228,7 +228,10 @@ def read_csv(file: Path) -> list[tuple[int, Row]]:
             column, dot, feature = name.partition(".")
             if dot and column in MAPS:
                 if cell:
-                    row.setdefault(column, {})[feature] = float(WORDS.get(cell.lower(), cell))
+                    value = WORDS.get(cell.lower(), cell)
+                    with contextlib.suppress(ValueError):  # a text is a category
+                        value = float(value)
+                    row.setdefault(column, {})[feature] = value
             elif not cell:
                 row[name] = None
             elif name in (*MAPS, "possible_actions", "possible_next_actions"):

@@ -122,7 +122,7 @@ def test_a_header_without_rows(tmp_path: Path) -> None:
 def test_numbers_beside_texts_in_a_column_are_refused_row_by_row(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     write_lines(path, [{"age": age, "r": 1, "action": 0, "terminal": True} for age in (3, "x")])
-    with pytest.raises(DataError, match=r"log.jsonl:2: expected an object \{id: number\} in state_features, got"):
+    with pytest.raises(DataError, match=r"log.jsonl:2: expected a number for 'age' in state_features, as"):
         copy_of(str(path), tmp_path, {"state_features": ["age"], "reward": "r"})
 
 

@@ -72,7 +72,7 @@ def weighed(group: Group) -> dict[str, list[float]]:
     priorities = Priorities(4, group.device)
     priorities.value.copy_(torch.tensor([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank]))
     priorities.refresh()
-    row = priorities.draw(4, torch.Generator().manual_seed(1))
+    row = priorities.draw(torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
     rarity = priorities.rarity(row, 4)
     weight = importance_weights(rarity, group.all_reduce_max(rarity.amax()), 0.5)
     return {"row": row.tolist(), "weight": weight.tolist()}
@@ -131,7 +131,9 @@ def test_many_rows_are_looked_up_as_in_extended_precision() -> None:
     rows, count = 200_003, 4096
     rng = np.random.default_rng(5)
     value = (rng.pareto(1.5, rows) * (rng.random(rows) < 0.7)).astype(np.float32)
-    drawn = filled(value).draw(count, torch.Generator().manual_seed(9)).numpy()
+    drawn = (
+        filled(value).draw(torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(9))).numpy()
+    )
     part = np.arange(count) + torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).numpy()
     exact = np.cumsum(value.astype(np.longdouble))
     expected = np.searchsorted(exact, part / count * exact[-1], side="right")

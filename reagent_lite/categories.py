@@ -1,0 +1,43 @@
+"""Categories: features whose values are texts.
+
+A text is carried as one float32, which is a hash of it. Machines, shards and services therefore agree on it without a
+table, and matrices of features stay numbers. Which texts have a column of their own, its levels, is fitted with the
+normalization; all others count as other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.types import MISSING_VALUE
+
+MOST_CHARACTERS = 200
+"""Most characters of a level: longer text is prose, not a category."""
+_CODE_BITS = 30
+_SMALLEST = 64 << 23
+"""Bits of the smallest code, 2^-63; the largest is below 2^65, so that no code is 0, infinite or denormal."""
+
+
+def code_of(text: str) -> float:
+    """Returns the float32 that stands for a level: 30 bits of the BLAKE2b hash of its UTF-8, as a positive number.
+
+    By chance two of 100 levels share a code in one of 200 000 features.
+    """
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    bits = (int.from_bytes(digest) >> (32 - _CODE_BITS)) + _SMALLEST
+    return float(np.uint32(bits).view(np.float32))
+
+
+def codes_of(texts: Iterable[str]) -> NDArray[np.float32]:
+    """Returns the codes [n] of n texts."""
+    return np.array([code_of(text) for text in texts], np.float32)
+
+
+def is_other(values: NDArray[np.float32], possible: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Returns [n] whether a one-hot feature has a value [n] that is none of its possible values; missing is not."""
+    other: NDArray[np.bool_] = ~np.isin(values, possible) & ~np.isnan(values) & (values != np.float32(MISSING_VALUE))
+    return other

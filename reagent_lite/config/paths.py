@@ -1,0 +1,37 @@
+"""The path of a log, or the paths of several logs that are read as one."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from reagent_lite.config.section import checked_by
+from reagent_lite.errors import Problem
+
+
+def _paths(path: str | tuple[str, ...]) -> Iterator[Problem]:
+    """Yields what is wrong with a list of paths."""
+    if isinstance(path, str):
+        return
+    if not path or "" in path:
+        yield Problem("", "a path, or a list of paths", "an empty path" if path else "an empty list")
+    for log in sorted({log for log in path if path.count(log) > 1}):
+        yield Problem("", "every log once", f"{log!r} {path.count(log)} times")
+
+
+def _without_list_of_one(path: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    return path[0] if isinstance(path, tuple) and len(path) == 1 else path
+
+
+DataPath = Annotated[str | tuple[str, ...], checked_by(_paths), AfterValidator(_without_list_of_one)]
+"""Path or URL of a log, or the list of those of several logs; a list of one is the path."""
+
+
+def logs_of(path: DataPath) -> tuple[str, ...]:
+    """Returns the paths of the logs."""
+    return (path,) if isinstance(path, str) else path
+
+
+def shown(path: DataPath) -> str:
+    """Returns the paths as text."""
+    return ", ".join(logs_of(path))

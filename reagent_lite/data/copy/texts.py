@@ -1,0 +1,79 @@
+"""One-hot features of a training copy against a normalization: texts where it has texts, and values that are other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reagent_lite.categories import is_other
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.rows.levels import ONE_KIND, WORDS
+from reagent_lite.errors import DataError, Problem
+from reagent_lite.types import FeatureType, NormalizationSpec
+
+_VALUES_AT_ONCE = 1 << 22
+
+
+def require_texts(copy: TrainingCopy, side: str, spec: NormalizationSpec, where: str) -> None:
+    """Checks that features are texts in a copy if they have levels in a normalization, and only then.
+
+    Args:
+        copy: the data.
+        side: "state" or "action".
+        spec: the normalization of its features.
+        where: names the normalization.
+
+    Raises:
+        DataError: with file and line of the first other value of each feature.
+    """
+    ids = copy.state_ids if side == "state" else copy.action_ids
+    texts = copy.levels[side]
+    without = copy.without_value[side]
+    problems = []
+    for feature in spec.features:
+        one = feature.feature_id
+        if one not in ids or one in without or bool(feature.levels) == (one in texts):
+            continue
+        expected = f"{WORDS[bool(feature.levels)]} for feature {one}, as {where} has parameters for"
+        problems.append(Problem(_first_place(copy, side, one), expected, WORDS[one in texts], ONE_KIND))
+    if problems:
+        raise DataError(problems)
+
+
+def _first_place(copy: TrainingCopy, side: str, feature: int) -> str:
+    """Returns the file and line of the first row of a copy that has a value of a feature."""
+    if side == "state":
+        rows = np.flatnonzero(~np.isnan(copy.state[: len(copy), copy.state_ids.index(feature)]))
+    else:
+        present = ~np.isnan(copy.candidates[:, copy.action_ids.index(feature)])
+        lists = np.searchsorted(copy.list_offsets, np.flatnonzero(present), side="right") - 1
+        rows = np.flatnonzero(np.isin(copy.actions_list, lists))
+    return copy.source_line(int(rows[0])) if len(rows) else str(copy.files[0])
+
+
+def count_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
+    """Returns {id: how often its value is other} of the one-hot features of states, or of candidates as rows list them.
+
+    A value is other if it is none of the feature's possible values: a text that is no level, or an integer.
+    """
+    ids = copy.state_ids if side == "state" else copy.action_ids
+    one_hot = [
+        (ids.index(feature.feature_id), np.array(feature.possible_values, np.float32))
+        for feature in spec.features
+        if feature.feature_type is FeatureType.ENUM and feature.feature_id in ids
+    ]
+    if not one_hot:
+        return {}
+    values = copy.state[: len(copy)] if side == "state" else copy.candidates
+    times = np.zeros(0, np.int64)
+    if side == "action":
+        lists = np.bincount(copy.actions_list, minlength=len(copy.list_offsets) - 1)
+        times = np.repeat(lists, np.diff(copy.list_offsets))
+    counts = dict.fromkeys((ids[column] for column, _ in one_hot), 0)
+    step = max(_VALUES_AT_ONCE // len(ids), 1)
+    for start in range(0, len(values), step):
+        part = slice(start, start + step)
+        for column, possible in one_hot:
+            other = is_other(values[part, column], possible)
+            counts[ids[column]] += int(other.sum() if side == "state" else times[part][other].sum())
+    copy.release()
+    return {feature: count for feature, count in counts.items() if count}

@@ -1,0 +1,345 @@
+"""Several logs read as one: which of their episodes are the same, which rows they repeat, and how many each has.
+
+    rows of all logs ─► mdp_id, sequence_number, hash of the content ─► in buckets by mdp_id ─► compared between logs
+                                                  files whose rows have an mdp_id for each episode of all logs ◄─┘
+
+Two rows are the same if they have the same mdp_id, sequence_number, state, action, reward and propensity. If all rows
+that two logs have under the same mdp_id and sequence_number are the same, one log contains rows of the other: an mdp_id
+is one episode in both, and rows that are repeated are treated as those that one log repeats. Otherwise the logs number
+their episodes alike, and an mdp_id that both have is two episodes. Logs without an mdp_id in common stay as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reagent_lite.config.paths import DataPath
+from reagent_lite.console import progress
+from reagent_lite.data.buckets import Buckets
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import InputFile, OwnNames
+from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks
+from reagent_lite.data.formats.schema import in_one_piece, to_numpy
+from reagent_lite.data.rows.columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
+from reagent_lite.data.rows.contract import are_events, propensity
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.hashes import Hashes, list_hashes, mix, name_hashes, row_hashes
+from reagent_lite.data.rows.maps import features
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
+from reagent_lite.data.rows.own_columns import OwnColumns
+from reagent_lite.errors import DataError, Problem, counted, listed, raise_any
+from reagent_lite.files import work_folder
+
+_MEMORY_BYTES = 1 << 28
+_GROUP_BYTES = 1 << 23
+_NUMBERED = re.compile(r"(\d{1,9})/")
+_ACTIONS = {False: "names or indices", True: "maps of features"}
+_ONE_KIND = "Give logs of one kind together: all with this column, or none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldApart:
+    """Files of several logs, read so that an mdp_id is one episode.
+
+    Attributes:
+        files: the files of the input in their order.
+        notes: sentences about mdp_ids and rows that several logs have.
+    """
+
+    files: tuple[InputFile, ...]
+    notes: tuple[str, ...] = ()
+
+
+def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> ToldApart:
+    """Compares the logs of an input, which reads all rows once; does nothing for one log.
+
+    Args:
+        files: as data_files lists them.
+        path: the paths of the logs.
+        folder: on a disk with room for 40 bytes a row; it is left as it was.
+
+    Raises:
+        DataError: logs whose rows are not of one kind; a file that cannot be read, with file and line; no rows.
+    """
+    if isinstance(path, str):
+        return ToldApart(files=files)
+    names = [place(log) for log in path]
+    require_one_kind(files, path)
+    numbered: set[int] = set()
+    with work_folder(folder, "logs") as work:
+        buckets = Buckets(work, files, _MEMORY_BYTES)
+        with progress("comparing the logs", "bytes") as show:
+            positions = [Position() for _ in files]
+            for rows, starts in read_blocks(files, _rows_of, positions, show, ALL_COLUMNS):
+                numbered |= starts
+                if len(rows):
+                    buckets.add(rows, to_numpy(in_one_piece(rows.column("episode"))) >> np.uint64(32))
+        overlaps: dict[tuple[int, int], _Overlap] = defaultdict(_Overlap)
+        for group in buckets.groups(_GROUP_BYTES):
+            _compare(pa.concat_tables(group.tables()), overlaps)
+    prefixes = _prefixes(range(1, len(path) + 1), overlaps, numbered)
+    read = tuple(
+        replace(file, columns=_EpisodesOfLog(prefixes[file.log], file.columns)) if prefixes[file.log] else file
+        for file in files
+    )
+    return ToldApart(files=read, notes=tuple(_notes(names, overlaps, prefixes, files)))
+
+
+@dataclass(frozen=True, slots=True)
+class _EpisodesOfLog:
+    """Reads the rows of a log with mdp_ids that no other log has.
+
+    Attributes:
+        prefix: begins every mdp_id.
+        own: the user's own names of columns; None where they are the contract's.
+    """
+
+    prefix: str
+    own: OwnNames | None
+
+    def meaning(self, name: str) -> str:
+        """Returns the field that a column holds; see OwnNames."""
+        return name if self.own is None else self.own.meaning(name)
+
+    def read(self, block: Block) -> Block:
+        """Returns a block with the contract's columns."""
+        if self.own is not None:
+            block = self.own.read(block)
+        faults = Faults(block)
+        column = column_of(block, "mdp_id")
+        ids = texts(column, faults)
+        number = block.table.schema.get_field_index("mdp_id")
+        if number < 0 or faults.count:  # a reader of the rows names the fault
+            return block
+        prefixed = pc.binary_join_element_wise(pa.scalar(self.prefix), ids, "")
+        return replace(block, table=block.table.set_column(number, pa.field("mdp_id", pa.string()), prefixed))
+
+
+def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
+    """Checks by the first rows of each log that one reading fits all.
+
+    Raises:
+        DataError: events beside transitions, rows with an mdp_id or a sequence_number beside rows without, named
+            actions beside maps of features; with both logs and the column.
+    """
+    if isinstance(path, str):
+        return
+    _require_own_columns(files)
+    logs: list[tuple[str, Block]] = []
+    for number, of_log in itertools.groupby(files, lambda file: file.log):
+        if (found := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
+            logs.append((place(path[number - 1]), found[0]))
+    raise_any([problem for other in logs[1:] for problem in _unlike(logs[0], other)])
+
+
+def _require_own_columns(files: tuple[InputFile, ...]) -> None:
+    """Checks that some log has the columns that a config names; the others have the contract's names.
+
+    Raises:
+        DataError: of the first log, if none has them.
+    """
+    problems: list[Problem] = []
+    for _, of_log in itertools.groupby(files, lambda file: file.log):
+        own = [(file, file.columns) for file in of_log if isinstance(file.columns, OwnColumns)]
+        try:
+            if first_block([replace(file, columns=replace(columns, beside_others=False)) for file, columns in own]):
+                return
+        except DataError as error:
+            problems = problems or list(error.problems)
+    raise_any(problems)
+
+
+def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Problem]:
+    """Yields how the first rows of a log are not of the kind of those of another one."""
+    (name, block), (other_name, other_block) = first, other
+    events, other_events = are_events(block), are_events(other_block)
+    needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
+    lacking = False
+    for column in needed:
+        has, other_has = (column in one.table.column_names for one in (block, other_block))
+        if has != other_has:
+            lacking = True
+            having, without = (name, other_name) if has else (other_name, name)
+            yield Problem(without, f"a column {column!r}, as {having} has", "none", _ONE_KIND)
+    if events != other_events and not lacking:
+        of_events, of_transitions = (name, other_name) if events else (other_name, name)
+        expected = f"transitions, with a column 'next_state_features' or 'next_action' as {of_transitions} has"
+        todo = "Make transitions of the events first, with workflows.timeline, or give logs of one kind together"
+        yield Problem(of_events, expected, "events", todo)
+    maps, other_maps = (holds_maps(column_of(one, "action")) for one in (block, other_block))
+    if None not in (maps, other_maps) and maps != other_maps:
+        yield Problem(other_name, f"{_ACTIONS[bool(maps)]} in action, as {name} has", _ACTIONS[bool(other_maps)])
+
+
+def _rows_of(block: Block) -> tuple[pa.Table, set[int]]:
+    """Returns (the rows of a block that have an mdp_id, as `_compare` takes them; numbers that begin an mdp_id)."""
+    faults = Faults(block)
+    codes, distinct = strings(column_of(block, "mdp_id"), faults)
+    ids = distinct.to_pylist()
+    sequence, ordered = sequence_numbers(column_of(block, "sequence_number"), faults)
+    rows = np.flatnonzero(codes >= 0)
+    count = len(rows)
+    table = pa.table(
+        {
+            "episode": name_hashes(ids)[codes[rows]] if count else np.zeros(0, np.uint64),
+            "sequence": sequence[rows],
+            "ordered": ordered[rows],
+            "content": _contents(block, faults)[rows],
+            "log": np.full(count, block.file.log, np.int32),
+            "file": np.full(count, block.file_number, np.int32),
+            "line": block.lines[rows],
+        }
+    )
+    return table, {int(match[1]) for match in map(_NUMBERED.match, ids) if match}
+
+
+def _contents(block: Block, faults: Faults) -> Hashes:
+    """Returns [n] a hash of state, action, reward and propensity of each row."""
+    states, _ = features(column_of(block, "state_features"), faults)
+    action = column_of(block, "action")
+    if holds_maps(action):
+        taken = _hashes_of(features(action, faults)[0])
+    else:
+        codes, distinct = strings(action, faults)
+        taken = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[codes]
+    hashes = mix(_hashes_of(states) ^ taken)
+    for values in (numbers(column_of(block, "reward"), faults), propensity(block, faults)[0]):
+        number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, one zero
+        hashes = mix(hashes ^ number.view(np.uint64))
+    return hashes
+
+
+def _hashes_of(matrix: FeatureMatrix) -> Hashes:
+    return list_hashes(Lists(np.ones(len(matrix.values), np.int64), matrix))[0]
+
+
+@dataclass(slots=True)
+class _Overlap:
+    """What a log and an earlier one have in common.
+
+    Attributes:
+        episodes: mdp_ids of both.
+        equal, different: rows of the same mdp_id and sequence_number that are the same, and that are not.
+        first: file and line of the first such row of the later log that is the same.
+    """
+
+    episodes: int = 0
+    equal: int = 0
+    different: int = 0
+    first: tuple[int, int] = (0, 0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether one log contains rows of the other."""
+        return self.equal > 0 and not self.different
+
+
+def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None:
+    """Adds what logs have in common in rows that are all of some episodes; by the numbers of the earlier and later."""
+    column: dict[str, NDArray[Any]] = {
+        name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
+    }
+    pairs = np.unique(np.stack((column["episode"], column["log"].astype(np.uint64))), axis=1)
+    episodes, logs_having = np.unique(pairs[0], return_counts=True)
+    shared = np.isin(column["episode"], episodes[logs_having > 1])
+    column = {name: values[shared] for name, values in column.items()}
+    names = row_hashes(column["episode"], column["sequence"], 0)
+    logs: dict[int, tuple[Hashes, Hashes, NDArray[np.int64]]] = {}
+    for log in np.unique(column["log"]).tolist():
+        rows = np.flatnonzero(column["log"] == log)
+        ordered = rows[column["ordered"][rows]]
+        distinct, first = np.unique(names[ordered], return_index=True)
+        logs[log] = np.unique(column["episode"][rows]), distinct, ordered[first]
+    for (earlier, before), (later, after) in itertools.combinations(logs.items(), 2):
+        overlap = overlaps[earlier, later]
+        overlap.episodes += len(np.intersect1d(before[0], after[0], assume_unique=True))
+        _, one, other = np.intersect1d(before[1], after[1], assume_unique=True, return_indices=True)
+        equal = column["content"][before[2][one]] == column["content"][after[2][other]]
+        repeated = after[2][other[equal]]
+        if len(repeated):
+            first_row = repeated[np.lexsort((column["line"][repeated], column["file"][repeated]))[0]]
+            place_of_first = (int(column["file"][first_row]), int(column["line"][first_row]))
+            overlap.first = min(overlap.first, place_of_first) if overlap.equal else place_of_first
+        overlap.equal += int(equal.sum())
+        overlap.different += int((~equal).sum())
+
+
+def _prefixes(logs: Iterable[int], overlaps: Mapping[tuple[int, int], _Overlap], numbered: set[int]) -> dict[int, str]:
+    """Returns what begins the mdp_ids of each log: nothing, or a number that begins no mdp_id of any log.
+
+    Logs that contain rows of each other have one numbering of episodes.
+    """
+
+    def overlap(one: int, other: int) -> _Overlap:
+        return overlaps.get((min(one, other), max(one, other)), _Overlap())
+
+    def some(fits: Callable[[_Overlap], object], logs: Sequence[int], others: Sequence[int]) -> bool:
+        return any(fits(overlap(one, other)) for one, other in itertools.product(logs, others))
+
+    numberings: list[list[int]] = []
+    for log in logs:
+        joined = [log]
+        for numbering in list(numberings):
+            contains = some(lambda one: one.repeats, [log], numbering)
+            if contains and not some(lambda one: one.different, joined, numbering):
+                numberings.remove(numbering)
+                joined = [*numbering, *joined]
+        numberings.append(sorted(joined))
+    prefixes: dict[int, str] = {}
+    used = set(numbered)
+    numberings.sort()
+    for position, numbering in enumerate(numberings):
+        earlier = list(itertools.chain.from_iterable(numberings[:position]))
+        number = numbering[0]
+        while number in used:
+            number += 1
+        alike = some(lambda one: one.episodes, numbering, earlier)
+        prefixes |= dict.fromkeys(numbering, f"{number}/" if alike else "")
+        used |= {number} if alike else set()
+    return prefixes
+
+
+def _notes(
+    names: Sequence[str],
+    overlaps: Mapping[tuple[int, int], _Overlap],
+    prefixes: Mapping[int, str],
+    files: Sequence[InputFile],
+) -> Iterator[str]:
+    """Yields sentences about each log that repeats rows of earlier ones, and each whose mdp_ids become others."""
+    repeated: dict[int, dict[int, _Overlap]] = defaultdict(dict)
+    alike: dict[int, dict[int, _Overlap]] = defaultdict(dict)
+    for (earlier, later), overlap in sorted(overlaps.items()):
+        if prefixes[earlier] != prefixes[later]:
+            renamed, other = (later, earlier) if prefixes[later] else (earlier, later)
+            if overlap.episodes:
+                alike[renamed][other] = overlap
+        elif overlap.equal:
+            repeated[later][earlier] = overlap
+    for log, name in enumerate(names, 1):
+        if log in repeated:
+            rows = sum(overlap.equal for overlap in repeated[log].values())
+            file, line = min(overlap.first for overlap in repeated[log].values())
+            of = listed(names[other - 1] for other in repeated[log])
+            yield f"{name}: repeats {counted(rows, 'row')} of {of}, the first at {files[file].place(line)}"
+        if log in alike:
+            ids = sum(overlap.episodes for overlap in alike[log].values())
+            equal = sum(overlap.equal for overlap in alike[log].values())
+            rows = equal + sum(overlap.different for overlap in alike[log].values())
+            of = listed(names[other - 1] for other in alike[log])
+            some = (
+                f", {equal:,} of {counted(rows, 'row')} with the same sequence_number being the same" if equal else ""
+            )
+            text = f"has {counted(ids, 'mdp_id')} of {of} for other episodes{some}"
+            yield f"{name}: {text}; its mdp_ids begin with {prefixes[log]!r} from here on"

@@ -1,0 +1,105 @@
+"""Texts of features, which are categories: what each has in a log, and that all its values are of one kind.
+
+    block ─► Faults.levels ─► Vocabulary, block after block ─► {side: {id: {text: values}}}
+
+A side is what has the features: "state", or "action" for candidates.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from reagent_lite.categories import code_of
+from reagent_lite.data.rows.matrices import FeatureMatrix
+from reagent_lite.errors import DataError, Problem
+
+Levels = dict[int, dict[str, int]]
+"""{id of a feature: {text: values that it has}}."""
+SIDE_OF = {
+    "state_features": "state",
+    "next_state_features": "state",
+    "action": "action",
+    "next_action": "action",
+    "possible_actions": "action",
+    "possible_next_actions": "action",
+}
+MOST_LEVELS = 1 << 16
+"""Texts of a feature that are kept; of more, the least frequent so far are forgotten."""
+ONE_KIND = "All values of a feature are numbers, or all are texts, which are categories"
+WORDS = ("a number", "a text")
+
+
+def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]]) -> None:
+    """Adds counts of texts; more than twice MOST_LEVELS of a feature are never held."""
+    for feature, counts in more.items():
+        known = levels.setdefault(feature, {})
+        for text, count in counts.items():
+            known[text] = known.get(text, 0) + count
+        if len(known) > 2 * MOST_LEVELS:
+            levels[feature] = dict(most_frequent(known, MOST_LEVELS))
+
+
+def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
+    """Returns the most frequent texts with their counts, of equally frequent ones the first by text."""
+    return heapq.nsmallest(most, counts.items(), key=lambda one: (-one[1], one[0]))
+
+
+def texts_of(levels: Levels) -> dict[int, dict[float, str]]:
+    """Returns {id: {code: text}}, of texts with one code the most frequent."""
+    return {
+        feature: {code_of(text): text for text, _ in reversed(most_frequent(counts, len(counts)))}
+        for feature, counts in levels.items()
+    }
+
+
+class Vocabulary:
+    """The texts of all blocks so far.
+
+    Attributes:
+        levels: {side: {id: {text: values}}} of the features whose values are texts.
+    """
+
+    def __init__(self) -> None:
+        self.levels: dict[str, Levels] = {"state": {}, "action": {}}
+        self._first: dict[tuple[str, int], tuple[bool, str]] = {}
+
+    def add(self, levels: Mapping[str, Mapping[int, Mapping[str, int]]]) -> None:
+        """Adds the texts of a block, by column."""
+        for column, of_column in levels.items():
+            add_levels(self.levels[SIDE_OF[column]], of_column)
+
+    def require_one_kind(
+        self, side: str, matrix: FeatureMatrix, texts: Collection[int], where: Callable[[int], str]
+    ) -> None:
+        """Checks that features have numbers, or texts, as in the blocks before.
+
+        Args:
+            side: what has the features.
+            matrix: those of a block.
+            texts: ids of those whose values are texts.
+            where: returns the file and line of a row of the matrix.
+
+        Raises:
+            DataError: with file and line of the first other value.
+        """
+        for index, feature in enumerate(matrix.ids):
+            is_text = feature in texts
+            before = self._first.get((side, feature))
+            if before is not None and before[0] == is_text:
+                continue
+            present = ~np.isnan(matrix.values[:, index])
+            row = int(present.argmax()) if len(present) else 0
+            if not len(present) or not present[row]:
+                continue
+            if before is None:
+                self._first[side, feature] = is_text, where(row)
+                continue
+            expected = f"{WORDS[not is_text]} for feature {feature}, as in {before[1]}"
+            raise DataError(Problem(where(row), expected, WORDS[is_text], ONE_KIND))
+
+    def without_value(self, side: str, ids: Collection[int]) -> tuple[int, ...]:
+        """Returns which features of a side have no value in any block."""
+        return tuple(sorted(feature for feature in ids if (side, feature) not in self._first))

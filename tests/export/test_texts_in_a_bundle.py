@@ -1,0 +1,99 @@
+"""Texts as features of an exported model: one-hot columns by hand, what counts as other, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pyarrow as pa
+import pytest
+from oracles.bundles import category_bundle, category_candidates_bundle
+from oracles.transitions import code_of_text
+
+from reagent_lite import load_bundle
+from reagent_lite.errors import BundleError
+from reagent_lite.export.bundle import Bundle
+
+WEIGHT = np.array([[1.0, 10, 20, 100, 200], [0, 0, 0, 1, 2]])
+ROWS = [
+    {"age": 0.5, "3": 2, "country": "DE"},
+    {"age": -1.0, "3": 5, "country": "FR"},
+    {"age": 2.0, "3": 7, "country": "a country that the model does not know"},
+    {"age": 3.0, "country": None},
+]
+Q = [[110.5, 1], [219, 2], [2, 0], [3, 0]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return category_bundle(tmp_path_factory.mktemp("categories") / "model", WEIGHT, ("mail", "call"))
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Bundle:
+    return load_bundle(folder)
+
+
+def test_a_level_is_one_column_and_others_are_in_none(bundle: Bundle) -> None:
+    assert bundle.predict_rows(ROWS).q.tolist() == Q
+    assert bundle.levels == {"state": {"country": ("DE", "FR")}, "action": {}}
+
+
+def test_a_frame_has_its_texts(bundle: Bundle) -> None:
+    countries = ["DE", "FR", "?", None]
+    frame = pd.DataFrame({"country": countries, "age": [0.5, -1, 2, 3], "3": [2, 5, 7, None]})
+    for given in (frame, frame.astype({"country": "category"}), pa.table(frame)):
+        assert bundle.predict(given).q.tolist() == Q
+
+
+def test_codes_of_the_card_give_the_same_in_the_bare_graph(folder: Path) -> None:
+    card = (folder / "MODEL_CARD.md").read_text()
+    codes = {
+        level: float(next(line for line in card.splitlines() if f"| `{level}` |" in line).split("|")[3])
+        for level in ("DE", "FR")
+    }
+    assert codes == {level: float(code_of_text(level)) for level in ("DE", "FR")}
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    values = np.array([[0.5, 2, codes["DE"]], [-1, 5, codes["FR"]], [2, 7, 1.0]], np.float32)
+    names = [one.name for one in session.get_inputs()]
+    feed = dict(zip(names, (values, ~np.isnan(values), np.ones((3, 2), bool)), strict=True))
+    assert session.run(["q"], feed)[0].tolist() == Q[:3]
+
+
+def test_other_values_are_counted_by_feature(bundle: Bundle) -> None:
+    assert {str(one): count for one, count in bundle.others(bundle.states(ROWS)).items()} == {"3": 1, "country": 1}
+    assert bundle.others(bundle.states(ROWS[:2])) == {}
+    assert bundle.others(bundle.states([{"3": -1337.1337}])) == {}
+
+
+def test_a_number_for_a_category_is_refused_and_a_text_for_a_number(bundle: Bundle) -> None:
+    with pytest.raises(BundleError) as error:
+        bundle.states([{"country": 3.0, "age": "old"}])
+    assert [(one.where, one.expected, one.got) for one in error.value.problems] == [
+        ("states[0], feature country", "a text or null, as it is a category", "3.0"),
+        ("states[0], feature age", "a number or null", "'old'"),
+    ]
+    frame = pd.DataFrame({"country": ["DE", 3], "age": [1.0, 2.0], "3": [2, 5]})
+    with pytest.raises(BundleError, match="column country: expected texts, NaN or None where missing, got 3"):
+        bundle.predict(frame)
+
+
+def test_an_array_of_texts_is_told_where_texts_go(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match="with country as codes: `states`, `candidates` and frames take the texts"):
+        bundle.act([[0.5, 2, "DE"]])
+
+
+def test_candidates_have_categories(tmp_path: Path) -> None:
+    bundle = load_bundle(category_candidates_bundle(tmp_path / "model"))
+    lists = [[{"country": "FR"}, {"country": "US"}], [{"country": "DE"}]]
+    found = bundle.predict_rows([{"7": 0.0}] * 2, lists)
+    assert found.q[0].tolist() == [2, 0]
+    assert found.q[1, 0] == 1
+    values = np.concatenate(bundle.candidates(lists))
+    assert list(bundle.others(values, candidates=True).values()) == [1]
+
+
+def test_a_model_without_categories_has_the_files_of_before(discrete_folder: Path) -> None:
+    normalization = json.loads((discrete_folder / "normalization.json").read_bytes())
+    assert not any("levels" in text for side in normalization.values() for text in side.values())

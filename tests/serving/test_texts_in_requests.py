@@ -1,0 +1,76 @@
+"""Categories over HTTP: decided by their levels, counted where they are other, and logged as training reads them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.bundles import category_bundle, category_candidates_bundle
+from oracles.transitions import code_of_text
+from serving.conftest import Open
+
+from reagent_lite.data.copy.training_copy import prepare_training_copy
+
+WEIGHT = np.array([[0.0, 0, 0, 50, 0], [0, 0, 0, 0, 50]])
+NAMES = ("mail", "call")
+
+
+def test_texts_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, opened: Open) -> None:
+    worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES), reward_seconds=1e-6)
+    countries = ["DE", "FR", "DE", "Atlantis"]
+    rows = [{"mdp_id": "e", "state_features": {"age": 2.5, "country": one}} for one in countries]
+    decided = [one["action"] for one in worker.post("/decide", rows=rows)["decisions"]]
+    assert decided[:3] == ["mail", "call", "mail"]
+    page = worker.client.get("/metrics").text
+    assert 'reagent_features_other_total{feature="country"} 1.0' in page
+    assert 'reagent_features_missing_total{feature="3"} 4.0' in page
+
+    worker.log.rotate()
+    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "copies"))
+    assert list(copy.levels["state"].values()) == [{"Atlantis": 1, "DE": 2, "FR": 1}]
+    by_name = {str(one): copy.state[:, column] for column, one in enumerate(copy.state_ids)}
+    assert by_name["country"][:3].tolist() == [float(code_of_text(one)) for one in countries[:3]]
+    assert by_name["age"][:3].tolist() == [2.5] * 3
+
+
+def test_candidates_have_texts(tmp_path: Path, opened: Open) -> None:
+    worker = opened(category_candidates_bundle(tmp_path / "model"), reward_seconds=1e-6)
+    offers = [{"country": "US"}, {"country": "FR"}, {"country": "DE"}]
+    row = {"state_features": {"7": 1.0}, "possible_actions": offers}
+    ranked = worker.post("/rank", rows=[row])["rankings"][0]
+    assert ranked == [{"index": 1, "score": 2.0}, {"index": 2, "score": 1.0}, {"index": 0, "score": 0.0}]
+    decisions = worker.post("/decide", rows=[row] * 3)["decisions"]
+    assert all(one["action"] == offers[one["index"]] for one in decisions)
+    assert 'reagent_features_other_total{feature="country"} 3.0' in worker.client.get("/metrics").text
+    worker.log.rotate()
+    copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copies"))
+    assert [sorted(one) for one in copy.levels["action"].values()] == [["DE", "FR", "US"]]
+    assert copy.action.tolist() == [one["index"] for one in decisions]
+
+
+@pytest.mark.parametrize(
+    ("features", "where", "expected"),
+    [
+        ({"country": 3.0}, "states[0], feature country", "a text or null, as it is a category"),
+        ({"age": "DE"}, "states[0], feature age", "a number or null"),
+        ({"country": "x" * 201}, "body.rows.0.state_features.country", "a text of at most 200 characters"),
+        ({"country": True}, "body.rows.0.state_features.country", "a valid number"),
+    ],
+)
+def test_other_values_are_refused_by_the_name_of_the_feature(
+    features: dict[str, object], where: str, expected: str, tmp_path: Path, opened: Open
+) -> None:
+    worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES))
+    answer = worker.client.post("/decide", json={"rows": [{"state_features": features}]})
+    (problem,) = answer.json()["problems"]
+    assert (answer.status_code, problem["where"], problem["expected"]) == (422, where, expected)
+
+
+def test_the_openapi_says_which_features_are_texts(tmp_path: Path, opened: Open) -> None:
+    worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES))
+    schema = worker.client.get("/openapi.json").json()["components"]["schemas"]["StateFeatures"]
+    assert schema["properties"]["country"] == {
+        "anyOf": [{"type": "string", "maxLength": 200}, {"type": "null"}],
+        "examples": ["DE", "FR"],
+    }
+    assert schema["properties"]["age"]["anyOf"][0]["type"] == "number"
+    assert {"required": ["country"], "properties": {"country": {"type": "string"}}} in schema["anyOf"]

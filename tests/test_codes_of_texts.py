@@ -1,0 +1,37 @@
+"""Codes of texts, against arithmetic of its own."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.transitions import code_of_text
+
+from reagent_lite.categories import code_of, codes_of, is_other
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(TEXTS)
+def test_a_code_is_a_normal_positive_float32(text: str) -> None:
+    code = code_of(text)
+    assert code == float(code_of_text(text))
+    assert np.float32(code) == code
+    assert 2.0**-63 <= code < 2.0**65
+
+
+def test_codes_never_change() -> None:
+    assert [code_of("DE"), code_of("FR"), code_of("")] == [
+        1769.4539794921875,
+        2.995149050652457e-12,
+        6.785036324738895e-17,
+    ]
+
+
+def test_a_million_texts_have_about_as_many_collisions_as_chance_gives() -> None:
+    codes = codes_of(f"user {number}" for number in range(1_000_000))
+    repeated = len(codes) - len(np.unique(codes))
+    assert 366 < repeated < 566  # 10^12 / 2 / 2^30 = 466, with a deviation of 22
+
+
+def test_other_is_present_and_unknown() -> None:
+    values = np.array([2, 3, np.nan, -1337.1337, 5], np.float32)
+    assert is_other(values, np.array([2, 5], np.float32)).tolist() == [False, True, False, False, False]

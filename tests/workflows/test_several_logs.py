@@ -1,0 +1,196 @@
+"""Lists of logs where a workflow takes a path: training, evaluation, normalization, shards, and the Python API."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracles.bundles import linear_bundle
+from oracles.logs import episode_code, random_rows, write_lines
+from oracles.runs import Runner, quick, trained
+
+import reagent_lite
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.errors import ConfigError, DataError
+from reagent_lite.tasks.evaluate import evaluate
+from workflows.normalize import normalize
+
+FAST: dict[str, Any] = {"calc_cpe_in_training": False, "final_fit_passes": 1}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[str]:
+    """Logs of 120 and 80 rows that number their episodes alike."""
+    return [
+        str(write_lines(tmp_path / name / "log.jsonl", random_rows(count, seed, missing=0)))
+        for seed, (name, count) in enumerate((("old", 120), ("served", 80)))
+    ]
+
+
+def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> None:
+    tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two}
+    done = run("dqn", tree)
+    assert done.code == 0, done.err
+    assert f"training data: {two[0]}, {two[1]}: 200 rows, 20 episodes" in done.err
+    assert f"training data by log: {two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in done.err
+    assert f"{two[1]}: has 8 mdp_ids of {two[0]} for other episodes; its mdp_ids begin with '2/' from" in done.err
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["training_data_path"] == two
+    rows = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").split("Rows of each log</caption>")[1]
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", rows.split("</table>")[0])
+    assert cells == [two[0], "120", "60%", two[1], "80", "40%"]
+    dry = run("dqn", tree, "--dry_run")
+    assert (dry.code, f"data: {two[0]}, {two[1]}: 2 files" in dry.err) == (0, True), dry.err
+
+
+def test_a_list_of_one_trains_the_model_of_the_path(two: list[str], tmp_path: Path) -> None:
+    def model(path: Any, name: str) -> dict[str, bytes]:
+        outcome = trained(quick(Path(two[0]), tmp_path / name, evaluation=FAST) | {"training_data_path": path})
+        assert outcome.model is not None
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["training_data_path"] == two[0]
+        folder = Path(outcome.model)
+        return {file: (folder / file).read_bytes() for file in ("weights.safetensors", "normalization.json")}
+
+    assert model(two[:1], "list") == model(two[0], "path")
+
+
+def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    data = {"shards_path": str(tmp_path / "share"), "training_copy_dir": str(tmp_path / "local")}
+    tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two, "data": data}
+    assert trained(tree).model is not None
+    assert f"rows by log: {two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
+    assert "200 rows, 20 episodes" in caplog.text
+    caplog.clear()
+    trained(tree | {"model_output_path": str(tmp_path / "again")})
+    assert "nothing to make" in caplog.text
+
+
+def test_evaluation_on_two_logs_is_that_of_their_rows(tmp_path: Path) -> None:
+    """learning.md: propensities .2, .5, .4; rewards 4, 5, 7; policy .4, .3, .7 of the logged action: IPS 7.75."""
+    names = sorted((f"episode {number}" for number in range(4)), key=episode_code)
+    numbers = [(0.4, 0, 4.0, 0.2), (0.7, 1, 5.0, 0.5), (0.7, 0, 7.0, 0.4), (0.5, 0, 100.0, 0.5)]
+    rows = [
+        {
+            "mdp_id": name, "sequence_number": 0, "action": "ab"[action], "reward": reward, "terminal": True,
+            "state_features": {"0": math.log(share), "1": math.log(1 - share)}, "action_probability": propensity,
+        }
+        for name, (share, action, reward, propensity) in zip(names, numbers, strict=True)
+    ]  # fmt: skip
+    paths = [str(write_lines(tmp_path / f"{one}.jsonl", rows[2 * one : 2 * one + 2])) for one in range(2)]
+    tree = {
+        "model": str(linear_bundle(tmp_path / "bundle", np.eye(2), ("a", "b"), (0, 1))), "data_path": paths,
+        "output_path": str(tmp_path / "e.json"), "gamma": 0.9, "write_scored_rows": True,
+        "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1, "held_out_share": 0.999999},
+    }  # fmt: skip
+    outcome = evaluate(check(EvaluateConfig, tree))
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    log = json.loads(Path(outcome.report).read_text())["log"]
+    assert (log["path"], log["rows_of_logs"]) == (paths, {paths[0]: 2, paths[1]: 2})
+    assert log["scored_lines"] == {paths[0]: [1, 2], paths[1]: [1]}
+    assert f"{paths[0]}: 2 rows, 50.0%; {paths[1]}: 2 rows, 50.0%" in Path(outcome.page).read_text().replace(
+        "<wbr>", ""
+    )
+    # columns of policies are found in all files
+    tree |= {"model": "column:p", "actions": ["a", "b"]}
+    for path, some in zip(paths, (rows[:2], rows[2:]), strict=True):
+        write_lines(Path(path), [{**row, "p": share} for row, share in zip(some, (0.4, 0.3), strict=True)])
+    again = evaluate(check(EvaluateConfig, tree))
+    # every row is scored: weights .4/.2, .3/.5, .4/.4, .3/.5 of rewards 4, 5, 7, 100
+    assert again.scores["CPE/Reward/IPS_Reward"] == pytest.approx((8 + 3 + 7 + 60) / 4, abs=1e-5)
+
+
+def test_normalization_of_two_logs(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    def made(path: Any, name: str) -> tuple[dict[str, Any], bool]:
+        tree = {"training_data_path": path, "norm_params": {"output_dir": str(tmp_path / name)}}
+        outcome = normalize(check(NormalizeConfig, tree))
+        return json.loads((tmp_path / name / "state_features_norm.json").read_text()), outcome.skipped
+
+    both, _ = made(two, "both")
+    assert f"rows by log: {two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
+    statistics = json.loads((tmp_path / "both" / "statistics.json").read_text())
+    assert (statistics["data"], statistics["rows"]) == (two, 200)
+    assert statistics["logs"] == {two[0]: 120, two[1]: 80}
+    values = [row["state_features"]["0"] for path in two for row in map(json.loads, Path(path).read_text().splitlines())
+              if "0" in row["state_features"]]  # fmt: skip
+    parameters = json.loads(both["0"])
+    assert parameters["mean"] == pytest.approx(np.float32(values).astype(np.float64).mean(), rel=1e-6)
+    assert parameters["stddev"] == pytest.approx(np.std(np.float32(values), ddof=1, dtype=np.float64), rel=1e-6)
+    assert made(two, "both")[1]
+    assert not made(two[::-1], "both")[1]
+    assert made(two[:1], "one")[0] == made(two[0], "path")[0]
+    drift = {
+        "training_data_path": two[0],
+        "reference_data_path": two,
+        "norm_params": {"output_dir": str(tmp_path / "d")},
+    }
+    assert normalize(check(NormalizeConfig, drift)).drift == {"state_features": {"stable": 3}}
+
+
+def test_frames_and_paths_as_one(two: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frames = [pd.DataFrame(random_rows(100, seed, missing=0)) for seed in (5, 6)]
+    tree = {key: value for key, value in quick(Path(), tmp_path / "out", evaluation=FAST).items()}
+    del tree["training_data_path"]
+    outcome = reagent_lite.train(tree, [*frames, two[0]])
+    assert outcome.model is not None
+    evaluation = json.loads((Path(outcome.model) / "evaluation.json").read_text())
+    assert evaluation["scores"]
+    evaluated = reagent_lite.evaluate(
+        outcome.model,
+        [frames[0], Path(two[1])],
+        config={"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}},
+    )
+    assert evaluated.episodes > 0
+    log = json.loads(Path(evaluated.report).read_text())["log"]
+    assert list(log["rows_of_logs"].values()) == [100, 80]
+    assert any("has 8 mdp_ids of the frame data for other episodes" in warning for warning in evaluated.warnings)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ([], "training_data_path: expected a path, or a list of paths, got an empty list"),
+        (["a", ""], "training_data_path: expected a path, or a list of paths, got an empty path"),
+        (["a", "b", "a"], "training_data_path: expected every log once, got 'a' 2 times"),
+        (3, "training_data_path: expected string or list of strings, got 3 (integer)"),
+        (["a", 3], 'training_data_path: expected string or list of strings, got ["a", 3] (array)'),
+    ],
+)
+def test_lists_that_are_none(path: Any, message: str) -> None:
+    tree = {"training_data_path": path, "actions": ["a", "b"], "model_output_path": "out"}
+    for model in (DqnConfig, NormalizeConfig, ShardConfig):
+        with pytest.raises(ConfigError) as caught:
+            check(model, tree)
+        assert message in str(caught.value)
+
+
+def test_shards_are_apart_from_every_log() -> None:
+    tree = {"training_data_path": ["/data/a", "/data/a/b", "/data/c"], "shards_path": "/data/c/shards"}
+    with pytest.raises(ConfigError) as caught:
+        check(ShardConfig, tree)
+    assert [problem.fault for problem in caught.value.problems] == [
+        "shards_path: expected a path outside training_data_path, got '/data/c/shards', which is inside /data/c"
+    ]
+
+
+def test_logs_of_other_columns_are_refused_before_a_run(two: list[str], run: Runner, tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if key != "sequence_number"} for row in random_rows(20)]
+    other = str(write_lines(tmp_path / "other.jsonl", rows))
+    tree = quick(Path(two[0]), tmp_path / "out") | {"training_data_path": [two[0], other]}
+    expected = f"{other}: expected a column 'sequence_number', as {two[0]} has, got none"
+    for arguments in ((), ("--dry_run",)):
+        done = run("dqn", tree, *arguments)
+        assert (done.code, expected in done.err) == (2, True), done.err
+    with pytest.raises(DataError, match="expected a column 'sequence_number'"):
+        normalize(check(NormalizeConfig, {"training_data_path": [two[0], other],
+                                          "norm_params": {"output_dir": str(tmp_path / "norm")}}))  # fmt: skip

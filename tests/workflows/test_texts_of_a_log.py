@@ -1,0 +1,176 @@
+"""From a CSV file with texts to a policy that depends on them: inspected, trained, scored, evaluated and compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracles.logs import write_lines
+from oracles.runs import Runner, merged, quick
+from oracles.transitions import code_of_text
+
+from reagent_lite import load_bundle
+
+BEST = {"DE": "mail", "FR": "call", "US": "none"}
+NAMES = ("call", "mail", "none")
+
+
+def offers(count: int = 900, seed: int = 0, countries: tuple[str, ...] = tuple(BEST)) -> pd.DataFrame:
+    """Decisions of their own: the offer that is best in a country is clicked, the others never are."""
+    rng = np.random.default_rng(seed)
+    country = rng.choice(countries, count)
+    offer = rng.choice(NAMES, count)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(18, 80, count) + 0.5,
+            "country": country,
+            "offer": offer,
+            "propensity": 1 / 3,
+            "click": [int(BEST.get(one) == other) for one, other in zip(country, offer, strict=True)],
+        }
+    )
+
+
+@pytest.mark.timeout(900)
+def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: Runner) -> None:
+    offers().to_csv(tmp_path / "offers.csv", index=False)
+    done = run("inspect", {}, "--data", str(tmp_path / "offers.csv"), "--output", str(tmp_path / "x.json"))
+    assert done.code == 0, done.err
+    assert "probably a category of 3 values: as a feature one-hot" in done.err
+    tree = json.loads((tmp_path / "x.json").read_text())
+    assert tree["data"]["columns"]["state_features"] == ["age", "country"]
+    training = {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 100, "learning_rate": 0.01}
+    tree = merged(tree, {"use_gpu": False, "epochs": 60, "training": training, "rl": {"temperature": 0.1}})
+    done = run("dqn", tree, timeout=400)
+    assert done.code == 0, done.err
+    model = tmp_path / done.outcome["model"]
+    norm = json.loads((model.parent / "state_features_norm.json").read_text())
+    assert json.loads(norm["country"])["levels"] == ["DE", "FR", "US"]
+    assert "other" not in done.err
+
+    bundle = load_bundle(model)
+    greedy = bundle.predict_rows([{"age": 40.0, "country": one} for one in BEST]).greedy
+    assert [NAMES[index] for index in greedy] == list(BEST.values())
+    frame = pd.DataFrame({"age": 30.0, "country": ["FR", "DE"] * 50})
+    actions, propensities = bundle.act(frame, rng=0)
+    assert np.mean([NAMES[index] for index in actions] == frame["country"].map(BEST)) > 0.9
+    assert propensities.min() > 0
+    report = (model.parent / "report.html").read_text()
+    assert "ENUM, 3 levels" in report
+
+    fresh = offers(200, seed=1, countries=(*BEST, "Atlantis"))
+    fresh.to_parquet(tmp_path / "fresh.parquet")
+    done = run("score", {}, "--model", str(model), "--data", str(tmp_path / "fresh.parquet"), "--output",
+               str(tmp_path / "scores.csv"), "--set", "policy=greedy")  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.outcome["other_values"] == {"country": int((fresh["country"] == "Atlantis").sum())}
+    chosen = pd.read_csv(tmp_path / "scores.csv", keep_default_na=False)["action"]
+    known = fresh["country"] != "Atlantis"
+    assert (chosen[known] == fresh["country"][known].map(BEST)).all()
+    done = run("evaluate", {"model": str(model), "data_path": str(tmp_path / "fresh.parquet")}, timeout=400)
+    assert done.code == 0, done.err
+
+    numbers = fresh.assign(country=3.5)
+    numbers.to_csv(tmp_path / "numbers.csv", index=False)
+    done = run("score", {}, "--model", str(model), "--data", str(tmp_path / "numbers.csv"), "--output",
+               str(tmp_path / "scores.csv"))  # fmt: skip
+    assert done.code == 2
+    assert "numbers.csv:2: expected a text for feature country in state_features, as the model reads" in done.err
+    done = run("evaluate", {"model": str(model), "data_path": str(tmp_path / "numbers.csv")})
+    assert done.code == 2
+    assert "numbers.csv:2: expected a text for feature country, as model" in done.err
+
+
+def candidates(count: int = 300, seed: int = 0, kinds: str = "abc") -> list[dict[str, Any]]:
+    """Decisions among candidates of a kind: kind b pays 1, others nothing."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        possible = [{"price": round(float(rng.random()), 3), "kind": str(one)} for one in rng.choice([*kinds], 3)]
+        action = possible[int(rng.integers(3))]
+        rows.append({"state_features": {"0": 1.0 + float(rng.random())}, "possible_actions": possible, "action": action,
+                     "reward": float(action["kind"] == "b"), "action_probability": 1 / 3})  # fmt: skip
+    return rows
+
+
+@pytest.mark.timeout(900)
+def test_candidates_with_texts_and_levels_that_are_new_later(tmp_path: Path, run: Runner) -> None:
+    log = write_lines(tmp_path / "log.jsonl", candidates())
+    tree = quick(log, tmp_path / "out", epochs=40, training={"learning_rate": 0.02}, rl={"temperature": 0.05})
+    del tree["actions"]
+    done = run("parametric_dqn", tree, timeout=400)
+    assert done.code == 0, done.err
+    figures = json.loads((tmp_path / "out" / "model" / "evaluation.json").read_text())
+    assert "kind = b" in json.dumps(figures)
+    fresh = candidates(60, seed=1, kinds="abz")
+    for row in fresh:
+        row["possible_actions"][0]["kind"] = "b"
+        del row["action"], row["reward"], row["action_probability"]
+    write_lines(tmp_path / "fresh.jsonl", fresh)
+    done = run("score", {}, "--model", str(tmp_path / "out" / "model"), "--data", str(tmp_path / "fresh.jsonl"),
+               "--output", str(tmp_path / "scores.jsonl"), "--set", "policy=greedy")  # fmt: skip
+    assert done.code == 0, done.err
+    unseen = sum(one["kind"] == "z" for row in fresh for one in row["possible_actions"])
+    assert done.outcome["other_values"] == {"kind": unseen}
+    scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    for row, scored in zip(fresh, scores, strict=True):
+        taken = row["possible_actions"][scored["index"]]
+        assert scored["action"] == {"price": pytest.approx(taken["price"], abs=1e-6), "kind": taken["kind"]}
+    assert np.mean([one["action"]["kind"] == "b" for one in scores]) > 0.9
+
+
+@pytest.mark.timeout(600)
+def test_levels_go_through_normalize_timeline_and_a_given_file(tmp_path: Path, run: Runner) -> None:
+    events = offers(300).rename(columns={"offer": "action", "click": "reward", "propensity": "action_probability"})
+    number = np.arange(300)
+    events = events.assign(mdp_id=[f"e{one}" for one in number // 3], sequence_number=number % 3,
+                           terminal=number % 3 == 2)  # fmt: skip
+    states = [{"age": row.age, "country": row.country} for row in events.itertuples()]
+    rows = events.drop(columns=["age", "country"]).assign(state_features=states).to_dict("records")
+    for row in rows[:270]:  # a first block without texts
+        del row["state_features"]["country"]
+    log = write_lines(tmp_path / "events.jsonl", rows)
+    timeline = {"inputTableName": str(log), "outputTableName": str(tmp_path / "timeline"), "actionDiscrete": True}
+    done = run("timeline", {"timeline": timeline, "query": {"actions": list(NAMES)}})
+    assert done.code == 0, done.err
+    done = run("normalize", {"training_data_path": str(tmp_path / "timeline"), "reference_data_path": str(log),
+                             "norm_params": {"output_dir": str(tmp_path / "norm")}})  # fmt: skip
+    assert done.code == 0, done.err
+    file = tmp_path / "norm" / "state_features_norm.json"
+    country = json.loads(json.loads(file.read_text())["country"])
+    assert country["levels"] == ["DE", "FR", "US"]
+    assert country["possible_values"] == [float(code_of_text(one)) for one in country["levels"]]
+    statistics = json.loads((tmp_path / "norm" / "statistics.json").read_text())
+    counts = statistics["columns"]["state_features"]["features"]["country"]["levels"]
+    assert counts == events["country"][270:].value_counts().to_dict()
+    (drift,) = (one for one in json.loads((tmp_path / "norm" / "drift.json").read_text())["state_features"]["features"]
+                if one["feature_id"] == "country")  # fmt: skip
+    assert (drift["psi"], drift["other"]) == (0.0, 0.0)
+
+    tree = quick(tmp_path / "timeline", tmp_path / "out", actions=list(NAMES), state_norm_data_path=str(file))
+    done = run("dqn", tree)
+    assert done.code == 0, done.err
+    known = json.loads((tmp_path / "out" / "model" / "normalization.json").read_text())["state"]["country"]
+    assert json.loads(known)["levels"] == country["levels"]
+    fewer = {"age": json.loads(file.read_text())["age"], "country": {"feature_type": "ENUM", "levels": ["DE"]}}
+    file.write_text(json.dumps(fewer))
+    done = run("dqn", merged(tree, {"model_output_path": str(tmp_path / "fewer")}))
+    assert done.code == 0, done.err
+    others = int((events["country"][270:] != "DE").sum())
+    assert f"training data: state feature country: {others} values are other" in done.err
+    file.write_text(json.dumps({**fewer, "country": {"feature_type": "BINARY"}}))
+    done = run("dqn", merged(tree, {"model_output_path": str(tmp_path / "refused")}))
+    assert done.code == 2
+    assert "expected a number for feature country, as" in done.err
+
+
+def test_integers_that_a_normalization_has_not_are_counted(tmp_path: Path, run: Runner) -> None:
+    rows = [{"state_features": {"0": number % 5}, "action": "ab"[number % 2], "reward": 1.0} for number in range(100)]
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    norm = tmp_path / "norm.json"
+    norm.write_text(json.dumps({"0": json.dumps({"feature_type": "ENUM", "possible_values": [3, 0, 1]})}))
+    done = run("dqn", quick(log, tmp_path / "out", state_norm_data_path=str(norm)))
+    assert done.code == 0, done.err
+    assert "training data: state feature 0: 40 values are other, with no column of their own" in done.err
