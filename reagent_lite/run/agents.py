@@ -127,7 +127,7 @@ def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
     if settings.stop_at_return is not None and len(learning) > 1:
         got = f"{settings.stop_at_return:g} with {' and '.join(learning)}"
         todo = "The return of one type depends on what the others have learned"
-        yield Problem("simulation.stop_at_return", "absent where several types learn", got, todo)
+        yield Problem("simulation.stop_at_return", "absent if several types of agents learn", got, todo)
     for name in learning:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             others = ", ".join(_RESERVED)

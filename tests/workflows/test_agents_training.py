@@ -181,7 +181,7 @@ def test_processes_share_environments_of_several_agents(run: Runner, team: Tree)
         ({"env_parameters": {"size": 1}}, "an agent of each type, got no follower"),
         ({"policies": {"leader": "random", "follower": "random"}}, '"learn" for at least one of leader, follower'),
         ({"policies": {"leader": "no such folder"}}, "no such folder"),
-        ({"stop_at_return": 5.0}, "simulation.stop_at_return: expected absent where several types learn"),
+        ({"stop_at_return": 5.0}, "simulation.stop_at_return: expected absent if several types of agents learn"),
         ({"env": "cartpole_v0", "env_parameters": {}, "policies": {"agent": "learn"}}, "are of one type, which learns"),
     ],
 )
