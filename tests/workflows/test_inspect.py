@@ -18,7 +18,6 @@ from oracles.runs import Runner, run, trained
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.data.inspection.columns import TEXT
 from reagent_lite.errors import ReagentLiteError
 
 __all__ = ["run"]
@@ -69,12 +68,12 @@ def test_from_a_file_of_clicks_to_scores_without_a_config_by_hand(tmp_path: Path
         "epochs": 10,
         "actions": ["call", "mail", "none"],
         "data": {"columns": {"action": "offer", "reward": "click", "action_probability": "propensity_score",
-                             "state_features": ["age", "income"]}},
+                             "state_features": ["age", "income", "segment"]}},
     }  # fmt: skip
     for sentence in (
         "clicks.csv: 600 rows read, all of them; 10 columns",
         "segment: text, present in 100.0%, 4 distinct",
-        f"probably a category of 4 values; {TEXT}",
+        "probably a category of 4 values: as a feature one-hot",
         "may be reward: its name is 'click' and its values are integers, and read as it",
         "propensity_score: in (0, 1] in every row, from 0.2 to 0.5",
         "no episodes: each row is a decision of its own, rl.gamma has no effect",
@@ -171,7 +170,7 @@ def test_whether_propensities_are_plausible() -> None:
         "p_call, p_mail, p_none: a probability for each action; they do not add up to 1 in 1 of 600 rows"
     )
     assert inspected.config is not None
-    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income"]
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment"]
     maps = clicks().assign(policy=[PROBABILITIES] * 600)
     assert (
         reagent_lite.inspect(maps)
@@ -212,7 +211,7 @@ def test_what_is_known_is_given_as_columns() -> None:
         (lambda frame: frame.drop(columns=["click", "revenue"]), "no column is known to be the reward"),
         (lambda frame: frame.assign(offer="mail"), "offer has one value, mail: there is nothing to choose from"),
         (lambda frame: frame.assign(offer=range(len(frame))), "offer has 600 values, more than 200 actions by name"),
-        (lambda frame: frame[["offer", "click"]], "no column of numbers is left to be a feature"),
+        (lambda frame: frame[["offer", "click"]], "no column of numbers or categories is left to be a feature"),
         (lambda frame: frame.assign(click=np.inf), "is not a finite number in every row"),
         (lambda frame: frame.rename(columns={"user_id": "mdp_id"}).drop(columns="timestamp"), "mdp_id without a"),
         (lambda frame: frame.assign(offer=frame["offer"].map({"call": 1, "mail": 2, "none": 3})), "written as strings"),

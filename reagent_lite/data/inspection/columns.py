@@ -23,8 +23,10 @@ from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 Kind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
 MOST_LEVELS = 100
-"""Largest number of distinct values of a category, as norm_params.max_unique_enum_values by default."""
+"""Largest number of columns of a category, as norm_params.max_unique_enum_values by default."""
 LARGEST = float(np.finfo(np.float32).max)
+_SHARE_OF_LEVELS = 0.9
+"""Share of a category's values that have a column of their own."""
 _FLAGS = {"true": True, "false": False}
 _SHOWN = 5
 _KINDS: dict[type, Kind] = {
@@ -80,15 +82,18 @@ class LogColumn:
 
     @property
     def is_category(self) -> bool:
-        """Whether values are few texts, each in several rows."""
-        few = self.distinct <= MOST_LEVELS and 2 * self.distinct <= len(self.present)
-        return self.kind == "text" and few and max(map(len, self.counts), default=0) <= MOST_CHARACTERS
+        """Whether values are texts, each in several rows, and nearly all of them are among a few."""
+        if self.kind != "text" or max(map(len, self.counts)) > MOST_CHARACTERS:
+            return False
+        of_levels = sum(list(self.counts.values())[:MOST_LEVELS])
+        return of_levels >= _SHARE_OF_LEVELS * len(self.present) and 2 * self.distinct <= len(self.present)
 
     @property
     def note(self) -> str:
         """Advice on a column of categories; "" for others."""
         if self.is_category:
-            return f"probably a category of {self.distinct} values: as a feature one-hot"
+            some = f", the {MOST_LEVELS} most frequent" if self.distinct > MOST_LEVELS else ""
+            return f"probably a category of {self.distinct} values: as a feature one-hot{some}"
         if self.kind == "integer" and 2 < self.distinct <= MOST_LEVELS and min(self.present) >= 0:
             return "few integers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
         return ""

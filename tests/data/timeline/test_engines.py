@@ -20,6 +20,7 @@ from oracles import events as events_oracle
 from oracles.event_files import write_events
 from oracles.ranks import free_port
 
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import stage
 from reagent_lite.data.timeline.spark_engine import SparkEngine
@@ -131,6 +132,30 @@ def test_spark_makes_the_files_that_this_machine_makes(
     # the user's session is as it was
     assert spark.range(3).count() == 3
     assert spark.catalog.listTables() == []
+
+
+@pytest.mark.parametrize("parametric", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_both_make_the_same_files_of_features_that_are_texts(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, parametric: bool
+) -> None:
+    """The second file alone has texts, so that the first one is read again as one that may have some."""
+    rows = sorted(events_of(parametric=parametric), key=lambda row: row["mdp_id"])
+    for number, row in enumerate(rows[len(rows) // 2 :]):
+        row["state_features"]["city"] = f"ü {number % 7}"
+        for one in [row["action"], *row["possible_actions"]] if parametric else []:
+            one["city"] = "x"
+    events = write_events(rows, tmp_path / "events", "jsonl", 2)
+    ours, theirs = (
+        make(capsys, one, events, tmp_path / one, actionDiscrete=not parametric) for one in ("local", "spark")
+    )
+    assert theirs == ours
+    assert "city" in ours["manifest"]["state_ids"]
+    copy = prepare_training_copy(
+        str(tmp_path / "local" / "train"), actions=None if parametric else ACTIONS, directory=str(tmp_path / "copies")
+    )
+    (texts,) = copy.levels["state"].values()
+    assert list(texts) == [f"ü {number}" for number in range(7)]
+    assert [list(one) for one in copy.levels["action"].values()] == ([["x"]] if parametric else [])
 
 
 def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
