@@ -1,5 +1,6 @@
 """Code in the documentation does what the text around it says."""
 
+import ast
 import json
 import os
 import re
@@ -20,15 +21,20 @@ def outputs(notebook: nbformat.NotebookNode) -> list[dict[str, str]]:
     return [one.data for cell in notebook.cells for one in cell.get("outputs", []) if one.output_type != "stream"]
 
 
+def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+    """Runs a notebook of docs in a folder; returns the outputs that it is published with, and those of the run."""
+    for variable in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, str(folder / variable))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "docs" / name, 4)
+    shown = outputs(notebook)
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    return [shown, outputs(notebook)]
+
+
 def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mail is worth 0.5 to whoever bought in the last 60 days and 0.1 to others, a call the reverse."""
-    for name in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(ROOT / "docs" / "first_model.ipynb", 4)
-    shown = outputs(notebook)
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    for found in (shown, outputs(notebook)):
+    for found in executed("first_model.ipynb", tmp_path, monkeypatch):
         _, described, trained, evaluated, estimates, greedy, drawn = found
         assert "reward: its name is &#x27;bought&#x27;" in described["text/html"].replace("'", "&#x27;")
         assert "Sequential_Doubly_Robust" in estimates["text/html"]
@@ -41,6 +47,27 @@ def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatc
         assert greedy["text/plain"].startswith("['mail', 'call', ")
         assert "probability" in drawn["text/plain"]
     assert (tmp_path / "outputs/first_model/report.html").is_file()
+
+
+def test_the_notebook_leads_from_treatments_to_a_served_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """learning.md: uniform 0.78007, clinicians 0.78184 by the linear solve; two policies that are better."""
+    for found in executed("icu_sepsis.ipynb", tmp_path, monkeypatch):
+        truth, _, _, estimates, values, served, following = (one["text/plain"] for one in found)
+        assert truth == "{'uniform': 0.78007, 'clinicians': 0.78184}"
+        intervals = re.findall(r"<td>([\d.]+)</td>\s*<td>([\d.]+)</td>\s*<td>trustworthy</td>\s*<td>([\d.]+)</td>",
+                               found[3]["text/html"])  # fmt: skip
+        assert len(intervals) >= 2
+        assert all(float(low) < float(exact) < float(high) for low, high, exact in intervals)
+        assert "Sequential_Doubly_Robust" in estimates
+        values, served = ast.literal_eval(values), ast.literal_eval(served)
+        assert values["decision"] == "not enough to say"
+        assert 0.79 < values["first policy"] < 0.87514
+        # a standard deviation of the number of survivors is 7
+        assert abs(served["survivors of 300"] - served["expected"]) < 28
+        policies = [float(number) for number in re.findall(r"0\.\d+", following)]
+        assert policies[:2] == [0.782, values["first policy"]]
+        assert 0.79 < policies[2] < 0.87514
+    assert "Rows of each log" in (tmp_path / "outputs/next/report.html").read_text()
 
 
 def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
