@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
+from reagent_lite.config.items import ITEM_ID, ItemId, Items
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
 from reagent_lite.errors import Problem
@@ -16,6 +17,8 @@ class NormalizeConfig(Section):
     training_data_path: str = ""
     """Events, transitions or a stage's folder, in any format that training reads; local path or URL."""
     columns: LogColumns = {}
+    items: Items = None
+    item_id: ItemId = ITEM_ID
     reference_data_path: str | None = None
     """Data that the training data is compared with, feature by feature; absent: no drift report."""
     parametric: bool | None = None
@@ -33,6 +36,8 @@ class NormalizeConfig(Section):
             "its default without reference_data_path",
             "There is nothing to compare with",
         ),
+        NoEffect(lambda config: config.parametric is False, ("items",), "absent while parametric is false"),
+        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
     )
 
     def rules(self) -> Iterator[Problem]:

@@ -29,6 +29,7 @@ from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId, read, written
 from reagent_lite.files import is_writable, write_whole
+from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
@@ -235,12 +236,13 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
     return problems
 
 
-def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...]:
+def data_files(log: Log, columns: Columns | None = None, items: ItemTable | None = None) -> tuple[InputFile, ...]:
     """Returns the data files of a path; those of a stage's folder carry the sha256 that readers hold them to.
 
     Args:
         log: local path, URL or frame.
         columns: the log's own names for columns of the contract; a stage's folder has the contract's.
+        items: the table of the items that actions may name.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
@@ -253,7 +255,7 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
     manifest = StageManifest.read(path)
     if manifest is None:
         own = OwnColumns.of(columns or {})
-        return tuple(replace(file, columns=own) for file in list_input(path, tuple(READERS)))
+        return tuple(replace(file, columns=own, items=items) for file in list_input(path, tuple(READERS)))
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -268,7 +270,8 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
     raise_any(problems)
     named = tuple(one for one in (*manifest.state_ids, *manifest.action_ids) if isinstance(one, FeatureId))
-    return tuple(replace(file, sha256=manifest.files[file.name]["sha256"], features=named) for file in files)
+    sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
+    return tuple(replace(file, features=named, items=items) for file in sealed_files)
 
 
 def left_out(path: str) -> tuple[str, ...]:

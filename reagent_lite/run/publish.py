@@ -341,6 +341,7 @@ def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Re
         tolerance=_tolerance(config.rl),
         sample=source.sample(_SAMPLE_ROWS, kind),
         score=ALGORITHMS[config.algorithm].score,
+        items=source.items,
     )
 
 

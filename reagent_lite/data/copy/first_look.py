@@ -17,6 +17,7 @@ from reagent_lite.data.rows.own_columns import NamesAsTheyAre, remembered
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.stage import StageManifest, data_files, untouched
 from reagent_lite.errors import NoRowsError
+from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: str, columns: Columns) -> Columns:
@@ -56,6 +57,7 @@ def standing_copy(
     directory: str | None,
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
+    items: ItemTable | None = None,
 ) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
 
@@ -65,9 +67,10 @@ def standing_copy(
         directory: data.training_copy_dir.
         columns: data.columns.
         timeline: how events are paired; None without settings of their own.
+        items: the item table.
     """
     files = data_files(path, columns)
-    for place in places_of(path, actions, directory, columns, timeline):
+    for place in places_of(path, actions, directory, columns, timeline, items):
         for folder in place.copies():
             manifest = CopyManifest.whole(folder, KIND, place.settings)
             if manifest is not None and untouched(manifest.inputs, files):
@@ -90,13 +93,15 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
     return total
 
 
-def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | None = None) -> FirstRows:
+def first_rows(
+    path: str, actions: tuple[str, ...] | None, columns: Columns | None = None, items: ItemTable | None = None
+) -> FirstRows:
     """Reads and checks the first rows of the first file that has some.
 
     Raises:
         DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
     """
-    files = data_files(path, columns)
+    files = data_files(path, columns, items)
     found = first_block(files)
     if found is None:
         return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())

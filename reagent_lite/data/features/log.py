@@ -21,7 +21,7 @@ from reagent_lite.data.rows.columns import column_of, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
-from reagent_lite.data.rows.maps import candidate_lists, features
+from reagent_lite.data.rows.maps import candidate_features, candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
@@ -128,10 +128,12 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
 
 
 def _has_features(block: Block) -> bool | None:
-    """Returns whether actions are objects with features; None if the block has no action."""
+    """Returns whether actions are objects with features, or items that have some; None if the block has no action."""
     column = column_of(block, ACTION)
     if not column.present.any():
         return None
+    if block.file.items is not None:
+        return True
     return column.nested or (column.text and column.value(int(column.present.argmax())).startswith("{"))
 
 
@@ -141,7 +143,7 @@ def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], Featur
     Raises:
         DataError: a key that is neither an id nor a name; other faults are noted.
     """
-    action, taken = features(column_of(block, ACTION), faults, todo="Or set parametric to false")
+    action, taken = candidate_features(column_of(block, ACTION), faults, todo="Or set parametric to false")
     lists = candidate_lists(column_of(block, "possible_actions"), faults)
     lists = lists.or_alone(action, taken, lists.lengths == 0)
     return lists.rows, lists.features

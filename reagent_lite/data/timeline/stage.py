@@ -24,6 +24,7 @@ from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.rows.columns import require_one_order
+from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import (
     StageManifest,
     data_files,
@@ -44,7 +45,7 @@ from reagent_lite.data.timeline.report import (
     require_rows,
     require_taken,
 )
-from reagent_lite.data.timeline.settings import pairing_settings
+from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import ConfigError, Problem, counted
@@ -115,7 +116,8 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    files = data_files(config.timeline.inputTableName, config.columns)
+    items = given_items(config.items, config.item_id)
+    files = data_files(config.timeline.inputTableName, config.columns, items)
     for note in left_out(config.timeline.inputTableName):
         machine_logger.warning(note)
     folders = output_folders(config)
@@ -123,7 +125,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     _require_events(config)
     require_apart(config.timeline.inputTableName, files, outputs)
     found = [
-        StageManifest.standing(folder, KIND, {**pairing_settings(config), "use": use}, files)
+        StageManifest.standing(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
     manifests = [manifest for manifest in found if manifest is not None]
@@ -204,7 +206,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
                 metric_names=tuple(sorted(found.metrics)),
-                settings={**pairing_settings(config), "use": use},
+                settings={**pairing_settings(config), **items_setting(files[0].items), "use": use},
                 inputs=states_of(files, found.hashes),
                 parent=above.digest if above else "",
                 report=report,
