@@ -14,3 +14,10 @@ Items = Annotated[
     ),
 ]
 ItemId = Annotated[str, Field(min_length=1, description="Name of the item table's column of ids.")]
+NewerItems = Annotated[
+    str | None,
+    Field(
+        description="Item table in the place of the model's own, such as a newer one, with every feature that the "
+        "model reads; the server reads it again when it changes. Absent: the model's own."
+    ),
+]

@@ -138,11 +138,8 @@ class Bundle:
             where: names it in errors.
 
         Raises:
-            BundleError: the model has no items, or reads a feature that the table lacks.
+            BundleError: the model reads a feature that the table lacks.
         """
-        if self.items is None:
-            expected = "none: the model was trained without data.items"
-            raise BundleError(Problem(where, expected, "an item table", "Give candidates by features"))
         raise_any(items.lacking(self.action_feature_ids, where), BundleError)
         return Bundle(self.manifest, self._session, self._golden, self.columns, items, self.item_id)
 

@@ -48,7 +48,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> Facts:
         if log is not None
     )
     note = f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data."
-    return Facts(features=features, note=note, sources=sources)
+    return Facts(features=features, note=note, sources=sources, items=data.items)
 
 
 def _described(

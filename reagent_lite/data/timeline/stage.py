@@ -50,6 +50,7 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, room_in, work_folder
+from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
 
 KIND = "timeline"
@@ -108,15 +109,19 @@ class TimelineOutcome:
     seconds: float
 
 
-def run_timeline(config: TimelineConfig) -> TimelineOutcome:
+def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> TimelineOutcome:
     """Makes the folders that the config asks for, unless they are there, and returns what is in them.
+
+    Args:
+        config: the config of the timeline.
+        items: the item table; None: the one that the config names, if it does.
 
     Raises:
         ConfigError: an output in the place of the events, or that cannot be written.
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    items = given_items(config.items, config.item_id)
+    items = items or given_items(config.items, config.item_id)
     files = data_files(config.timeline.inputTableName, config.columns, items)
     for note in left_out(config.timeline.inputTableName):
         machine_logger.warning(note)
