@@ -119,20 +119,26 @@ def evaluate(
         return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
 
 
-def inspect(data: Log, *, rows: int = 100_000, columns: "Columns | None" = None) -> "Inspected":
+def inspect(
+    data: Log, *, rows: int = 100_000, columns: "Columns | None" = None, items: Log | None = None
+) -> "Inspected":
     """Describes the columns of a log and returns a training config for it, as `workflows.inspect` does.
 
     Args:
         data: a path, or a frame of pandas, polars or Arrow.
         rows: number of rows to read.
         columns: what is known: the log's own names for columns of the contract.
+        items: table of the items that actions name by id, with the ids in its column item_id.
 
     Raises:
-        ReagentLiteError: a log that cannot be read.
+        ReagentLiteError: a log, or an item table, that cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
         from reagent_lite.data.inspection.proposal import inspect_log
-    return inspect_log(check(InspectConfig, {"data_path": path_of(data), "rows": rows, "columns": columns or {}}))
+    tree: dict[str, Any] = {"data_path": path_of(data), "rows": rows, "columns": columns or {}}
+    if items is not None:
+        tree["items"] = path_of(items, "items")
+    return inspect_log(check(InspectConfig, tree))
 
 
 def simulate(config: Source) -> simulation.Simulated:

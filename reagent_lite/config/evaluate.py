@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.items import ItemId, Items
+from reagent_lite.config.items import Name
 from reagent_lite.config.section import (
     Count,
     Episodes,
@@ -78,10 +78,10 @@ class EvaluateConfig(Section):
     """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
     only `simulation` is used."""
     columns: LogColumns = {}
-    items: Items = None
+    items: str | None = None
     """Table of the items that actions of the log name by id, as data.items of training; absent: the model's own, if it
     has one."""
-    item_id: ItemId | None = None
+    item_id: Name | None = None
     """Name of the item table's column of ids; absent: that of the model's training, else item_id."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""

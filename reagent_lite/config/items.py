@@ -13,7 +13,8 @@ Items = Annotated[
         "features. Absent: the log has the features of its candidates in every row."
     ),
 ]
-ItemId = Annotated[str, Field(min_length=1, description="Name of the item table's column of ids.")]
+Name = Annotated[str, Field(min_length=1)]
+ItemId = Annotated[Name, Field(description="Name of the item table's column of ids.")]
 NewerItems = Annotated[
     str | None,
     Field(

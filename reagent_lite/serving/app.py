@@ -156,7 +156,7 @@ async def reward(body: Reward, request: Request) -> None:
         raise RefusedError(409, Problem("decision_id", expected, "a second one, or one that is too late"))
 
 
-@of_any_model.get("/healthz", responses={503: ERRORS[503]})
+@of_any_model.get("/healthz", responses={503: ERRORS[503]}, response_model_exclude_none=True)
 async def healthz(request: Request) -> Health:
     """Health check."""
     worker = _worker(request)

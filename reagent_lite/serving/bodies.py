@@ -205,7 +205,7 @@ class Health(BaseModel):
 
     model: str
     items: str | None = None
-    """Hash of the item table; null without one."""
+    """Hash of the item table, if there is one."""
     waiting: int
     """Decisions of this worker that are in no Parquet file yet."""
 

@@ -15,9 +15,11 @@ from oracles.runs import Runner, checked, merged, quick, run, trained
 import reagent_lite
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.inspection.proposal import inspect_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.export import load_bundle
@@ -81,12 +83,15 @@ def test_shares_of_logged_items_are_those_of_the_log(tmp_path: Path) -> None:
     rows = events()
     log = write_lines(tmp_path / "log.jsonl", rows)
     run = {"model": "uniform", "data_path": str(log), "items": str(write_items(tmp_path)), "gamma": 0.9,
-           "output_path": str(tmp_path / "out.json"), "evaluation": {"held_out_share": 0.99}}  # fmt: skip
+           "output_path": str(tmp_path / "out.json"), "write_scored_rows": True}  # fmt: skip
     evaluate(check(EvaluateConfig, run))
     document = json.loads((tmp_path / "out.json").read_text())
-    choices = document["model"]["candidates"]
-    assert choices["rows"] <= len(rows)
-    assert set(choices["items"]) == set(NAMES)
+    scored = [rows[line - 1] for line in document["log"]["scored_lines"][str(log)]]
+    shares = document["model"]["candidates"]["items"]
+    for name in NAMES:
+        logged = sum(str(row["action"]) == name for row in scored) / len(scored)
+        uniform = sum((name in map(str, row["possible_actions"])) / len(row["possible_actions"]) for row in scored)
+        assert shares[name] == pytest.approx({"logged": logged, "policy": uniform / len(scored)}, rel=1e-6)
 
 
 def scored(model: Path, data: Path, **keys: Any) -> list[dict[str, Any]]:
@@ -211,3 +216,18 @@ def test_a_bad_table_ends_the_run_before_it_begins(run: Runner, tmp_path: Path) 
     assert found.code == 2
     assert f"{items}:6: expected each id once, got 'tea' again, first at {items}:1" in found.err
     assert not (tmp_path / "out" / "model").exists()
+
+
+def test_inspect_proposes_candidates_of_an_item_table(tmp_path: Path) -> None:
+    items = write_items(tmp_path)
+    log = write_lines(tmp_path / "log.jsonl", events())
+    found = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
+    assert found.config is not None
+    assert (found.workflow, found.problems) == ("parametric_dqn", ())
+    assert found.config["data"] == {"items": str(items)}
+    assert "actions" not in found.config
+    assert trained(merged(found.config, config(log, tmp_path / "out"))).model is not None
+    write_lines(items, [*ITEMS[1:]])
+    found = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
+    assert found.config is None
+    assert "expected an id of the 4 items in the item table" in found.problems[0]
