@@ -116,6 +116,8 @@ class Bundle:
     def __repr__(self) -> str:
         states, candidates = map(listed, self._columns)
         choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
+        if self.items is not None:
+            choices = f"{counted(len(self.items), 'item')} of {candidates}"
         return f"<Bundle {self.workflow}: state features {states}; {choices}; policy {self.policy}>"
 
     @property

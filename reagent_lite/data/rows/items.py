@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,6 +24,8 @@ from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 from reagent_lite.errors import DataError, NoRowsError, Problem, listed
 from reagent_lite.item_table import ItemTable
 
+Where = Callable[[int], str]
+"""Returns file and line of an item."""
 ROW_LABELS = ("Unnamed: ", "__index_level_")
 """What the names of columns begin with that hold a frame's row labels, which are no features."""
 
@@ -62,7 +64,15 @@ def read_items(path: str, id_column: str) -> ItemTable:
         raise DataError(Problem(files[0].place(), f"columns of features beside {id_column!r}", "none"))
     values = np.concatenate([part.features.aligned(feature_ids) for part in parts])
     ids = tuple(one for part in parts for one in part.ids)
-    where = tuple(place for part in parts for place in part.places())
+
+    def where(row: int) -> str:
+        before = 0
+        for part in parts:
+            if row < before + len(part.ids):
+                return part.block.where(row - before)
+            before += len(part.ids)
+        raise IndexError(row)
+
     _require_each_once(ids, where)
     _require_whole(values, feature_ids, where)
     return ItemTable(ids=ids, feature_ids=feature_ids, values=values)
@@ -76,10 +86,6 @@ class _Part:
     ids: list[str]
     features: FeatureMatrix
     faults: FaultsByKind
-
-    def places(self) -> Iterator[str]:
-        """Yields file and line of each item."""
-        return (self.block.where(row) for row in range(len(self.ids)))
 
 
 def _read(id_column: str, block: Block) -> _Part:
@@ -107,21 +113,21 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
     return features(Column(field.name, array, is_text(field)), faults, todo=todo)[0]
 
 
-def _require_each_once(ids: tuple[str, ...], where: tuple[str, ...]) -> None:
+def _require_each_once(ids: tuple[str, ...], where: Where) -> None:
     first: dict[str, int] = {}
     again = [(row, before) for row, one in enumerate(ids) if (before := first.setdefault(one, row)) != row]
     _require_none(
-        [(where[row], f"{ids[row]!r} again, first at {where[before]}") for row, before in again],
+        [(where(row), f"{ids[row]!r} again, first at {where(before)}") for row, before in again],
         "each id once",
         "Keep one row for each item",
     )
 
 
-def _require_whole(values: NDArray[np.float32], feature_ids: tuple[int, ...], where: tuple[str, ...]) -> None:
+def _require_whole(values: NDArray[np.float32], feature_ids: tuple[int, ...], where: Where) -> None:
     absent = np.isnan(values)
     rows = np.flatnonzero(absent.any(axis=1)).tolist()
     _require_none(
-        [(where[row], f"no {listed(feature_ids[column] for column in np.flatnonzero(absent[row]))}") for row in rows],
+        [(where(row), f"no {listed(feature_ids[column] for column in np.flatnonzero(absent[row]))}") for row in rows],
         "a number for every feature of the item table",
         "Give the item a value for it, or leave the feature's column out",
     )

@@ -16,6 +16,9 @@ from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.formats.arrow import BLOCK_VALUES
+from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.items import read_items
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
@@ -202,3 +205,16 @@ def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path)
     by_features = summarize_log(data_files(str(features)), settings)
     assert by_id.parametric
     assert str(by_id.columns) == str(by_features.columns)
+
+
+@pytest.mark.parametrize("extension", ["parquet", "feather"])
+def test_blocks_are_small_where_ids_stand_for_many_features(extension: str, tmp_path: Path) -> None:
+    items = ItemTable(ids=("a",), feature_ids=tuple(range(1000)), values=np.ones((1, 1000), np.float32))
+    file = tmp_path / f"log.{extension}"
+    frame = pd.DataFrame({"action": ["a"] * 600, "possible_actions": [["a"] * 10] * 600, "reward": [1.0] * 600})
+    getattr(frame, f"to_{extension}")(file)
+    (given,) = data_files(str(file), None, items)
+    rows = list(read_blocks((given,), lambda block: block.table.num_rows, [Position()]))
+    assert sum(rows) == 600
+    assert max(rows) * 10 * 1000 <= BLOCK_VALUES
+    assert list(read_blocks(data_files(str(file)), lambda block: block.table.num_rows, [Position()])) == [600]
