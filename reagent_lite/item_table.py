@@ -53,19 +53,19 @@ class ItemTable:
     def rows(self, ids: Iterable[object]) -> NDArray[np.int64]:
         """Returns the row of each id, UNKNOWN where the table has none; integers count by their digits."""
         row_of = self._row_of
-        return np.fromiter((row_of.get(id_text(one), UNKNOWN) for one in ids), np.int64)
+        return np.fromiter((row_of.get(id_text(item), UNKNOWN) for item in ids), np.int64)
 
     def aligned(self, feature_ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns [N, feature_ids] features that the table has, see `lacking`, in another order."""
-        return self.values[:, [self.feature_ids.index(one) for one in feature_ids]]
+        return self.values[:, [self.feature_ids.index(feature) for feature in feature_ids]]
 
     def lacking(self, feature_ids: Iterable[int], where: str) -> list[Problem]:
         """Returns a problem for each feature that a model reads and the table lacks; `where` names the table."""
         got = f"features {listed(self.feature_ids)}"
         return [
-            Problem(where, f"the item feature {one}, which the model reads", got, "Add its column to the table")
-            for one in feature_ids
-            if one not in self.feature_ids
+            Problem(where, f"the item feature {feature}, which the model reads", got, "Add its column to the table")
+            for feature in feature_ids
+            if feature not in self.feature_ids
         ]
 
     def json(self) -> bytes:
@@ -88,7 +88,7 @@ class ItemTable:
         if not isinstance(document, dict) or document.keys() != {"feature_ids", "ids", "values"}:
             raise ValueError("expected feature_ids, ids and values")
         ids = document["ids"]
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids) or len(set(ids)) < len(ids):
+        if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids) or len(set(ids)) < len(ids):
             raise ValueError("expected ids as strings, each once")
         feature_ids = read(document["feature_ids"])
         values = np.array(document["values"], np.float32)

@@ -146,7 +146,7 @@ class _NamedItems:
         shares = (counts / counts.sum(1, keepdim=True)).nan_to_num(0.0)
         order = shares[:, :-1].amax(0).argsort(descending=True, stable=True)[:_MOST_ITEMS].tolist()
         most = {self._items.ids[k]: _pair(shares[:, k]) for k in order if shares[:, k].any()}
-        rest = 1 - torch.tensor([list(one.values()) for one in most.values()] or [[0.0, 0.0]]).double().sum(0)
+        rest = 1 - torch.tensor([list(pair.values()) for pair in most.values()] or [[0.0, 0.0]]).double().sum(0)
         return {"items": most, "other_items": _pair(rest.clamp(min=0.0))}
 
 

@@ -155,9 +155,9 @@ class Bundle:
             expected = "features of each candidate, as the model has no item table"
             raise BundleError(Problem(where, expected, f"the id {ids[0]!r}"))
         rows = self.items.rows(ids)
-        unknown = dict.fromkeys(repr(one) for one, row in zip(ids, rows.tolist(), strict=True) if row == UNKNOWN)
+        unknown = dict.fromkeys(repr(item) for item, row in zip(ids, rows.tolist(), strict=True) if row == UNKNOWN)
         expected = f"ids of the {counted(len(self.items), 'item')} in the item table {self.items.sha256[:12]}"
-        raise_any([Problem(where, expected, one) for one in unknown], BundleError)
+        raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
     def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:

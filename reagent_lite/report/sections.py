@@ -290,7 +290,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
         Table(
             title="Shares of items on evaluated rows, most chosen first",
             columns=(("Item", "name"), ("Log", "bar"), ("Mean propensity of the evaluated policy", "bar")),
-            rows=[(name, one["logged"], one["policy"]) for name, one in named],
+            rows=[(name, shares_of["logged"], shares_of["policy"]) for name, shares_of in named],
             note=left_out(len(items) - len(named), "items", where),
         ),
         Table(

@@ -175,7 +175,7 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     items = read_items(config.data.items, config.data.item_id)
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
-        got = f"{len(hashes)} different ones: {listed(one[:12] for one in sorted(hashes))}"
+        got = f"{len(hashes)} different ones: {listed(digest[:12] for digest in sorted(hashes))}"
         raise DataError(Problem(config.data.items, "the same item table on every machine", got, "Copy one to all"))
     logger.info(f"items: {config.data.items}: {counted(len(items), 'item')}, hash {items.sha256[:12]}")
     first = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).first_equal

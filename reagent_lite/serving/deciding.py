@@ -198,7 +198,7 @@ def _choices(bundle: Bundle, rows: Sequence[Any]) -> tuple[Choices, Sequence[Seq
         first = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(given))).first_equal
         each = np.split(first == np.arange(len(first)), np.cumsum(lengths)[:-1])
         places = [np.flatnonzero(kept).tolist() for kept in each]
-        possible = [[_logged(one[k]) for k in indices] for one, indices in zip(lists, places, strict=True)]
+        possible = [[_logged(options[k]) for k in indices] for options, indices in zip(lists, places, strict=True)]
         return [candidates[indices] for candidates, indices in zip(given, places, strict=True)], possible, places
     names = bundle.action_names
     mask = np.ones((len(rows), len(names)), np.bool_)

@@ -195,15 +195,15 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     faults.require_none()
     found = []
     for part in parts(sizes.tolist(), BLOCK_VALUES):
-        own = lists.part(part) if bundle.parametric else None
+        candidates = lists.part(part) if bundle.parametric else None
         items = None
-        if isinstance(own, _ItemLists):
-            items = own.ids
-            own = own.lists
-        if own is None:
+        if isinstance(candidates, _ItemLists):
+            items = candidates.ids
+            candidates = candidates.lists
+        if candidates is None:
             prediction = bundle.predict(values[part], mask=mask[part])
         else:
-            choices = np.split(own.features.aligned(ids), np.cumsum(own.lengths)[:-1])
+            choices = np.split(candidates.features.aligned(ids), np.cumsum(candidates.lengths)[:-1])
             prediction = bundle.predict(values[part], candidates=choices)
         rows = keys.slice(part.start, part.stop - part.start)
         found.append(
@@ -211,7 +211,7 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
                 columns=columns,
                 keys=rows,
                 state_ids=state.ids,
-                candidates=own,
+                candidates=candidates,
                 items=items,
                 prediction=prediction,
             )
@@ -237,12 +237,13 @@ class _ItemLists:
 
     def part(self, rows: slice) -> _ItemLists:
         """Returns the lists of some successive rows."""
-        before, own = (int(self.lengths[some][self.listed[some]].sum()) for some in (slice(rows.start), rows))
+        ends = np.cumsum(np.where(self.listed, self.lengths, 0))
+        start = int(ends[rows.start - 1]) if rows.start else 0
         return _ItemLists(
             table=self.table,
             listed=self.listed[rows],
             lengths=self.lengths[rows],
-            rows=self.rows[before : before + own],
+            rows=self.rows[start : int(ends[rows.stop - 1])],
         )
 
     @property

@@ -62,8 +62,8 @@ def settings_of(
 ) -> dict[str, Any]:
     """Returns what a copy's content depends on in addition to its inputs."""
     paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
-    own = {"columns": columns} if columns else {}
-    return {"layout": LAYOUT, "actions": actions, **own, **paired, **items_setting(items)}
+    renamed = {"columns": columns} if columns else {}
+    return {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,6 @@ def item_values(rows: pa.Table | pa.RecordBatch, items: ItemTable | None) -> int
     if items is None:
         return 0
     chunks = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
-    lists = [one.values for one in chunks if pa.types.is_list(one.type) or pa.types.is_large_list(one.type)]
+    lists = [chunk.values for chunk in chunks if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)]
     # of whole lists: their offsets may be damaged
     return len(items.feature_ids) * sum(len(values) for values in lists if not pa.types.is_nested(values.type))

@@ -59,11 +59,11 @@ def read_items(path: str, id_column: str) -> ItemTable:
     for part in parts:
         faults.merge(part.faults)
     faults.require_none()
-    feature_ids = tuple(sorted({one for part in parts for one in part.features.ids}))
+    feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
     if not feature_ids:
         raise DataError(Problem(files[0].place(), f"columns of features beside {id_column!r}", "none"))
     values = np.concatenate([part.features.aligned(feature_ids) for part in parts])
-    ids = tuple(one for part in parts for one in part.ids)
+    ids = tuple(item for part in parts for item in part.ids)
 
     def where(row: int) -> str:
         before = 0
@@ -98,8 +98,8 @@ def _read(id_column: str, block: Block) -> _Part:
     codes, distinct = strings(column_of(block, id_column), faults)
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
     texts = [*distinct.to_pylist(), ""]  # the last of rows without an id, which are faults
-    found = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
-    return _Part(block=block, ids=[texts[code] for code in codes.tolist()], features=found, faults=faults.by_kind())
+    matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
+    return _Part(block=block, ids=[texts[code] for code in codes.tolist()], features=matrix, faults=faults.by_kind())
 
 
 def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
@@ -115,7 +115,7 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
 
 def _require_each_once(ids: tuple[str, ...], where: Where) -> None:
     first: dict[str, int] = {}
-    again = [(row, before) for row, one in enumerate(ids) if (before := first.setdefault(one, row)) != row]
+    again = [(row, before) for row, item in enumerate(ids) if (before := first.setdefault(item, row)) != row]
     _require_none(
         [(where(row), f"{ids[row]!r} again, first at {where(before)}") for row, before in again],
         "each id once",

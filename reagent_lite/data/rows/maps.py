@@ -86,7 +86,7 @@ def candidate_features(
     present = row >= 0
     values = np.full((len(row), len(items.feature_ids)), np.nan, np.float32)
     values[present] = items.values[row[present]]
-    faults.features |= {one for one in items.feature_ids if isinstance(one, FeatureId)}
+    faults.features |= {feature for feature in items.feature_ids if isinstance(feature, FeatureId)}
     return FeatureMatrix(items.feature_ids, values), present
 
 
@@ -101,11 +101,11 @@ def item_rows(column: Column, faults: Faults, items: ItemTable) -> NDArray[np.in
     """Returns [n] row of each id in the item table, UNKNOWN where null; ids that it lacks are faults."""
     codes, distinct = strings(column, faults, "the id of an item, a string or an integer,")
     # pandas writes an integer as 7.0 in a CSV column that has gaps, as next_action has at every end
-    rows = [items.rows((one, one.removesuffix(".0"))) for one in distinct.to_pylist()]
-    found = np.array([*(first if first >= 0 else second for first, second in rows), UNKNOWN])[codes]
+    rows = [items.rows((text, text.removesuffix(".0"))) for text in distinct.to_pylist()]
+    row = np.array([*(first if first >= 0 else second for first, second in rows), UNKNOWN])[codes]
     expected = f"an id of the {counted(len(items), 'item')} in the item table, in {column.name}"
-    column.fault(faults, (codes >= 0) & (found < 0), expected, todo="Add the item to the table", rule="item_unknown")
-    return found
+    column.fault(faults, (codes >= 0) & (row < 0), expected, todo="Add the item to the table", rule="item_unknown")
+    return row
 
 
 def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Faults) -> int:
