@@ -45,6 +45,7 @@ def train(
     data: Logs | None = None,
     eval_data: Logs | None = None,
     *,
+    items: Log | None = None,
     callback: training.Callback | None = None,
 ) -> Outcome:
     """Trains, evaluates and exports as `workflows.dqn` and `workflows.parametric_dqn` do, or continues to.
@@ -58,6 +59,7 @@ def train(
         data: log to learn from: a path, or a frame of pandas, polars or Arrow, or a list of several logs; used in place
             of training_data_path, with a warning where the config has another.
         eval_data: held-out log, likewise in place of eval_data_path.
+        items: table of the items that the logs name by id, in place of data.items.
         callback: follows the run.
 
     Raises:
@@ -68,7 +70,9 @@ def train(
         expected = "an object of a class derived from reagent_lite.Callback"
         raise ConfigError(Problem("callback", expected, f"a {type(callback).__name__}"))
     given = {"training_data_path": (data, "data"), "eval_data_path": (eval_data, "eval_data")}
-    tree = {key: paths_of(log, name) for key, (log, name) in given.items() if log is not None}
+    tree: dict[str, Any] = {key: paths_of(log, name) for key, (log, name) in given.items() if log is not None}
+    if items is not None:
+        tree["data"] = {**_section(config, "data"), "items": path_of(items, "items")}
     model: type[WorkflowConfig] = DqnConfig
     if isinstance(config, WorkflowConfig):
         model = type(config)
@@ -88,6 +92,7 @@ def evaluate(
     *,
     against: Folder | None = None,
     env: str | None = None,
+    items: Log | None = None,
     config: Source | None = None,
 ) -> evaluation.Evaluated:
     """Evaluates a policy on a log, in simulation, or both, as `workflows.evaluate` does.
@@ -97,6 +102,7 @@ def evaluate(
         data: log to evaluate on: a path, or a frame of pandas, polars or Arrow, or a list of several logs.
         against: another one, named likewise; the difference of the two is estimated as well.
         env: environment to play in.
+        items: table of the items that the log names by id; absent: the model's own.
         config: further keys; an argument is used in place of its key, with a warning where they differ.
 
     Raises:
@@ -106,26 +112,33 @@ def evaluate(
     if against is not None:
         tree["against"] = _folder("against", against)
     if env is not None:
-        section = read_tree(config or {})[0].get("simulation")
-        tree["simulation"] = {**(section if isinstance(section, dict) else {}), "env": env}
+        tree["simulation"] = {**_section(config or {}, "simulation"), "env": env}
+    if items is not None:
+        tree["items"] = path_of(items, "items")
     with _torch_left_as_found():
         return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
 
 
-def inspect(data: Log, *, rows: int = 100_000, columns: "Columns | None" = None) -> "Inspected":
+def inspect(
+    data: Log, *, rows: int = 100_000, columns: "Columns | None" = None, items: Log | None = None
+) -> "Inspected":
     """Describes the columns of a log and returns a training config for it, as `workflows.inspect` does.
 
     Args:
         data: a path, or a frame of pandas, polars or Arrow.
         rows: number of rows to read.
         columns: what is known: the log's own names for columns of the contract.
+        items: table of the items that actions name by id, with the ids in its column item_id.
 
     Raises:
-        ReagentLiteError: a log that cannot be read.
+        ReagentLiteError: a log, or an item table, that cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
         from reagent_lite.data.inspection.proposal import inspect_log
-    return inspect_log(check(InspectConfig, {"data_path": path_of(data), "rows": rows, "columns": columns or {}}))
+    tree: dict[str, Any] = {"data_path": path_of(data), "rows": rows, "columns": columns or {}}
+    if items is not None:
+        tree["items"] = path_of(items, "items")
+    return inspect_log(check(InspectConfig, tree))
 
 
 def simulate(config: Source) -> simulation.Simulated:
@@ -141,7 +154,7 @@ def simulate(config: Source) -> simulation.Simulated:
         return simulation.simulate(_checked(SimulateConfig, config, {}))
 
 
-def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
+def score(model: Folder, data: Log, *, items: Log | None = None, config: Source | None = None) -> "Table":
     """Returns an Arrow table of the action that an exported model chooses for each row, and its score.
 
     The columns are those that `workflows.score` writes; `to_pandas()` makes a frame of it.
@@ -149,6 +162,7 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
     Args:
         model: folder of an exported model.
         data: rows to decide: a path, or a frame of pandas, polars or Arrow.
+        items: table of items in place of the model's own, such as a newer one.
         config: further keys of a ScoreConfig; an argument is used in place of its key, with a warning where they
             differ.
 
@@ -158,7 +172,15 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
     with needing("data", "reagent_lite.score"):
         from reagent_lite.tasks.scoring import scored_table
     tree = {"model": _folder("model", model), "data_path": path_of(data)}
+    if items is not None:
+        tree["items"] = path_of(items, "items")
     return scored_table(_checked(ScoreConfig, config or {}, tree))
+
+
+def _section(config: Source, key: str) -> dict[str, Any]:
+    """Returns a section of a config as it was given; {} where there is none."""
+    section = read_tree(config)[0].get(key)
+    return section if isinstance(section, dict) else {}
 
 
 def _folder(key: str, model: Folder) -> str:
@@ -171,7 +193,7 @@ def _folder(key: str, model: Folder) -> str:
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
     tree, problems = read_tree(config)
     own, _ = read_tree({key: value for key, value in given.items() if value is not None})
-    for key in own.keys() & tree.keys() - {"simulation"}:
+    for key in own.keys() & tree.keys() - {"simulation", "data"}:
         if tree[key] not in (own[key], None, ""):
             logger.warning(f"{key}: the config has {tree[key]!r}; the argument of the call is used")
     return check(model, {**tree, **own}, problems)

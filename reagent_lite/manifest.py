@@ -210,16 +210,19 @@ def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
         return dict(zip(ordered, pool.map(lambda name: _entry_of(folder / name, sync=True), ordered), strict=True))
 
 
-def verified(folder: Path, kind: FolderKind, keep: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
+def verified(
+    folder: Path, kind: FolderKind, keep: Collection[str] = (), *, if_present: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Compares every file of a folder with its manifest; the bytes returned are those that were hashed.
 
     Args:
         folder: holds manifest.json.
         kind: the kind of the folder.
         keep: names of the files whose bytes are wanted.
+        if_present: names of further ones, which the folder may lack.
 
     Returns:
-        The manifest's document, and the bytes of the files in `keep`.
+        The manifest's document, and the bytes of these files.
 
     Raises:
         BundleError, DataError: for an altered manifest, and for every file that is missing, unlisted or altered.
@@ -240,7 +243,7 @@ def verified(folder: Path, kind: FolderKind, keep: Collection[str] = ()) -> tupl
     problems = [problem(name, "a file that the manifest names", "another") for name in present - entries.keys()]
     for name, entry in entries.items():
         try:
-            if name in keep:
+            if name in keep or name in if_present:
                 with open_regular(folder / name) as stream:
                     kept[name] = stream.read()
                 actual = {"size": len(kept[name]), "sha256": hashlib.sha256(kept[name]).hexdigest()}

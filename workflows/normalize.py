@@ -33,6 +33,7 @@ from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
 from reagent_lite.errors import ConfigError, Problem, counted, needing
 from reagent_lite.files import appearing_folder, disk_errors, require_writable, scratch_folder, write_whole
+from reagent_lite.item_table import ItemTable
 
 if TYPE_CHECKING:
     from reagent_lite.data.features.log import LogSummary
@@ -75,13 +76,15 @@ def normalize(config: NormalizeConfig) -> Normalized:
     """
     with needing("data", "training_data_path"):
         from reagent_lite.data.features.log import ACTION, STATE
+        from reagent_lite.data.rows.items import given_items
     start = time.monotonic()
     folder, key = Path(config.norm_params.output_dir or "").expanduser().absolute(), "norm_params.output_dir"
-    files = _files(config)
+    items = given_items(config.items, config.item_id)
+    files = _files(config, items)
     inputs = tuple(replace(one, name=f"{side}/{one.name}") for side, some in files.items() for one in some)
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
-    settings |= {"version": VERSION, "compared": bool(files["reference"])}
+    settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": items and items.sha256}
     if manifest := StageManifest.standing(folder, KIND, settings, inputs):
         logger.info(f"{folder}: made from these inputs by these settings; nothing to do")
         return _outcome(folder, manifest, start, skipped=True)
@@ -127,14 +130,14 @@ def normalize(config: NormalizeConfig) -> Normalized:
     return _outcome(folder, manifest, start, skipped=False)
 
 
-def _files(config: NormalizeConfig) -> dict[str, tuple[InputFile, ...]]:
+def _files(config: NormalizeConfig, items: ItemTable | None) -> dict[str, tuple[InputFile, ...]]:
     """Returns the files of the training and the reference data."""
     found: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
     for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
         if path is not None:
             for note in left_out(path):
                 logger.warning(note)
-            found[side] = data_files(path, config.columns)
+            found[side] = data_files(path, config.columns, items)
     return found
 
 

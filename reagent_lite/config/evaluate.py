@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.items import Name
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import (
     Count,
@@ -78,6 +79,11 @@ class EvaluateConfig(Section):
     """The log: events, of which transitions are made first, or transitions, in any format that training reads; or a
     list of several logs; absent: only `simulation` is used."""
     columns: LogColumns = {}
+    items: str | None = None
+    """Table of the items that actions of the log name by id, as data.items of training; absent: the model's own, if it
+    has one."""
+    item_id: Name | None = None
+    """Name of the item table's column of ids; absent: that of the model's training, else item_id."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None
@@ -119,7 +125,7 @@ class EvaluateConfig(Section):
         NoEffect(
             lambda config: not config.data_path and config.simulation is not None,
             (
-                *("columns", "training_copy_dir", "timeline", "query", "write_scored_rows"),
+                *("columns", "items", "training_copy_dir", "timeline", "query", "write_scored_rows"),
                 *keys_of("evaluation", LogEvaluationConfig, but=(*_OF_INTERVALS, *_OF_TRAINING)),
             ),
             "its default without data_path",
@@ -132,6 +138,8 @@ class EvaluateConfig(Section):
             "Only used by softmax",
         ),
         NoEffect(lambda config: True, ("query.actions",), "absent", "They are the model's"),
+        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
+        NoEffect(lambda config: config.actions, ("items",), "absent beside actions", "Items have features, not names"),
         NoEffect(lambda config: not config.without_model, ("actions",), "absent, as a model knows the actions"),
         NoEffect(
             lambda config: config.without_model,

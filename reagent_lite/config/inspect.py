@@ -1,9 +1,11 @@
 """The whole JSON of `workflows.inspect`: a log, and the name of a config for it."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
-from reagent_lite.config.section import Count, LocalPath, Section
+from reagent_lite.config.items import ITEM_ID, ItemId, Items
+from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 from reagent_lite.errors import Problem
 
 
@@ -13,10 +15,16 @@ class InspectConfig(Section):
     data_path: str = ""
     """The log, in any format that training reads: events, transitions or single decisions."""
     columns: LogColumns = {}
+    items: Items = None
+    item_id: ItemId = ITEM_ID
     rows: Count = 100_000
     """Number of rows to read, from the first on."""
     output_path: LocalPath = ""
     """The training config, a .json file; replaced if it is there. Empty: no config is written."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
+    )
 
     def rules(self) -> Iterator[Problem]:
         """Yields a missing path, and a config that is no .json file."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
+from reagent_lite.config.items import ITEM_ID, ItemId, Items
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
@@ -18,6 +19,8 @@ class NormalizeConfig(Section):
     """Events, transitions or a stage's folder, in any format that training reads; local path or URL, or a list of
     several logs."""
     columns: LogColumns = {}
+    items: Items = None
+    item_id: ItemId = ITEM_ID
     reference_data_path: DataPath | None = None
     """Data that the training data is compared with, feature by feature; absent: no drift report."""
     parametric: bool | None = None
@@ -35,6 +38,8 @@ class NormalizeConfig(Section):
             "its default without reference_data_path",
             "There is nothing to compare with",
         ),
+        NoEffect(lambda config: config.parametric is False, ("items",), "absent while parametric is false"),
+        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
     )
 
     def rules(self) -> Iterator[Problem]:

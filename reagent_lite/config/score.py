@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from reagent_lite.config.columns import LogColumns
+from reagent_lite.config.items import NewerItems
 from reagent_lite.config.section import LocalPath, Names, NoEffect, Section, Seed
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
@@ -20,6 +21,7 @@ class ScoreConfig(Section):
     data_path: str = ""
     """The rows, in any format that training reads; a log need not have actions or rewards here."""
     columns: LogColumns = {}
+    items: NewerItems = None
     keep: Names = ()
     """Further columns of the log that the scores have as well, by the log's own names and as text, such as keys to join
     by; mdp_id and sequence_number are always there."""

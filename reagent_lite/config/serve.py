@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from reagent_lite.config.items import NewerItems
 from reagent_lite.config.section import Count, LocalPath, Positive, Section, Seed
 from reagent_lite.errors import Problem
 
@@ -14,6 +15,7 @@ class ServeConfig(Section):
 
     model: str = ""
     """Folder of an exported model; another model that takes its place is served as soon as it is loaded."""
+    items: NewerItems = None
     log: LocalPath = ""
     """Folder of the log: Parquet files that training reads as they are. Only one server at a time may use it."""
     database: LocalPath = ""
@@ -37,7 +39,8 @@ class ServeConfig(Section):
     request_seconds: Positive = 10.0
     """How long the body of a request may take to arrive, and a process wait for the others to use the database."""
     poll_seconds: Positive = 1.0
-    """Seconds between checks of the model's folder, syncs of the database, and checks whether a file is due."""
+    """Seconds between checks of the model's folder and of `items`, syncs of the database, and checks whether a file is
+    due."""
     seed: Seed | None = None
     """Seed of the draws, for tests; absent: from the system, so that a restart does not repeat them."""
 

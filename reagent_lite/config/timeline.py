@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.columns import COLUMNS, LogColumns
+from reagent_lite.config.items import ITEM_ID, ItemId, Items
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
@@ -168,6 +169,8 @@ class TimelineConfig(EngineKeys):
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
     columns: LogColumns = {}
+    items: Items = None
+    item_id: ItemId = ITEM_ID
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *EngineKeys.no_effect,
@@ -177,6 +180,13 @@ class TimelineConfig(EngineKeys):
             "absent with actionDiscrete false",
             "Candidates have features, not names",
         ),
+        NoEffect(
+            lambda config: config.timeline.actionDiscrete,
+            ("items",),
+            "absent with actionDiscrete true",
+            "Items have features; actions that are names have none",
+        ),
+        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
     )
 
     def rules(self) -> Iterator[Problem]:

@@ -486,6 +486,12 @@ class DqnConfig(WorkflowConfig):
             "absent",
             "Named actions have no features; use workflows.parametric_dqn for candidates",
         ),
+        NoEffect(
+            lambda config: True,
+            ("data.items",),
+            "absent beside actions",
+            "Items have features and no names in the config; leave actions out and use workflows.parametric_dqn",
+        ),
     )
 
     def rules(self) -> Iterator[Problem]:

@@ -30,6 +30,7 @@ from reagent_lite.data.formats.frames import Logs, paths_of
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId, read, written
 from reagent_lite.files import is_writable, write_whole
+from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
@@ -241,7 +242,7 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
     return problems
 
 
-def data_files(logs: Logs, columns: Columns | None = None) -> tuple[InputFile, ...]:
+def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | None = None) -> tuple[InputFile, ...]:
     """Returns the data files of a log, or of several in their order, whose files have the number of their log.
 
     Those of a stage's folder carry the sha256 that readers hold them to.
@@ -250,6 +251,7 @@ def data_files(logs: Logs, columns: Columns | None = None) -> tuple[InputFile, .
         logs: local path, URL or frame, or several.
         columns: the log's own names for columns of the contract; a stage's folder has the contract's, and so may some
             of several logs.
+        items: the table of the items that actions may name.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that two
@@ -260,13 +262,13 @@ def data_files(logs: Logs, columns: Columns | None = None) -> tuple[InputFile, .
 
     paths = paths_of(logs)
     if isinstance(paths, str):
-        return _files_of(paths, OwnColumns.of(columns or {}))
+        return _files_of(paths, OwnColumns.of(columns or {}), items)
     own = OwnColumns.of(columns or {}, beside_others=True)
     files: dict[str, InputFile] = {}
     empty: list[Problem] = []
     for number, path in enumerate(paths, 1):
         try:
-            listed = _files_of(path, own)
+            listed = _files_of(path, own, items)
         except NoRowsError as error:
             empty += error.problems
             continue
@@ -281,12 +283,12 @@ def data_files(logs: Logs, columns: Columns | None = None) -> tuple[InputFile, .
     return tuple(files.values())
 
 
-def _files_of(path: str, own: OwnNames | None) -> tuple[InputFile, ...]:
+def _files_of(path: str, own: OwnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
     from reagent_lite.data.formats.reading import READERS
 
     manifest = StageManifest.read(path)
     if manifest is None:
-        return tuple(replace(file, columns=own) for file in list_input(path, tuple(READERS)))
+        return tuple(replace(file, columns=own, items=items) for file in list_input(path, tuple(READERS)))
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -301,7 +303,8 @@ def _files_of(path: str, own: OwnNames | None) -> tuple[InputFile, ...]:
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
     raise_any(problems)
     named = tuple(one for one in (*manifest.state_ids, *manifest.action_ids) if isinstance(one, FeatureId))
-    return tuple(replace(file, sha256=manifest.files[file.name]["sha256"], features=named) for file in files)
+    sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
+    return tuple(replace(file, features=named, items=items) for file in sealed_files)
 
 
 def left_out(path: DataPath) -> tuple[str, ...]:
@@ -323,7 +326,7 @@ def _left_out_of(path: str) -> tuple[str, ...]:
 
 def _left_out_of_one_of_several(path: str) -> tuple[str, ...]:
     try:
-        _files_of(path, None)
+        _files_of(path, None, None)
         return _left_out_of(path)
     except NoRowsError as error:
         return tuple(f"{problem.where}: no rows: {problem.got}" for problem in error.problems)

@@ -149,15 +149,17 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     try:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy
+            from reagent_lite.data.rows.items import given_items
             from reagent_lite.run.stages import pairing_of
         files = data_files(path, columns)
+        items = given_items(config.data.items, config.data.item_id)
     except (ConfigError, DataError):
         return skipped(name, "there is no data to copy")
     pairing = pairing_of(config, path)
-    standing = standing_copy(path, actions, directory, columns, pairing)
+    standing = standing_copy(path, actions, directory, columns, pairing, items)
     if standing is not None:
         return ok(name, f"is in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = [location.parent for location in places_of(path, actions, directory, columns, pairing)]
+    folders = [location.parent for location in places_of(path, actions, directory, columns, pairing, items)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not places:
@@ -173,9 +175,11 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
+        from reagent_lite.data.rows.items import given_items
+    items = given_items(config.data.items, config.data.item_id)
     try:
         files = data_files(path, config.data.columns)
-        rows = first_rows(path, config.actions or None, config.data.columns)
+        rows = first_rows(path, config.actions or None, config.data.columns, items)
     except NoRowsError as error:
         row = of_error(key, error)
         if node.count == 1 or config.data.layout != "shards":

@@ -1,4 +1,4 @@
-"""Choices among candidates, which have no names: features chosen by a policy compared with those chosen in the log.
+"""Choices among candidates, by features and by item: those of a policy compared with those of the log.
 
 pages and raw features, chunk by chunk ─► tally, summed over ranks ─► document
 """
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.matrices import in_order
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.item_table import ItemTable
 from reagent_lite.types import FeatureSpec
 
 _BINS = 10  # of propensities
 _EXACT = 16  # up to this number of candidates, each number is counted separately
+_MOST_ITEMS = 200  # that the document names
 _CHUNK_VALUES = 1 << 20  # 8 MB of float64, a few times
 _LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # largest number in each bin
 
@@ -36,6 +38,7 @@ def candidate_choices(
     group: Group,
     *,
     propensities_known: bool,
+    items: ItemTable | None = None,
 ) -> dict[str, Any]:
     """Returns `tally` over the rows of all ranks; every rank calls it.
 
@@ -48,6 +51,7 @@ def candidate_choices(
         features: those of candidates, the same on every rank.
         group: the ranks.
         propensities_known: whether all rows of the log have a propensity.
+        items: the item table; None without one.
     """
     ids = [feature.feature_id for feature in features]
     names = [name for feature in features for name in _names(feature)]
@@ -59,7 +63,8 @@ def candidate_choices(
             raw = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
             yield page.rows(rows), _by_level(torch.from_numpy(raw), features)
 
-    document = tally(chunks, names, group, propensities_known=propensities_known)
+    named = None if items is None else NamedItems(items, ids)
+    document = tally(chunks, names, group, propensities_known=propensities_known, named=named)
     copy.release()
     return document
 
@@ -79,7 +84,14 @@ def _by_level(raw: Tensor, features: Sequence[FeatureSpec]) -> Tensor:
     return torch.stack(columns, 2)
 
 
-def tally(chunks: Chunks, ids: Sequence[int | str], group: Group, *, propensities_known: bool) -> dict[str, Any]:
+def tally(
+    chunks: Chunks,
+    ids: Sequence[int | str],
+    group: Group,
+    *,
+    propensities_known: bool,
+    named: "NamedItems | None" = None,
+) -> dict[str, Any]:
     """Counts the choices of log and policy over all ranks and returns them as JSON types; undefined values are null.
 
     Args:
@@ -87,6 +99,7 @@ def tally(chunks: Chunks, ids: Sequence[int | str], group: Group, *, propensitie
         ids: names of the F features.
         group: the ranks; every rank calls it.
         propensities_known: whether the log has propensities, the same on every rank.
+        named: counts items; None without an item table.
     """
     sums = torch.zeros(4, dtype=torch.float64)  # rows, same choice, propensity, probability of the policy
     bins = torch.zeros(3, _BINS, dtype=torch.float64)
@@ -101,6 +114,8 @@ def tally(chunks: Chunks, ids: Sequence[int | str], group: Group, *, propensitie
         bins.index_add_(1, bin_index, torch.stack((ones, page.propensity, probability)))
         counted = torch.bucketize(page.mask.sum(1).clamp(max=_LENGTHS[-1]), torch.tensor(_LENGTHS))
         lengths.index_add_(0, counted, ones)
+        if named is not None:
+            named.add(page, features)
         weights, values = _weighted(page, features)
         moments += torch.stack((weights.sum((1, 2)), (weights * values).sum((1, 2))), 1)
     weight, total = group.all_reduce(moments).unbind(1)
@@ -112,6 +127,7 @@ def tally(chunks: Chunks, ids: Sequence[int | str], group: Group, *, propensitie
     stddev = (group.all_reduce(squares) / weight).sqrt()
     rows, same, propensity, probability_sum = group.all_reduce(sums).tolist()
     return {
+        **({} if named is None else named.shares(group)),
         "rows": int(rows),
         "same": _ratio(same, rows),
         "propensity": _ratio(propensity, rows) if propensities_known else None,
@@ -123,6 +139,40 @@ def tally(chunks: Chunks, ids: Sequence[int | str], group: Group, *, propensitie
             for name, logged, policy in zip(ids, *map(_figures, mean, stddev), strict=True)
         },
     }
+
+
+class NamedItems:
+    """Counts the choices of log and policy by item; items with the features of another are counted with the first."""
+
+    def __init__(self, items: ItemTable, ids: Sequence[int]) -> None:
+        self._items = items
+        self._ids = tuple(ids)
+        self._table = FeatureMatrix(items.feature_ids, items.values).aligned(self._ids)
+        self._chosen = torch.zeros(2, len(items) + 1, dtype=torch.float64)  # by log and policy; the last: no item
+
+    def add(self, page: EvaluationPage, features: Tensor) -> None:
+        """Adds rows of a page with raw features of their candidates [N, K, F]."""
+        rows, choices, _ = features.shape
+        values = np.concatenate((self._table, features.numpy().reshape(rows * choices, -1)))
+        first = Lists(np.array([len(values)]), FeatureMatrix(self._ids, values)).first_equal[len(self._items) :]
+        item = torch.from_numpy(np.minimum(first, len(self._items)).reshape(rows, choices))
+        logged = item.gather(1, page.action.unsqueeze(1)).flatten()
+        self._chosen[0].index_add_(0, logged, torch.ones(rows, dtype=torch.float64))
+        self._chosen[1].index_add_(0, item.flatten(), page.model_propensities.double().flatten())
+
+    def shares(self, group: Group) -> dict[str, Any]:
+        """Returns the shares of all ranks: `items`, of the most chosen ones, and `other_items` of the others."""
+        counts = group.all_reduce(self._chosen)
+        shares = (counts / counts.sum(1, keepdim=True)).nan_to_num(0.0)
+        order = shares[:, :-1].amax(0).argsort(descending=True, stable=True)[:_MOST_ITEMS].tolist()
+        most = {self._items.ids[k]: _pair(shares[:, k]) for k in order if shares[:, k].any()}
+        rest = 1 - torch.tensor([list(pair.values()) for pair in most.values()] or [[0.0, 0.0]]).double().sum(0)
+        return {"items": most, "other_items": _pair(rest.clamp(min=0.0))}
+
+
+def _pair(shares: Tensor) -> dict[str, float]:
+    logged, policy = shares.tolist()
+    return {"logged": logged, "policy": policy}
 
 
 def _weighted(page: EvaluationPage, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.export.choices import Choices
+from reagent_lite.item_table import ItemTable
 
 ALONE = Group(ProcessRanks(), torch.device("cpu"))
 EvaluatedPolicy = ExportedModel | GivenPolicy
@@ -91,6 +92,7 @@ class EvaluationLog:
         copy: TrainingCopy,
         columns: Mapping[str, PolicyColumn],
         gamma: float,
+        items: ItemTable | None = None,
     ) -> "EvaluationLog":
         """Prepares a log for policies that decide among the same choices.
 
@@ -100,6 +102,7 @@ class EvaluationLog:
             copy: rows of the log.
             columns: see the attributes.
             gamma: discount per step.
+            items: the item table; None without one.
 
         Raises:
             DataError: rows with problems; no feature of a model in them; no episode to score.
@@ -144,6 +147,7 @@ class EvaluationLog:
             settings=config.evaluation,
             seed=config.seed,
             behavior=behavior,
+            items=items,
         )
         return cls(
             copy=copy,

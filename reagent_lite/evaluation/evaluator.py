@@ -37,6 +37,7 @@ from reagent_lite.evaluation.cpe import (
 from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.item_table import ItemTable
 from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
 
 
@@ -58,6 +59,7 @@ class EvaluationRows:
         learning: how much the policy learns in this run; None for a policy that was learned before.
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
         behavior: estimated behaviour policy, which `rows` have the propensities of; None if the log's own are used.
+        items: the item table; None without one.
     """
 
     sides: TrainEvalLogs
@@ -73,6 +75,7 @@ class EvaluationRows:
     learning: Learning | None = None
     unknown: dict[str, str] = field(default_factory=dict)
     behavior: Behavior | None = None
+    items: ItemTable | None = None
 
     @cached_property
     def fit_rows(self) -> LoggedRows:
@@ -188,6 +191,7 @@ class PolicyEvaluator:
                 self._candidate_features,
                 log.group,
                 propensities_known=not log.without_propensity,
+                items=log.items,
             )
         return self._gathered(part), choices
 

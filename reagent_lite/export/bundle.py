@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from reagent_lite.categories import code_of, is_other
 from reagent_lite.errors import BundleError, Problem, counted, listed, raise_any
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
+from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _OUTPUTS: Final = {"q", "greedy", "propensities", "choices"}
 _EXPORT_AGAIN: Final = "Export the model again with this release"
 
 FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
+ItemId = str | int
+ChoiceKind = Literal["named actions", "candidates", "items"]
+"""What a model chooses among: items are candidates that are named by ids, whose features a table has."""
 Columns = dict[str, str | list[str]]
 """{field of the contract: name of the log's column, or the names of one column for each feature}."""
 
@@ -81,6 +85,8 @@ class Bundle:
             {"kind": "epsilon_greedy", "epsilon": ...}, where epsilon 0 is greedy.
         columns: the names that its training log had for columns of the contract, data.columns of its config.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
+        items: the items that candidates may be named by, or None.
+        item_id: name of the ids' column in item tables, data.item_id of its config.
     """
 
     def __init__(
@@ -90,6 +96,8 @@ class Bundle:
         golden: bytes,
         columns: Columns | None = None,
         normalization: Mapping[str, Mapping[str, Any]] | None = None,
+        items: ItemTable | None = None,
+        item_id: str = "",
     ) -> None:
         self.manifest = manifest
         self.workflow: str = manifest["workflow"]
@@ -98,11 +106,15 @@ class Bundle:
         self.action_names = tuple(manifest["action_names"])
         self.policy: dict[str, Any] = manifest["policy"]
         self.columns = columns or {}
+        self.items = items
+        self.item_id = item_id
+        self._item_values = None if items is None else items.aligned(self.action_feature_ids)
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._golden = golden
+        self._normalization = normalization or {}
         self._sides = [
-            _Side.of(ids, (normalization or {}).get(name, {}))
+            _Side.of(ids, self._normalization.get(name, {}))
             for name, ids in (("state", self.state_feature_ids), ("action", self.action_feature_ids))
         ]
         self.levels: dict[str, dict[str, tuple[str, ...]]] = {
@@ -112,12 +124,51 @@ class Bundle:
     def __repr__(self) -> str:
         states, candidates = (listed(side.columns) for side in self._sides)
         choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
+        if self.items is not None:
+            choices = f"{counted(len(self.items), 'item')} of {candidates}"
         return f"<Bundle {self.workflow}: state features {states}; {choices}; policy {self.policy}>"
 
     @property
     def parametric(self) -> bool:
         """Whether choices are candidates with features."""
         return not self.action_names
+
+    @property
+    def choices(self) -> ChoiceKind:
+        """Kind of the choices."""
+        if self.action_names:
+            return "named actions"
+        return "candidates" if self.items is None else "items"
+
+    def with_items(self, items: ItemTable, where: str) -> "Bundle":
+        """Returns the model with another item table, such as a newer one.
+
+        Args:
+            items: the table.
+            where: names it in errors.
+
+        Raises:
+            BundleError: the model reads a feature that the table lacks.
+        """
+        raise_any(items.lacking(self.action_feature_ids, where), BundleError)
+        return Bundle(
+            self.manifest, self._session, self._golden, self.columns, self._normalization, items, self.item_id
+        )
+
+    def items_of(self, ids: Sequence[object], where: str = "items") -> NDArray[np.float32]:
+        """Returns [K, F] features of items in the order of `action_feature_ids`.
+
+        Raises:
+            BundleError: an id that the item table lacks, or a model without items.
+        """
+        if self.items is None or self._item_values is None:
+            expected = "features of each candidate, as the model has no item table"
+            raise BundleError(Problem(where, expected, f"the id {ids[0]!r}"))
+        rows = self.items.rows(ids)
+        unknown = dict.fromkeys(repr(item) for item, row in zip(ids, rows.tolist(), strict=True) if row == UNKNOWN)
+        expected = f"ids of the {counted(len(self.items), 'item')} in the item table {self.items.sha256[:12]}"
+        raise_any([Problem(where, expected, item) for item in unknown], BundleError)
+        return self._item_values[rows]
 
     def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
         """Returns [N, F] of sparse maps {feature id: value}, NaN where absent or null.
@@ -130,9 +181,12 @@ class Bundle:
         """
         return _from_maps("states", maps, self._sides[0])
 
-    def candidates(self, lists: Sequence[Sequence[FeatureMap]]) -> list[NDArray[np.float32]]:
-        """Returns one [K_i, F] per row of its candidates' sparse maps; errors as of `states`."""
-        return [_from_maps(f"candidates[{row}]", maps, self._sides[1]) for row, maps in enumerate(lists)]
+    def candidates(self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]]) -> list[NDArray[np.float32]]:
+        """Returns one [K_i, F] per row of its candidates' sparse maps or ids; errors as of `states` and `items_of`."""
+        return [self._candidates(f"candidates[{row}]", choices) for row, choices in enumerate(lists)]
+
+    def _candidates(self, where: str, choices: Any) -> NDArray[np.float32]:
+        return self.items_of(choices, where) if are_ids(choices) else _from_maps(where, choices, self._sides[1])
 
     def others(self, values: NDArray[np.float32], *, candidates: bool = False) -> dict[int, int]:
         """Returns {feature id: rows whose value is other} of the one-hot features, those that have such rows.
@@ -154,7 +208,7 @@ class Bundle:
         values: ArrayLike,
         presence: ArrayLike | None = None,
         mask: ArrayLike | None = None,
-        candidates: Sequence[ArrayLike] | None = None,
+        candidates: Sequence[ArrayLike | Sequence[ItemId]] | None = None,
     ) -> Prediction:
         """Scores every choice of every row and chooses.
 
@@ -164,7 +218,8 @@ class Bundle:
             presence: [N, F] bool, false where missing; absent: where values are not NaN.
             mask: [N, K] bool, allowed choices; absent: all.
             candidates: parametric only, of each row [K_i, F'] raw candidates in the order of `action_feature_ids`, NaN
-                where missing, or a frame; K is the longest list.
+                where missing, or a frame, or a list of ids of items; K is the longest list. Absent, of a model with
+                items: all of them, in the order of `items.ids`.
 
         Raises:
             BundleError: for wrong shapes or types and for infinity.
@@ -188,7 +243,7 @@ class Bundle:
     def predict_rows(
         self,
         states: Sequence[FeatureMap],
-        candidates: Sequence[Sequence[FeatureMap]] | None = None,
+        candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
     ) -> Prediction:
         """Returns `predict` of sparse maps as in the log; see `states`, `candidates` and `predict`."""
@@ -202,7 +257,7 @@ class Bundle:
         values: ArrayLike,
         presence: ArrayLike | None = None,
         mask: ArrayLike | None = None,
-        candidates: Sequence[ArrayLike] | None = None,
+        candidates: Sequence[ArrayLike | Sequence[ItemId]] | None = None,
         *,
         rng: np.random.Generator | int | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -258,20 +313,19 @@ class Bundle:
         return [values, present]
 
     def _padded(
-        self, candidates: Sequence[ArrayLike] | None, num_rows: int
+        self, candidates: Sequence[ArrayLike | Sequence[ItemId]] | None, num_rows: int
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Returns candidates [N, K, F], K the longest list and at least 1, and where they exist, [N, K]."""
+        if candidates is None and self._item_values is not None:
+            every = np.repeat(self._item_values[None], num_rows, axis=0)
+            return every, np.ones(every.shape[:2], np.bool_)
         if candidates is None or len(candidates) != num_rows:
             expected = f"{counted(num_rows, 'list')} of candidates, one per row of values"
             raise BundleError(
                 Problem("candidates", expected, "nothing" if candidates is None else f"{len(candidates)}")
             )
         width = len(self.action_feature_ids)
-        empty = np.empty((0, width))
-        arrays = [
-            _dense(f"candidates[{row}]", options if len(options) else empty, self._sides[1])  # type: ignore[arg-type]
-            for row, options in enumerate(candidates)
-        ]
+        arrays = [self._options(f"candidates[{row}]", options) for row, options in enumerate(candidates)]
         longest = max([1, *(len(array) for array in arrays)])
         values = np.full((num_rows, longest, width), np.nan, dtype=np.float32)
         exists = np.zeros((num_rows, longest), dtype=np.bool_)
@@ -279,6 +333,12 @@ class Bundle:
             values[row, : len(array)] = array
             exists[row, : len(array)] = True
         return values, exists
+
+    def _options(self, where: str, given: Any) -> NDArray[np.float32]:
+        """Returns the candidates [K, F] of a row, given as ids, an array or a frame."""
+        if are_ids(given):
+            return self.items_of(given, where)
+        return _dense(where, given if len(given) else np.empty((0, len(self.action_feature_ids))), self._sides[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,8 +422,18 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     if widths != expected:
         wanted = f"features and actions of {MODEL_FILE}: {widths}"
         raise BundleError(Problem(str(folder / FILE_NAME), wanted, str(expected), _EXPORT_AGAIN))
-    columns = json.loads(files[CONFIG_FILE]).get("data", {}).get("columns")
-    return Bundle(manifest, session, files[GOLDEN_FILE], columns, json.loads(files[NORMALIZATION_FILE]))
+    data = json.loads(files[CONFIG_FILE]).get("data", {})
+    items = None
+    if ITEMS_FILE in files:
+        where = str(folder / ITEMS_FILE)
+        try:
+            items = ItemTable.of_json(files[ITEMS_FILE])
+        except (ValueError, TypeError) as error:
+            raise BundleError(Problem(where, "an item table", str(error), _EXPORT_AGAIN)) from error
+        raise_any(items.lacking(read(manifest["action_feature_ids"]), where), BundleError)
+    normalization = json.loads(files[NORMALIZATION_FILE])
+    item_id = data.get("item_id", "")
+    return Bundle(manifest, session, files[GOLDEN_FILE], data.get("columns"), normalization, items, item_id)
 
 
 def _require_model(folder: Path, manifest: dict[str, Any]) -> None:
@@ -418,7 +488,8 @@ def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     while True:
         before = _identity(folder)
         try:
-            return verified(folder, BUNDLE, keep=(MODEL_FILE, GOLDEN_FILE, CONFIG_FILE, NORMALIZATION_FILE))
+            keep = (MODEL_FILE, GOLDEN_FILE, CONFIG_FILE, NORMALIZATION_FILE)
+            return verified(folder, BUNDLE, keep, if_present=(ITEMS_FILE,))
         except BundleError:
             if _identity(folder) == before:
                 raise

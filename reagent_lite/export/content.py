@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.item_table import ItemTable
 
 DEFAULT_FORMATS: Final = ("onnx", "torchscript", "safetensors")
 
@@ -52,6 +53,7 @@ class BundleContent:
         sample: raw rows for golden.json and for the check.
         formats: names in `FORMATS`.
         score: meaning of q.
+        items: the item table that candidates may be named by, or None.
     """
 
     workflow: str
@@ -69,3 +71,4 @@ class BundleContent:
     findings: str = ""
     formats: tuple[str, ...] = DEFAULT_FORMATS
     score: str = "value"
+    items: ItemTable | None = None

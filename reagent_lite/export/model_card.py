@@ -5,9 +5,10 @@ import re
 from html import escape
 from typing import Final
 
-from reagent_lite.errors import counted
+from reagent_lite.errors import counted, listed
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import Predictor
+from reagent_lite.item_table import ITEMS_FILE, ItemTable
 
 _USE: Final = """```python
 from reagent_lite import load_bundle
@@ -53,7 +54,7 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
     """Returns the card as Markdown."""
     sections = {
         "Use": _use(predictor, content),
-        "Choices": _choices(predictor),
+        "Choices": _choices(predictor, content.items),
         "Policy": _policy(predictor),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
         **_candidates(predictor, content),
@@ -92,11 +93,18 @@ def _use(predictor: Predictor, content: BundleContent) -> str:
     )
 
 
-def _choices(predictor: Predictor) -> str:
+def _choices(predictor: Predictor, items: ItemTable | None) -> str:
     if not predictor.parametric:
         return "\n".join(f"{i}. {_code(name)}" for i, name in enumerate(predictor.action_names))
     ids = ", ".join(plain(str(feature)) for feature in predictor.action_feature_ids)
-    return f"A list of candidates per row, of any length, each with the features, in this order: {ids}."
+    features = f"A list of candidates per row, of any length, each with the features, in this order: {ids}."
+    if items is None:
+        return features
+    return (
+        f"{features}\n\nCandidates may be given by id: {counted(len(items), 'item')} in `{ITEMS_FILE}`, hash "
+        f"`{items.sha256}`, such as {plain(listed(items.ids))}. `predict_rows` takes lists of ids, and without lists "
+        "chooses among all items, whose places are those of `bundle.items.ids`."
+    )
 
 
 def _policy(predictor: Predictor) -> str:

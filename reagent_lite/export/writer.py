@@ -27,6 +27,7 @@ from reagent_lite.export.predictor import Inputs, Predictor, Replay
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.feature_ids import written
 from reagent_lite.files import appearing_folder, scratch_folder
+from reagent_lite.item_table import ITEMS_FILE
 from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
 from reagent_lite.rl.policies import policy_json
 
@@ -122,6 +123,8 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
     }
     for name, document in documents.items():
         (writing / name).write_bytes(canonical(_finite(document)))
+    if content.items is not None:
+        (writing / ITEMS_FILE).write_bytes(content.items.json())
     (writing / "MODEL_CARD.md").write_text(model_card(live, content), encoding="utf-8")
     seal_folder(writing, _manifest(live, content))
 

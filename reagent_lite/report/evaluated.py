@@ -9,7 +9,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
 from reagent_lite.report.content import Cell, Report, Section, Table
-from reagent_lite.report.run import config_section
+from reagent_lite.report.run import config_section, items_facts
 from reagent_lite.report.sections import actions_section, candidates_section, evaluation_notes, evaluation_sections
 
 _ORIGIN = {"workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash", "config_hash": "Config hash"}
@@ -58,6 +58,7 @@ def _facts(findings: Findings) -> Iterator[tuple[str, Cell]]:
             yield "Rows by log", shares_in_words(shares)
         yield "Episodes scored", f"{counts['scored_episodes']:,} of {counts['episodes']:,}"
         yield "Episodes that models were fitted to", counts["fitted_episodes"]
+        yield from items_facts(findings.estimates.log.evaluated.items)
     if findings.played is not None:
         yield "Environment", findings.played.env
         yield "Episodes played by each policy", findings.played.episodes

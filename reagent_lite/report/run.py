@@ -26,6 +26,7 @@ from reagent_lite.evaluation.interval import number, percent
 from reagent_lite.evaluation.played import MODEL
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
+from reagent_lite.item_table import ItemTable
 from reagent_lite.report.content import Cell, Column, Report, Section, Table, left_out
 from reagent_lite.report.curves import Series, curves_section, last, read_series
 from reagent_lite.report.page import render
@@ -101,11 +102,13 @@ class DataFacts:
         features: {column: {id: facts}}.
         note: what they are of.
         sources: what was learned from and evaluated on.
+        items: the item table; None without one.
     """
 
     features: Mapping[str, Mapping[int, FeatureFacts]] = field(default_factory=dict)
     note: str = ""
     sources: tuple[DataSource, ...] = ()
+    items: ItemTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +263,13 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
         ("Seed", str(config.seed)),
         ("Data hash", figures.identity[:16]),
         ("Config hash", fingerprint(config)[:16]),
+        *items_facts(figures.facts.items),
     )
+
+
+def items_facts(items: ItemTable | None) -> tuple[tuple[str, Cell], ...]:
+    """Returns how many items there are, and the hash of their table; nothing without one."""
+    return () if items is None else (("Items", len(items)), ("Hash of the item table", items.sha256[:16]))
 
 
 def _shares(names: Sequence[str], series: Series) -> Shares:

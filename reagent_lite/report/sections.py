@@ -284,7 +284,15 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     features = sorted(document["features"].items(), key=lambda item: -abs(item[1]["difference"] or 0.0))
     shown = features[:_MOST_FEATURES]
     lengths: list[tuple[str, float]] = sorted(document["candidates"].items(), key=lambda one: int(one[0].split()[0]))
+    items: Mapping[str, Mapping[str, float]] = document.get("items", {})
+    named = list(items.items())[:_MOST_ACTIONS]
     tables = (
+        Table(
+            title="Shares of items on evaluated rows, most chosen first",
+            columns=(("Item", "name"), ("Log", "bar"), ("Mean propensity of the evaluated policy", "bar")),
+            rows=[(name, shares_of["logged"], shares_of["policy"]) for name, shares_of in named],
+            note=left_out(len(items) - len(named), "items", where),
+        ),
         Table(
             title="Features of chosen candidates, largest difference first",
             columns=(
@@ -315,10 +323,8 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
             rows=lengths,
         ),
     )
-    note = (
-        "Candidates have no names: their features show how the policy's choices differ from the log's. A difference of "
-        "1 is a standard deviation."
-    )
+    known_by = "Items are known by their features, which" if items else "Candidates have no names: their features"
+    note = f"{known_by} show how the policy's choices differ from the log's. A difference of 1 is a standard deviation."
     known = ((name, written(share, "share")) for name, share in shares.items() if share is not None)
     return Section(
         title="Actions",

@@ -153,13 +153,15 @@ def require_first_rows(config: WorkflowConfig) -> None:
         return
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import first_rows
+        from reagent_lite.data.rows.items import given_items
         from reagent_lite.data.stage import data_files
+    items = given_items(config.data.items, config.data.item_id)
     for path in paths:
         try:
             data_files(path, config.data.columns)
         except ReagentLiteError:  # another machine may have the files: a warning, see `_with_data`
             continue
-        first_rows(path, config.actions or None, config.data.columns)
+        first_rows(path, config.actions or None, config.data.columns, items)
 
 
 def _inputs(config: WorkflowConfig) -> Inputs:
@@ -186,13 +188,15 @@ def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
         return inputs
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
+        from reagent_lite.data.rows.items import given_items
         from reagent_lite.data.stage import data_files
         from reagent_lite.run.stages import pairing_of
     path = config.training_data_path
     actions = config.actions or None
     data = config.data
     files = data_files(path, data.columns)
-    standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing_of(config, path))
+    pairing, items = pairing_of(config, path), given_items(data.items, data.item_id)
+    standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing, items)
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows
     events = copy is None and (config.timeline is not None or holds_events(path, data.columns))

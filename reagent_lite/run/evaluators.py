@@ -337,6 +337,7 @@ class LogEvaluator(Evaluator):
             seed=config.seed,
             learning=learning,
             behavior=behavior,
+            items=data.items,
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")

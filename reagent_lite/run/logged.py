@@ -33,16 +33,18 @@ from reagent_lite.data.copy.training_copy import (
 )
 from reagent_lite.data.features.normalization import check_covers, normalization_json
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted, listed, named_counts, raise_any
 from reagent_lite.evaluation.episodes import Scored, TrainEvalLogs, scored_episodes
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
+from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
@@ -83,6 +85,7 @@ class Data:
         continues: whether any of them, on any machine, is followed by another state; false for logs of single steps.
         sides, scored: the data as they are evaluated, and the episodes that the policy is scored on.
         seen: whether the policy learns from some of these.
+        items: the item table, or None without data.items.
     """
 
     spec: SourceSpec
@@ -96,6 +99,7 @@ class Data:
     sides: TrainEvalLogs
     scored: Scored
     seen: bool
+    items: ItemTable | None
 
     @property
     def evaluated(self) -> Log:
@@ -115,13 +119,16 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     config = staged(config, group)
     shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
-    train = _copy(config, config.training_data_path, shards, "training data", given)
+    items = _items(config, group)
+    train = _copy(config, config.training_data_path, shards, "training data", given, items)
     held_out = None
     if config.eval_data_path is not None:
-        held_out = _copy(config, config.eval_data_path, shards, "eval data", {})
+        held_out = _copy(config, config.eval_data_path, shards, "eval data", {}, items)
     normalization = given_or_fitted(config, *train, shards, given)
     for copy, _ in filter(None, (train, held_out)):
         _check_covers(config, copy, normalization)
+    if items is not None and normalization.action is not None:
+        raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train[1].metric_names)
 
     def log(copy: TrainingCopy, found: Agreement, title: str) -> Log:
@@ -161,7 +168,31 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         sides=sides,
         scored=scored,
         seen=seen,
+        items=items,
     )
+
+
+def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
+    """Returns the item table; every rank calls it.
+
+    Raises:
+        DataError: see `read_items`; tables of two machines that differ.
+    """
+    if config.data.items is None:
+        return None
+    from reagent_lite.data.rows.items import read_items  # needs the extra `data`
+
+    items = read_items(config.data.items, config.data.item_id)
+    hashes = set(group.gather_text(items.sha256))
+    if len(hashes) > 1:
+        got = f"{len(hashes)} different ones: {listed(digest[:12] for digest in sorted(hashes))}"
+        raise DataError(Problem(config.data.items, "the same item table on every machine", got, "Copy one to all"))
+    logger.info(f"items: {config.data.items}: {counted(len(items), 'item')}, hash {items.sha256[:12]}")
+    first = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).first_equal
+    if same := int((first < np.arange(len(items))).sum()):
+        equal = counted(same, "item has", "items have")
+        logger.warning(f"items: {equal} the features of another one, and a model cannot tell them apart")
+    return items
 
 
 def _to_learn(config: WorkflowConfig, log: Log, sides: TrainEvalLogs, scored: Scored) -> tuple[LoggedRows, bool]:
@@ -188,7 +219,12 @@ def _nothing_to_learn(config: WorkflowConfig) -> Problem:
 
 
 def _copy(
-    config: WorkflowConfig, path: DataPath, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
+    config: WorkflowConfig,
+    path: DataPath,
+    shards: Shards,
+    title: str,
+    given: Mapping[str, NormalizationSpec],
+    items: ItemTable | None,
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
     from reagent_lite.run.stages import pairing_of
@@ -203,6 +239,7 @@ def _copy(
                 directory=data.training_copy_dir,
                 columns=data.columns,
                 timeline=pairing_of(config, path),
+                items=items,
                 progress=show,
             )
         except NoRowsError:

@@ -360,6 +360,7 @@ def _content(config: WorkflowConfig, source: Source, learned: Learned, report: R
         tolerance=_tolerance(config.rl),
         sample=source.sample(_SAMPLE_ROWS, kind),
         score=ALGORITHMS[config.algorithm].score,
+        items=source.items,
     )
 
 

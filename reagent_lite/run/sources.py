@@ -22,6 +22,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.behavior import fit_logging_policy
 from reagent_lite.export.content import SampleRows
+from reagent_lite.item_table import ItemTable
 from reagent_lite.report.run import DataFacts
 from reagent_lite.run.environments import ObservationEncoder, Simulation, given_or_unchanged
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
@@ -127,6 +128,11 @@ class Source(Protocol):
     types: tuple[str, ...] = (ONLY,)
 
     @property
+    def items(self) -> ItemTable | None:
+        """The item table that candidates may be named by, or None."""
+        return None
+
+    @property
     def hash(self) -> str:
         """sha256 of the data, or without data of the environment; stored in the exported model."""
         return self.identity["data"] or self.identity["env"]
@@ -205,6 +211,11 @@ class Logged(Source):
         self.config = config.with_minibatch_for(sum(data.train.found.rows), group.world_size)
         self.spec, self.normalization = data.spec, data.normalization
         self.identity = {"data": data.train.found.content, "env": ""}
+
+    @property
+    def items(self) -> ItemTable | None:
+        """The table of data.items, or None."""
+        return self.data.items
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches in the order of a read plan over all machines."""

@@ -140,7 +140,13 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
     if section.evalTableName is None or not first:
         changes["eval_percent"] = TimelineSection().eval_percent
     query = QuerySection(tableSample=config.query.tableSample if first else 100.0, actions=config.actions)
-    return TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.data.columns)
+    return TimelineConfig(
+        timeline=section.model_copy(update=changes),
+        query=query,
+        columns=config.data.columns,
+        items=config.data.items,
+        item_id=config.data.item_id,
+    )
 
 
 def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:

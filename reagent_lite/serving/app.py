@@ -6,9 +6,10 @@ POST /reward   ─► log                                GET /openapi.json, /doc
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -19,14 +20,21 @@ from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
-from reagent_lite.export.bundle import parts
+from reagent_lite.export.bundle import Bundle, ChoiceKind, parts
 from reagent_lite.serving.bodies import (
+    CandidateList,
     CandidateLists,
     CandidateRows,
     Decisions,
     Health,
+    ItemDecisions,
+    ItemList,
+    ItemLists,
+    ItemRankings,
+    ItemRows,
     NamedRows,
     Ranked,
+    RankedItem,
     Rankings,
     Reward,
     exact,
@@ -41,6 +49,12 @@ from reagent_lite.serving.served_model import ServedModel
 of_any_model = APIRouter(route_class=StrictRoute)
 of_named_actions = APIRouter(route_class=StrictRoute)
 of_candidates = APIRouter(route_class=StrictRoute)
+of_items = APIRouter(route_class=StrictRoute)
+_OF_CHOICES: dict[ChoiceKind, APIRouter] = {
+    "named actions": of_named_actions,
+    "candidates": of_candidates,
+    "items": of_items,
+}
 _DECIDE = "Choose an action for each row, and log it"
 
 
@@ -75,14 +89,47 @@ async def decide_listed(body: CandidateRows, request: Request) -> Response:
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
 
 
+@of_items.post("/decide", response_model=ItemDecisions, responses=ERRORS, summary=_DECIDE)
+async def decide_items(body: ItemRows, request: Request) -> Response:
+    """Chooses among the items of each row."""
+    return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
+
+
 @of_candidates.post("/rank", responses=ERRORS, summary="Order the candidates of each row by value; not logged")
 async def rank(body: CandidateLists, request: Request) -> Rankings:
     """Orders candidates without a decision."""
     model = _worker(request).model
-    bundle = model.bundle
-    candidates = bundle.candidates([row.possible_actions for row in body.rows])
-    states = bundle.states([row.state_features for row in body.rows])
-    rankings: list[list[Ranked]] = []
+    lists = [row.possible_actions for row in body.rows]
+    rankings = [[Ranked(index=k, score=score) for k, score in row] for row in _ranked(model.bundle, body.rows, lists)]
+    return Rankings(rankings=rankings, model=model.version)
+
+
+@of_items.post("/rank", responses=ERRORS, summary="Order items of each row by value; not logged")
+async def rank_items(body: ItemLists, request: Request) -> ItemRankings:
+    """Orders items without a decision."""
+    model = _worker(request).model
+    items = model.bundle.items
+    assert items is not None
+    lists = [row.possible_actions or items.ids for row in body.rows]
+    rankings = [
+        [RankedItem(action=ids[k], index=k, score=score) for k, score in row]
+        for ids, row in zip(lists, _ranked(model.bundle, body.rows, lists), strict=True)
+    ]
+    return ItemRankings(rankings=rankings, model=model.version, items=items.sha256)
+
+
+def _ranked(
+    bundle: Bundle, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]
+) -> list[list[tuple[int, float]]]:
+    """Returns of each row the places of its candidates with their values, the largest first.
+
+    Raises:
+        BundleError: features or items that the model does not know.
+        RefusedError: a value that is no finite number.
+    """
+    candidates = bundle.candidates(lists)
+    states = bundle.states([row.state_features for row in rows])
+    rankings: list[list[tuple[int, float]]] = []
     for part in parts(map(len, candidates), MOST_CHOICES):
         predicted = bundle.predict(states[part], candidates=candidates[part])
         for q, mask in zip(predicted.q, predicted.mask, strict=True):
@@ -91,8 +138,8 @@ async def rank(body: CandidateLists, request: Request) -> Rankings:
                 bad = values[~np.isfinite(values)]
                 raise RefusedError(422, Problem(where, "candidates of finite value", f"{bad[0]}"))
             order = np.argsort(-q, kind="stable")
-            rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
-    return Rankings(rankings=rankings, model=model.version)
+            rankings.append([(int(k), float(q[k])) for k in order if mask[k]])
+    return rankings
 
 
 @of_any_model.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)
@@ -109,13 +156,13 @@ async def reward(body: Reward, request: Request) -> None:
         raise RefusedError(409, Problem("decision_id", expected, "a second one, or one that is too late"))
 
 
-@of_any_model.get("/healthz", responses={503: ERRORS[503]})
+@of_any_model.get("/healthz", responses={503: ERRORS[503]}, response_model_exclude_none=True)
 async def healthz(request: Request) -> Health:
     """Health check."""
     worker = _worker(request)
     if worker.log.failure:
         raise OSError(worker.log.failure)
-    return Health(model=worker.model.version, waiting=worker.log.waiting)
+    return Health(model=worker.model.version, items=worker.model.items_hash, waiting=worker.log.waiting)
 
 
 @of_any_model.get("/metrics", response_class=Response, include_in_schema=False)
@@ -161,7 +208,7 @@ def create_app(config: ServeConfig, number: int, model: ServedModel, log: Decisi
     """
     figures = Figures()
     rng = np.random.default_rng(None if config.seed is None else [config.seed, number])
-    routers = (of_candidates if model.bundle.parametric else of_named_actions, of_any_model)
+    routers = (_OF_CHOICES[model.bundle.choices], of_any_model)
     routes = [route for router in routers for route in router.routes]
     app = FastAPI(title="reagent-lite: decisions", routes=routes, lifespan=_polling, redoc_url=None)
     app.state.worker = Worker(

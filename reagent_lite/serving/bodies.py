@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
@@ -18,8 +19,11 @@ from typing_extensions import TypeAliasType
 from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import Columns
+from reagent_lite.item_table import id_text
 
 _LARGEST = 3.4e38  # of float32
+MOST_NAMED = 200
+"""Largest number of items whose ids are listed in the OpenAPI, and decisions for them counted one by one."""
 _ORDER = 2**53  # of sequence numbers; JSON carries larger integers through floats
 
 
@@ -53,6 +57,17 @@ ActionName = TypeAliasType("ActionName", str)
 def _whole(value: Any) -> Any:
     """Returns 3 for 3.0, which is an integer in JSON Schema."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _id(value: Any) -> Any:
+    """Returns the text of an id that is an integer."""
+    text = id_text(_whole(value))
+    return value if text is None else text
+
+
+ItemName = TypeAliasType(
+    "ItemName", Annotated[str, BeforeValidator(_id), WithJsonSchema({"type": ["string", "integer"]})]
+)
 
 
 class Body(BaseModel):
@@ -97,6 +112,18 @@ class CandidateRow(_Decided, CandidateList):
     """One decision among candidates."""
 
 
+class ItemList(_Row):
+    """Items to rank."""
+
+    possible_actions: Annotated[list[ItemName], Field(min_length=1)] | None = None
+    """Ids of items; absent: all of the item table, in its order. Where items have equal features, the first stands for
+    all of them."""
+
+
+class ItemRow(_Decided, ItemList):
+    """One decision among items."""
+
+
 class NamedRows(Body):
     """Decisions to make."""
 
@@ -115,6 +142,18 @@ class CandidateLists(Body):
     rows: Annotated[list[CandidateList], Field(min_length=1)]
 
 
+class ItemRows(Body):
+    """Decisions to make."""
+
+    rows: Annotated[list[ItemRow], Field(min_length=1)]
+
+
+class ItemLists(Body):
+    """Lists to rank."""
+
+    rows: Annotated[list[ItemList], Field(min_length=1)]
+
+
 class Decision(BaseModel):
     """A decision that is in the log."""
 
@@ -122,9 +161,9 @@ class Decision(BaseModel):
     decision_id: str
     """Give it with the reward."""
     action: str | dict[str, Value | None]
-    """Name of the action, or features of the candidate."""
+    """Name of the action, id of the item, or features of the candidate."""
     index: int
-    """Place of the action among the model's actions, or of the candidate in its list."""
+    """Place of the action among the model's actions, or of the candidate in its list; without a list in the table."""
     propensity: float
     """The probability that the action was drawn with."""
 
@@ -135,6 +174,13 @@ class Decisions(BaseModel):
     decisions: list[Decision]
     model: str
     """Version of the model: the hash of its manifest."""
+
+
+class ItemDecisions(Decisions):
+    """One decision for each row."""
+
+    items: str
+    """Hash of the item table."""
 
 
 class Ranked(BaseModel):
@@ -149,6 +195,22 @@ class Rankings(BaseModel):
 
     rankings: list[list[Ranked]]
     model: str
+
+
+class RankedItem(Ranked):
+    """An item and its value."""
+
+    action: str
+    """Id of the item."""
+
+
+class ItemRankings(BaseModel):
+    """Of each row the items, the largest value first."""
+
+    rankings: list[list[RankedItem]]
+    model: str
+    items: str
+    """Hash of the item table."""
 
 
 class Reward(Body):
@@ -166,6 +228,8 @@ class Health(BaseModel):
     """The state of a worker that decides."""
 
     model: str
+    items: str | None = None
+    """Hash of the item table, if there is one."""
     waiting: int
     """Decisions of this worker that are in no Parquet file yet."""
 
@@ -217,6 +281,8 @@ def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
     ]
     if "ActionName" in schemas:
         schemas["ActionName"]["enum"] = list(bundle.action_names)
+    if "ItemName" in schemas and bundle.items is not None and len(bundle.items) <= MOST_NAMED:
+        schemas["ItemName"]["enum"] = list(bundle.items.ids)
     return document
 
 

@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
-from reagent_lite.serving.bodies import CandidateRow, NamedRow
+from reagent_lite.serving.bodies import CandidateRow, ItemRow, NamedRow
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.refusals import RefusedError
@@ -25,7 +25,7 @@ from reagent_lite.serving.served_model import ServedModel
 
 MOST_CHOICES = 1 << 16
 """Most choices in one prediction, in which every row is padded to the widest."""
-Rows = Sequence[NamedRow] | Sequence[CandidateRow]
+Rows = Sequence[NamedRow] | Sequence[CandidateRow] | Sequence[ItemRow]
 Choices = Sequence[NDArray[Any]] | NDArray[np.bool_]
 
 
@@ -59,6 +59,7 @@ class _Batch:
     def __init__(self, model: ServedModel) -> None:
         self.bundle = model.bundle
         self.version = model.version
+        self.items = {} if model.items_hash is None else {"items": model.items_hash}
         self.requests: list[_Request] = []
 
     def draw(self, rng: np.random.Generator) -> None:
@@ -149,6 +150,7 @@ class Decider:
             self._log.append(
                 {
                     "model": batch.version,
+                    **batch.items,
                     "mdp_id": row.mdp_id,
                     "sequence_number": row.sequence_number,
                     "state_features": present(row.state_features),
@@ -166,7 +168,7 @@ class Decider:
             index = [places[k] for places, k in zip(request.places, request.index, strict=True)]
             drawn = zip(actions, index, request.propensities, strict=True)
             decisions = [{"decision_id": next(ids), "action": a, "index": k, "propensity": p} for a, k, p in drawn]
-            request.answer.set_result(to_json({"decisions": decisions, "model": batch.version}))
+            request.answer.set_result(to_json({"decisions": decisions, "model": batch.version, **batch.items}))
         if decided:
             self._figures.decided([action for _, actions in decided for action in actions], batch.bundle)
             states = np.concatenate([request.states for request, _ in decided])
@@ -182,20 +184,26 @@ def present(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if value is not None}
 
 
+def _logged(candidate: str | dict[str, float | None]) -> str | dict[str, float]:
+    """Returns a candidate as the log has it: the id of an item, or the features that are not null."""
+    return candidate if isinstance(candidate, str) else present(candidate)
+
+
 def _choices(bundle: Bundle, rows: Sequence[Any]) -> tuple[Choices, Sequence[Sequence[Any]], Sequence[Sequence[int]]]:
     """Returns what the model may choose among in each row, the same as the log has it, and the index of each choice.
 
-    Equal candidates are one, the first, as in the log a candidate is known by its features.
+    Equal candidates are one, the first, as training knows a candidate by its features. Without a list a row has all
+    items, or all named actions.
     """
     if bundle.parametric:
-        given = bundle.candidates([row.possible_actions for row in rows])
+        items = () if bundle.items is None else bundle.items.ids
+        lists = [row.possible_actions or items for row in rows]
+        given = bundle.candidates(lists)
         lengths = np.array([len(candidates) for candidates in given])
         first = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(given))).first_equal
         each = np.split(first == np.arange(len(first)), np.cumsum(lengths)[:-1])
         places = [np.flatnonzero(kept).tolist() for kept in each]
-        possible = [
-            [present(row.possible_actions[k]) for k in indices] for row, indices in zip(rows, places, strict=True)
-        ]
+        possible = [[_logged(options[k]) for k in indices] for options, indices in zip(lists, places, strict=True)]
         return [candidates[indices] for candidates, indices in zip(given, places, strict=True)], possible, places
     names = bundle.action_names
     mask = np.ones((len(rows), len(names)), np.bool_)

@@ -27,8 +27,9 @@ from pydantic_core import to_json
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
-from reagent_lite.data.writing.decisions import among_candidates, write_decisions
+from reagent_lite.data.writing.decisions import choices_of, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync
 from reagent_lite.mounts import find_mount
 
@@ -59,6 +60,9 @@ _ROOM = 500_000  # bytes that a full disk has again before the log is called hea
 _WAL_BYTES = 32_000_000  # of the write-ahead log, which then begins again
 _NO_REWARD = to_json({"reward": 0.0})
 
+_KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
+"""Kinds of decisions by the number that column `candidates` of the log has."""
+
 Joined = Literal["joined", "again", "unknown"]
 """Outcome of a reward: its decision waited for it; it has one, or was written; no such decision is known."""
 
@@ -68,20 +72,22 @@ class DecisionLog:
 
     Args:
         config: the server's.
-        candidates: whether decisions are among candidates, where the log is new.
+        choices: kind of the decisions, where the log is new.
         epoch: nanoseconds from 1970 to the zero of the monotonic clock, alike in all processes of a server, which so
             agree on the order of an episode; None: now's, or that of the newest decision if that is later.
         failure: the shared text of `failure`.
 
     Attributes:
-        candidates: whether decisions are among candidates.
+        choices: kind of the decisions.
         epoch, shared_failure: for the other processes of the server.
 
     Raises:
         OSError: the database cannot be read.
     """
 
-    def __init__(self, config: ServeConfig, *, candidates: bool, epoch: int | None = None, failure: Any = None) -> None:
+    def __init__(
+        self, config: ServeConfig, *, choices: ChoiceKind, epoch: int | None = None, failure: Any = None
+    ) -> None:
         self._config = config
         self._folder = Path(config.log).expanduser()
         path = _database(config)
@@ -92,10 +98,10 @@ class DecisionLog:
             for setting in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "wal_autocheckpoint=0"):
                 self._db.execute(f"PRAGMA {setting}")
             if not self._all("SELECT name FROM sqlite_master"):
-                self._create(candidates)
-            ((self._name, of_candidates),) = self._all("SELECT name, candidates FROM log")
+                self._create(choices)
+            ((self._name, kind),) = self._all("SELECT name, candidates FROM log")
             ((_, latest),) = self._all(_LAST)
-        self.candidates = bool(of_candidates)
+        self.choices = _KINDS[kind]
         self.epoch = self._epoch_after(1000 * latest) if epoch is None else epoch
         self._rotated = time.monotonic()
         self._size = self._bytes()
@@ -188,11 +194,11 @@ class DecisionLog:
                 self.shared_failure.value = b""
             self._size = self._bytes()
 
-    def _create(self, candidates: bool) -> None:
+    def _create(self, choices: ChoiceKind) -> None:
         with self._transaction():
             for table in _TABLES:
                 self._db.execute(table)
-            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0)", (secrets.token_hex(4), candidates))
+            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
 
     def _expire(self) -> None:
         """Gives reward 0 to decisions that have waited long enough, or have too many after them."""
@@ -328,12 +334,12 @@ def require_usable(config: ServeConfig) -> None:
 
 
 @contextmanager
-def open_log(config: ServeConfig, *, candidates: bool) -> Iterator[DecisionLog]:
+def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLog]:
     """Yields the log as the process has it that writes its files, with the decisions of earlier servers.
 
     Args:
         config: the server's.
-        candidates: whether decisions are among candidates.
+        choices: kind of the decisions.
 
     Raises:
         FolderInUseError: another process uses it.
@@ -344,15 +350,14 @@ def open_log(config: ServeConfig, *, candidates: bool) -> Iterator[DecisionLog]:
     path = _database(config)
     require_writable(path.parent, "database", keep=True)
     files = sorted(Path(config.log).expanduser().glob(_FILES))
-    before = among_candidates(files[-1]) if files else candidates
+    before: ChoiceKind = choices_of(files[-1]) if files else choices
     with alone_in(path.parent, "database"):
         with disk_errors(str(path), "a database of decisions"), room_in(path.parent, "database"):
-            log = DecisionLog(config, candidates=before)
+            log = DecisionLog(config, choices=before)
         with closing(log):
-            if log.candidates != candidates:
-                kind = "candidates" if candidates else "named actions"
-                problem = Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder")
-                raise ConfigError(problem)
+            if log.choices != choices:
+                expected = f"a folder for decisions among {choices}"
+                raise ConfigError(Problem("log", expected, f"one for {log.choices}", "Give another folder"))
             if log.waiting:
                 machine_logger.info(f"{path}: {counted(log.waiting, 'decision')} of an earlier server")
             yield log

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 from reagent_lite.export import Bundle
+from reagent_lite.serving.bodies import MOST_NAMED
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.served_model import ServedModel
 
@@ -42,8 +43,10 @@ class Figures:
         self._models = Gauge("reagent_models", "New models, by what became of them", ("result",), **live)
 
     def decided(self, actions: Sequence[Any], bundle: Bundle) -> None:
-        """Counts decisions; candidates have no names to count by."""
-        for action, count in ({"candidate": len(actions)} if bundle.parametric else Counts(actions)).items():
+        """Counts decisions; candidates have no names to count by, and of many items each would be a figure."""
+        few = bundle.items is not None and len(bundle.items) <= MOST_NAMED
+        by_name = Counts(actions) if few or not bundle.parametric else {"candidate": len(actions)}
+        for action, count in by_name.items():
             self._decisions.labels(action).inc(count)
 
     def missing(self, absent: NDArray[Any], bundle: Bundle) -> None:

@@ -27,6 +27,7 @@ from reagent_lite.cli import exit_code, message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
 from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
@@ -46,13 +47,13 @@ class _Server:
         config: the server's.
         listening: the socket on which all of them accept connections.
         folder: the folder of their figures.
-        candidates, epoch, failure: see `DecisionLog`.
+        choices, epoch, failure: see `DecisionLog`.
     """
 
     config: ServeConfig
     listening: socket.socket
     folder: Path
-    candidates: bool
+    choices: ChoiceKind
     epoch: int
     failure: Any
 
@@ -68,21 +69,21 @@ def serve(config: ServeConfig) -> int:
     folder = Path(config.log).expanduser()
     require_usable(config)
     require_writable(folder, "log")
-    model = ServedModel(config.model)
+    model = ServedModel(config.model, config.items)
     with ExitStack() as open_now:
         listening = open_now.enter_context(_listening(config))
         require_writable(folder, "log", keep=True)
         open_now.enter_context(alone_in(folder, "log"))
-        log = open_now.enter_context(open_log(config, candidates=model.bundle.parametric))
+        log = open_now.enter_context(open_log(config, choices=model.bundle.choices))
         shared = open_now.enter_context(scratch_folder("serve"))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # workers import prometheus_client after that
         host, port = listening.getsockname()[:2]
-        logger.info(f"serving model {model.version[:12]} at http://{host}:{port}, log {folder}")
+        logger.info(f"serving {model} at http://{host}:{port}, log {folder}")
         server = _Server(
             config=config,
             listening=listening,
             folder=shared,
-            candidates=log.candidates,
+            choices=log.choices,
             epoch=log.epoch,
             failure=log.shared_failure,
         )
@@ -178,8 +179,8 @@ def _end_with_parent() -> None:
 
 def _answer(server: _Server, number: int, ready: Any) -> int:
     config = server.config
-    model = ServedModel(config.model, server.candidates)
-    log = DecisionLog(config, candidates=server.candidates, epoch=server.epoch, failure=server.failure)
+    model = ServedModel(config.model, config.items, server.choices)
+    log = DecisionLog(config, choices=server.choices, epoch=server.epoch, failure=server.failure)
     with closing(log):
         settings = uvicorn.Config(
             create_app(config, number, model, log),

@@ -26,6 +26,7 @@ import torch
 
 from reagent_lite.config import fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig, is_model
+from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
@@ -40,6 +41,7 @@ from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.simulation import Arena
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.files import require_writable, write_whole
+from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
 from reagent_lite.report.markdown import text_of
@@ -141,9 +143,10 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     log = None
     if config.data_path:
         config = _with_columns(config, models)
-        copy, columns = _read(config, policies)
+        items = _items(config, models)
+        copy, columns = _read(config, policies, items)
         gamma = _one_row_gamma(copy) if gamma is None else gamma
-        log = EvaluationLog.of(config, policies, copy, columns, gamma)
+        log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
     assert gamma is not None, "models alone play"
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)
@@ -195,7 +198,7 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
 
 
 def _read(
-    config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]
+    config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None
 ) -> tuple[TrainingCopy, dict[str, PolicyColumn]]:
     """Returns the rows, after those stages that the log needs, and the policies' columns by key.
 
@@ -207,7 +210,7 @@ def _read(
     actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
-    path, timeline = _rows_of(config, actions, tuple(names.values()))
+    path, timeline = _rows_of(config, actions, tuple(names.values()), items)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
             path,
@@ -215,13 +218,23 @@ def _read(
             directory=config.training_copy_dir,
             columns=config.columns,
             timeline=timeline,
+            items=items,
             progress=lambda done, total: show(done, total),
         )
     return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
 
 
+def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
+    """Returns the item table of the config, else that of the first model which has one."""
+    if config.items is None:
+        return next((model.bundle.items for model in models if model.bundle.items is not None), None)
+    from reagent_lite.data.rows.items import read_items
+
+    return read_items(config.items, config.item_id or (models[0].bundle.item_id if models else ITEM_ID))
+
+
 def _rows_of(
-    config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...]
+    config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...], items: ItemTable | None
 ) -> tuple[DataPath, TimelineConfig | None]:
     """Returns the path that the rows are read from, and how events there are paired, if otherwise than by default.
 
@@ -229,6 +242,7 @@ def _rows_of(
         config: the config of the workflow.
         actions: names of the actions; none of candidates.
         further: columns that the transitions of a timeline's folder have as well.
+        items: the item table.
     """
     from reagent_lite.data.copy.first_look import holds_events
     from reagent_lite.run.stages import require_no_timeline
@@ -252,7 +266,7 @@ def _rows_of(
     }
     query = query.model_copy(update={"actions": actions})
     timeline = TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.columns)
-    return run_timeline(timeline).train, None
+    return run_timeline(timeline, items).train, None
 
 
 def _choose_threads(rows: int, reading: Reading) -> None:

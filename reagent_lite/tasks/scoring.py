@@ -1,5 +1,7 @@
 """Decisions of an exported model for rows of any format, as Arrow tables: steps 2 and 3 of `workflows.score`."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -19,12 +21,12 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import read_blocks, readers_of
-from reagent_lite.data.rows.columns import column_of
+from reagent_lite.data.rows.columns import Column, column_of, pieces
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import WORDS
-from reagent_lite.data.rows.maps import candidate_lists, features
-from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
+from reagent_lite.data.rows.maps import are_item_ids, candidate_lists, features, item_rows
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.data.rows.table import (
     array_with_texts,
@@ -38,7 +40,9 @@ from reagent_lite.data.rows.table import (
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import Problem, counted, listed, nearest, raise_any
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
+from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.feature_ids import id_of
+from reagent_lite.item_table import ItemTable
 
 _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
@@ -53,13 +57,14 @@ def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, .
     """Returns the model, the config with its columns where the config has none, and the files of the rows.
 
     Raises:
-        BundleError: the model fails its check.
+        BundleError: the model fails its check, or the item table does not fit it.
         DataError: files that are not there, or cannot be read.
     """
     bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
+    bundle = with_items_of(bundle, config.items)
     columns = config.columns or remembered_columns(config.data_path, bundle.columns)
     config = config.model_copy(update={"columns": columns})
-    return bundle, config, data_files(config.data_path, columns)
+    return bundle, config, data_files(config.data_path, columns, bundle.items)
 
 
 def scored_tables(
@@ -67,9 +72,10 @@ def scored_tables(
 ) -> Generator[pa.Table]:
     """Yields the actions and scores of rows, in order; counts in `others` what `Bundle.others` does, by feature.
 
-    The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name or the
-    features of a candidate; index, its place among the model's actions or in possible_actions; score;
-    action_probability; and with `all_scores` scores by action, or a list by candidate, null where one may not be taken.
+    The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name, the id
+    of an item or the features of a candidate; index, its place among the model's actions or in possible_actions (in
+    the item table for a row without them); score; action_probability; and with `all_scores` scores by action, or a
+    list by candidate, null where one may not be taken.
 
     Raises:
         DataError: what is wrong with the rows, or features that the model reads and no row has.
@@ -121,6 +127,7 @@ class _Part:
         candidates: None if actions are fixed.
         texts: texts of candidates' features by code.
         others: {feature: values that the model has no column for}.
+        items: [candidates] id of each; None if they have features alone.
         prediction: the prediction of the model.
     """
 
@@ -130,6 +137,7 @@ class _Part:
     candidates: Lists | None
     texts: dict[int, dict[float, str]]
     others: dict[str, int]
+    items: pa.Array | None
     prediction: Prediction
 
     def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
@@ -163,8 +171,11 @@ class _Part:
             return pa.array(bundle.action_names, pa.string()).take(pa.array(index, mask=index < 0))
         lengths, features_of = self.candidates.lengths, self.candidates.features
         taken = index >= 0
+        at = np.cumsum(lengths) - lengths + index
+        if self.items is not None:
+            return self.items.take(pa.array(at, mask=~taken))
         values = np.full((len(index), len(features_of.ids)), np.nan, np.float32)
-        values[taken] = features_of.values[(np.cumsum(lengths) - lengths + index)[taken]]
+        values[taken] = features_of.values[at[taken]]
         names = {int(one): str(one) for one in features_of.ids}
         maps = map_array(FeatureMatrix(features_of.ids, values), taken, self.texts)
         if bundle.levels["action"]:  # in all blocks alike
@@ -187,7 +198,7 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     Raises:
         DataError: a column that is missing, or rows with a fault.
     """
-    wanted = ("state_features", "possible_actions") if bundle.parametric else ("state_features",)
+    wanted = ("state_features", "possible_actions") if bundle.choices == "candidates" else ("state_features",)
     require_columns(block.table.column_names, wanted, block.where(0))
     faults, column = Faults(block), partial(column_of, block)
     state, present = features(column("state_features"), faults)
@@ -200,9 +211,10 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     columns = {*block.table.column_names, *(name for name, one in fields.items() if one in block.table.column_names)}
     values, ids = state.aligned(bundle.state_feature_ids), bundle.action_feature_ids
     if bundle.parametric:
-        lists = candidate_lists(column("possible_actions"), faults)
-        read = {str(feature): str(feature) in bundle.levels["action"] for feature in ids}
-        _require_texts(read, "possible_actions", lists.features, lists.rows, faults)
+        lists = _candidates(bundle, column("possible_actions"), faults)
+        if isinstance(lists, Lists):
+            read = {str(feature): str(feature) in bundle.levels["action"] for feature in ids}
+            _require_texts(read, "possible_actions", lists.features, lists.rows, faults)
         sizes = lists.lengths * len(ids)
     else:
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
@@ -210,21 +222,26 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     faults.require_none()
     found = []
     for part in parts(sizes.tolist(), BLOCK_VALUES):
-        own = lists.part(part) if bundle.parametric else None
+        candidates = lists.part(part) if bundle.parametric else None
+        items = None
+        if isinstance(candidates, _ItemLists):
+            items = candidates.ids
+            candidates = candidates.lists
         others = Counter({str(feature): count for feature, count in bundle.others(values[part]).items()})
-        if own is None:
+        if candidates is None:
             prediction = bundle.predict(values[part], mask=mask[part])
         else:
-            every = own.features.aligned(ids)
-            others.update({str(one): count for one, count in bundle.others(every, candidates=True).items()})
-            prediction = bundle.predict(values[part], candidates=np.split(every, np.cumsum(own.lengths)[:-1]))
+            every = candidates.features.aligned(ids)
+            others.update({str(feature): count for feature, count in bundle.others(every, candidates=True).items()})
+            prediction = bundle.predict(values[part], candidates=np.split(every, np.cumsum(candidates.lengths)[:-1]))
         rows = keys.slice(part.start, part.stop - part.start)
         found.append(
             _Part(
                 columns=columns,
                 keys=rows,
                 state_ids=state.ids,
-                candidates=own,
+                candidates=candidates,
+                items=items,
                 texts=texts_in(faults, "possible_actions"),
                 others=dict(others),
                 prediction=prediction,
@@ -252,3 +269,68 @@ def _require_texts(
             rows[row_of[~np.isnan(matrix.values[:, index])]] = True
             expected = f"{WORDS[not is_text]} for feature {feature} in {name}, as the model reads"
             faults.add(rows, expected, partial(str.format, WORDS[is_text]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ItemLists:
+    """Lists of items; a row without a list has all items, which are put into it only where they are asked for.
+
+    Attributes:
+        table: the items.
+        listed: [n] whether the row has a list.
+        lengths: [n] how many items each row has.
+        rows: [listed items] row of each in the table.
+    """
+
+    table: ItemTable
+    listed: Mask
+    lengths: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def part(self, rows: slice) -> _ItemLists:
+        """Returns the lists of some successive rows."""
+        ends = np.cumsum(np.where(self.listed, self.lengths, 0))
+        start = int(ends[rows.start - 1]) if rows.start else 0
+        return _ItemLists(
+            table=self.table,
+            listed=self.listed[rows],
+            lengths=self.lengths[rows],
+            rows=self.rows[start : int(ends[rows.stop - 1])],
+        )
+
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """[items] row in the table of each item of all lists."""
+        listed = np.repeat(self.listed, self.lengths)
+        rows = np.empty(len(listed), np.int64)
+        rows[listed] = self.rows
+        rows[~listed] = np.tile(np.arange(len(self.table)), int((~self.listed).sum()))
+        return rows
+
+    @property
+    def lists(self) -> Lists:
+        """The features of the items."""
+        return Lists(self.lengths, FeatureMatrix(self.table.feature_ids, self.table.values[self.whole]))
+
+    @property
+    def ids(self) -> pa.Array:
+        """[items] the id of each item of all lists."""
+        return pa.array(self.table.ids, pa.string()).take(pa.array(self.whole))
+
+
+def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemLists:
+    """Returns the candidates of rows, by features or, of a model with items, by id."""
+    if bundle.items is None:
+        return candidate_lists(column, faults)
+    lengths, elements = pieces(column, faults, "a list of ids of items")
+    if len(elements.array) and not are_item_ids(elements):
+        return candidate_lists(column, faults)
+    rows = item_rows(elements, faults, bundle.items)
+    elements.fault(faults, ~elements.present, f"an id for every item in {column.name}", lambda _: "null")
+    listed = column.present
+    return _ItemLists(
+        table=bundle.items,
+        listed=listed,
+        lengths=np.where(listed, lengths, len(bundle.items)),
+        rows=rows,
+    )

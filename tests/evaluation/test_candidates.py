@@ -3,13 +3,15 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracles.pages import bandit_page
 from oracles.runs import ALONE
 
-from reagent_lite.evaluation.candidates import tally
+from reagent_lite.evaluation.candidates import NamedItems, tally
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.item_table import ItemTable
 
 NAN = math.nan
 
@@ -104,3 +106,26 @@ def test_long_lists_are_counted_together() -> None:
     chunks = [(page_of([[1 / k] * k], [0], [1 / k]), torch.zeros(1, k, 0)) for k in (16, 17, 32, 33)]
     document = tally(lambda: chunks, (), ALONE, propensities_known=True)["candidates"]
     assert document == {"16": 0.25, "17 to 32": 0.5, "33 to 64": 0.25}
+
+
+def test_shares_of_items_by_hand() -> None:
+    # row 0 offers a, b and no item, row 1 c and a, row 2 b and c; "a again" has the features of a
+    table = np.array([[1, 10], [2, 20], [4, 40], [1, 10]], np.float32)
+    items = ItemTable(ids=("a", "b", "c", "a again"), feature_ids=(7, 8), values=table)
+    features = torch.tensor([
+        [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]],
+        [[4.0, 40.0], [1.0, 10.0], [NAN, NAN]],
+        [[2.0, 20.0], [4.0, 40.0], [NAN, NAN]],
+    ])  # fmt: skip
+    for slices in ((slice(0, 3),), (slice(0, 2), slice(2, 3))):
+        chunks = [(PAGE.rows(torch.arange(3)[rows]), features[rows]) for rows in slices]
+        document = tally(
+            lambda chunks=chunks: chunks, (7, 8), ALONE, propensities_known=True, named=NamedItems(items, (7, 8))
+        )
+        # the log takes a, a, c; the policy a 0.25 + 0.5, b 0.5 + 0.25, c 0.5 + 0.75, and no item 0.25, of 3 rows
+        assert document["items"] == {
+            "a": pytest.approx({"logged": 2 / 3, "policy": 0.25}),
+            "c": pytest.approx({"logged": 1 / 3, "policy": 1.25 / 3}),
+            "b": pytest.approx({"logged": 0.0, "policy": 0.25}),
+        }
+        assert document["other_items"] == pytest.approx({"logged": 0.0, "policy": 0.25 / 3})

@@ -17,6 +17,7 @@ from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.item_table import ItemTable
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -91,8 +92,14 @@ def linear_bundle(
     return write_bundle(folder, predictor, content=content("dqn", rows, state=ids))
 
 
-def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_ids: tuple[int, ...]) -> Path:
-    """Writes a model of candidates with q_k = features_k @ weight [F, S] @ state."""
+def bilinear_bundle(
+    folder: Path,
+    weight: Array,
+    ids: tuple[int, ...],
+    action_ids: tuple[int, ...],
+    items: ItemTable | None = None,
+) -> Path:
+    """Writes a model of candidates, or of items, with q_k = features_k @ weight [F, S] @ state."""
     predictor = ParametricPredictor(
         Preprocessor(raw(ids)),
         Preprocessor(raw(action_ids)),
@@ -104,7 +111,10 @@ def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_id
     rows = SampleRows(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
-    return write_bundle(folder, predictor, content=content("parametric_dqn", rows, state=ids, action=action_ids))
+    about = content("parametric_dqn", rows, state=ids, action=action_ids)
+    if items is not None:
+        about = replace(about, items=items, config={"data": {"items": "items.jsonl", "item_id": "item_id"}})
+    return write_bundle(folder, predictor, content=about)
 
 
 CATEGORIES = NormalizationSpec(

@@ -14,6 +14,7 @@ from oracles.bundles import bilinear_bundle, linear_bundle
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.item_table import ItemTable
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log
 from reagent_lite.serving.served_model import ServedModel
@@ -24,6 +25,8 @@ with warnings.catch_warnings():
 
 NAMES = ("mail", "call", "wait")
 IDS = (3, FeatureId("age"))
+ITEMS = ItemTable(ids=("tea", "milk", "12", "tea too"), feature_ids=(5, 7, 8),
+                  values=np.array([[9, 1, 0], [9, 3, 0], [9, 2, -1], [9, 1, 0]], np.float32))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,20 @@ def candidates(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def items(tmp_path: Path) -> Path:
+    """The model of `candidates` with items; the last has the features of the first."""
+    return bilinear_bundle(tmp_path / "items", np.eye(2), IDS, (7, 8), ITEMS)
+
+
+@pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
     """Opens a worker on a model; its log is tmp_path/log."""
     with ExitStack() as closing:
 
         def start(model: Path, **keys: Any) -> Worker:
             config = ServeConfig(**{"model": str(model), "log": str(tmp_path / "log"), "seed": 5, **keys})
-            served = ServedModel(config.model)
-            log = closing.enter_context(open_log(config, candidates=served.bundle.parametric))
+            served = ServedModel(config.model, config.items)
+            log = closing.enter_context(open_log(config, choices=served.bundle.choices))
             app = create_app(config, 0, served, log)
             client = closing.enter_context(TestClient(app, raise_server_exceptions=False))
             return Worker(app, client, served, log, Path(config.log))

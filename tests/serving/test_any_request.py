@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from oracles.events import make
-from serving.conftest import NAMES, Open
+from oracles.logs import write_lines
+from serving.conftest import ITEMS, NAMES, Open
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 
@@ -27,7 +28,9 @@ def row(rng: random.Random, kind: str) -> dict[str, Any]:
         found["sequence_number"] = rng.choice(ORDERS)
     if kind == "candidates":
         found["possible_actions"] = [features(rng, ("7", "8")) for _ in range(rng.randrange(4))]
-    elif rng.random() < 0.5:
+    elif kind == "items" and rng.random() < 0.7:
+        found["possible_actions"] = rng.sample(("tea", "milk", 12, "12", "tea too", "tea", "beer"), rng.randrange(4))
+    elif rng.random() < 0.5 and kind == "named":
         found["possible_actions"] = rng.sample((*NAMES, *NAMES, "fax"), rng.randrange(4))
     return found
 
@@ -41,7 +44,7 @@ def reward(rng: random.Random, decision_id: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["named", "candidates"])
+@pytest.mark.parametrize("kind", ["named", "candidates", "items"])
 def test_what_is_answered_can_be_trained_on(
     kind: str, opened: Open, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -58,7 +61,14 @@ def test_what_is_answered_can_be_trained_on(
     assert answered > 100
     worker.log.rotate()
     assert worker.log.written == answered
-    made = make(tmp_path, worker.folder, actionDiscrete=kind == "named")
+    table = {}
+    if kind == "items":
+        write_lines(tmp_path / "table.jsonl", [
+            {"item_id": one, **dict(zip(map(str, ITEMS.feature_ids), row, strict=True))}
+            for one, row in zip(ITEMS.ids, ITEMS.values.tolist(), strict=True)
+        ])  # fmt: skip
+        table = {"items": str(tmp_path / "table.jsonl")}
+    made = make(tmp_path, worker.folder, table, actionDiscrete=kind == "named")
     assert made.refused_rows == 0
     copy = prepare_training_copy(made.train, actions=NAMES if kind == "named" else None)
     assert len(copy) == made.train_rows > 50

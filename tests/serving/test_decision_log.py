@@ -122,7 +122,7 @@ def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
     assert len(copies) == 2 * (2 + 1 + 2) + 1 + 1 + 1
     expected = dict.fromkeys(ids[:2200], 1.0) | {ids[2200]: 5.0} | dict.fromkeys(ids[2201:], 0.0)
     for copy in copies:
-        with open_log(ServeConfig(model="m", log=str(copy), reward_seconds=1e-6), candidates=False) as log:
+        with open_log(ServeConfig(model="m", log=str(copy), reward_seconds=1e-6), choices="named actions") as log:
             assert log.join(ids[2200], {"reward": 5.0}) == "joined"
             assert {log.join(one, {"reward": 1.0}) for one in ids[:2201]} == {"again"}
             log.rotate()
@@ -185,13 +185,13 @@ def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_
     def set_back(hours: int) -> None:
         monkeypatch.setattr(time, "time_ns", lambda: clock() - hours * 3600 * 10**9)
 
-    with open_log(config, candidates=False) as first:
+    with open_log(config, choices="named actions") as first:
         set_back(1)
-        with closing(DecisionLog(config, candidates=False, epoch=first.epoch)) as second:  # a worker that came later
+        with closing(DecisionLog(config, choices="named actions", epoch=first.epoch)) as second:  # of a later worker
             ids = [one for log in (first, second, first, second) for one in log.append([EVENT] * 100)]
     for hours in (2, 2, 1):  # the server again, with decisions in the database, and with all of them in files
         set_back(hours)
-        with open_log(config, candidates=False) as log:
+        with open_log(config, choices="named actions") as log:
             ids += log.append([EVENT, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
             log.rotate()
     rows = sorted(rows_of(tmp_path), key=lambda row: int(row["decision_id"].rpartition("-")[2]))
@@ -220,8 +220,8 @@ def test_a_full_disk_is_answered_with_503_until_the_next_poll(named: Path, opene
 def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
     config = ServeConfig(model="m", log=str(tmp_path))
     with (
-        open_log(config, candidates=False) as log,
-        closing(DecisionLog(config, candidates=False, epoch=log.epoch)) as other,
+        open_log(config, choices="named actions") as log,
+        closing(DecisionLog(config, choices="named actions", epoch=log.epoch)) as other,
     ):
         ids = [one for each in (log, other, other, log) for one in each.append([EVENT])]
         assert len(set(ids)) == 4
@@ -238,7 +238,7 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
 
 def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(config: ServeConfig) -> str:
-        with pytest.raises(ReagentLiteError) as caught, open_log(config, candidates=False):
+        with pytest.raises(ReagentLiteError) as caught, open_log(config, choices="named actions"):
             pass
         return str(caught.value)
 
@@ -253,13 +253,13 @@ def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatc
         assert f"{log}/.decisions on nfs4" in refusal(config)
         assert not log.exists()
         local = config.model_copy(update={"database": str(tmp_path / "disk")})
-        with open_log(local, candidates=False) as opened:
+        with open_log(local, choices="named actions") as opened:
             opened.append([EVENT])
         assert [file.name for file in (tmp_path / "disk").iterdir()] == [".lock", "decisions.sqlite"]
     journal = log / ".worker-0" / "20261123T000000000000.jsonl"
     journal.parent.mkdir(parents=True)
     journal.touch()
-    with open_log(config, candidates=False):
+    with open_log(config, choices="named actions"):
         pass
     journal.write_text('{"decision_id":"0-1"}\n')
     assert f"no journal of an earlier version, got {journal}" in refusal(config)
@@ -323,20 +323,20 @@ def test_a_server_that_starts_while_its_model_is_copied_waits_until_it_is_whole(
 
 def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, tmp_path: Path) -> None:
     config = ServeConfig(model="m", log=str(tmp_path / "log"), reward_seconds=1e-6)
-    with open_log(config, candidates=False) as log:
+    with open_log(config, choices="named actions") as log:
         log.append([EVENT])
         log.rotate()
     for _ in range(2):  # with the database, and with Parquet files alone
         with (
-            pytest.raises(ConfigError, match="decisions among candidates, got others"),
-            open_log(config, candidates=True),
+            pytest.raises(ConfigError, match="decisions among candidates, got one for named actions"),
+            open_log(config, choices="candidates"),
         ):
             pass
-        with open_log(config, candidates=False):
+        with open_log(config, choices="named actions"):
             pass
         shutil.rmtree(tmp_path / "log" / ".decisions")
-    with pytest.raises(BundleError, match="a model of dqn, as the log, got parametric_dqn"):
-        ServedModel(str(candidates), parametric=False)
+    with pytest.raises(BundleError, match="a model that chooses among named actions, as the log"):
+        ServedModel(str(candidates), choices="named actions")
 
 
 @pytest.mark.parametrize("kind", ["named", "candidates"])

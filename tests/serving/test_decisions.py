@@ -10,7 +10,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from oracles.bundles import bilinear_bundle, linear_bundle
-from serving.conftest import NAMES, Open, Worker
+from serving.conftest import ITEMS, NAMES, Open, Worker
 
 from reagent_lite.export import load_bundle
 
@@ -272,12 +272,12 @@ def test_requests_that_wait_together_are_decided_together_and_answered_apart(
     assert [row["decision_id"] for row in logged] == ids
 
 
-@pytest.mark.parametrize("parametric", [False, True])
-def test_the_openapi_holds(parametric: bool, opened: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["named actions", "candidates", "items"])
+def test_the_openapi_holds(kind: str, opened: Open, tmp_path: Path) -> None:
     # of one feature, which is clamped, so that no value is too large
     bundle = tmp_path / "model"
-    if parametric:
-        bilinear_bundle(bundle, np.eye(1), (3,), (7,))
+    if kind != "named actions":
+        bilinear_bundle(bundle, np.eye(1), (3,), (7,), ITEMS if kind == "items" else None)
     else:
         linear_bundle(bundle, np.array([[1.0], [0], [-1]]), NAMES, (3,))
     worker = opened(bundle)

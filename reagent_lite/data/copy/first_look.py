@@ -18,6 +18,7 @@ from reagent_lite.data.rows.own_columns import NamesAsTheyAre, remembered
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.stage import StageManifest, data_files, untouched
 from reagent_lite.errors import NoRowsError
+from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
@@ -67,6 +68,7 @@ def standing_copy(
     directory: str | None,
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
+    items: ItemTable | None = None,
 ) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
 
@@ -76,9 +78,10 @@ def standing_copy(
         directory: data.training_copy_dir.
         columns: data.columns.
         timeline: how events are paired; None without settings of their own.
+        items: the item table.
     """
     files = data_files(path, columns)
-    for place in places_of(path, actions, directory, columns, timeline):
+    for place in places_of(path, actions, directory, columns, timeline, items):
         for folder in place.copies():
             manifest = CopyManifest.whole(folder, KIND, place.settings)
             if manifest is not None and untouched(manifest.inputs, files):
@@ -101,13 +104,15 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
     return total
 
 
-def first_rows(path: DataPath, actions: tuple[str, ...] | None, columns: Columns | None = None) -> FirstRows:
+def first_rows(
+    path: DataPath, actions: tuple[str, ...] | None, columns: Columns | None = None, items: ItemTable | None = None
+) -> FirstRows:
     """Reads and checks the first rows of the first file that has some, of each of several logs.
 
     Raises:
         DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
     """
-    files = data_files(path, columns)
+    files = data_files(path, columns, items)
     require_one_kind(files, path)
     of_logs = [_first_rows_of(tuple(of_log), actions) for _, of_log in groupby(files, lambda file: file.log)]
     return replace(

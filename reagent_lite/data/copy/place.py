@@ -26,9 +26,10 @@ from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import FeatureIds, StageManifest
-from reagent_lite.data.timeline.settings import pairing_settings
+from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
+from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
 
 KIND = "training copy"
@@ -59,11 +60,15 @@ class CopyManifest(StageManifest):
 
 
 def settings_of(
-    actions: tuple[str, ...] | None, columns: Columns | None, timeline: TimelineConfig | None
+    actions: tuple[str, ...] | None,
+    columns: Columns | None,
+    timeline: TimelineConfig | None,
+    items: ItemTable | None = None,
 ) -> dict[str, Any]:
     """Returns what a copy's content depends on in addition to its inputs."""
     paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
-    return {"layout": LAYOUT, "actions": actions, **({"columns": columns} if columns else {}), **paired}
+    renamed = {"columns": columns} if columns else {}
+    return {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +154,7 @@ def places_of(
     directory: str | None,
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
+    items: ItemTable | None = None,
 ) -> list[Place]:
     """Returns the places that a copy may be in, best first.
 
@@ -158,8 +164,9 @@ def places_of(
         directory: parent folder that the user chose, or None.
         columns: the log's own names for columns of the contract.
         timeline: how events are paired; None without settings of their own.
+        items: the item table; another one makes another copy.
     """
-    settings = settings_of(actions, columns, timeline)
+    settings = settings_of(actions, columns, timeline, items)
     logs = [local_path(log) for log in logs_of(path)]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", logs[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     input_paths = logs[0] if isinstance(path, str) else logs

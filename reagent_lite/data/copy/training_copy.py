@@ -31,6 +31,7 @@ from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import is_writable, scratch_folder
+from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 
 
@@ -206,6 +207,7 @@ def prepare_training_copy(
     directory: str | None = None,
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
+    items: ItemTable | None = None,
     progress: Show | None = None,
 ) -> TrainingCopy:
     """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
@@ -219,6 +221,7 @@ def prepare_training_copy(
         directory: parent folder of the copy.
         columns: the log's own names for columns of the contract.
         timeline: how events are paired; None: as they are by default.
+        items: the table of the items that actions may name.
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
@@ -226,8 +229,8 @@ def prepare_training_copy(
             files that change while they are read; no folder that can be written.
     """
     path = paths_of(log)
-    files = data_files(path, columns)
-    places = places_of(path, actions, directory, columns, timeline)
+    files = data_files(path, columns, items)
+    places = places_of(path, actions, directory, columns, timeline, items)
     folder = next((folder for one in places if (folder := one.standing(files)) is not None), None)
     if folder is None:
         chosen = next((one for one in places if is_writable(one.parent)), None)

@@ -23,7 +23,7 @@ from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
 from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_levels, texts_of
-from reagent_lite.data.rows.maps import candidate_lists, features
+from reagent_lite.data.rows.maps import candidate_features, candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
@@ -161,7 +161,7 @@ def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], Featur
     Raises:
         DataError: a key that is neither an id nor a name; other faults are noted.
     """
-    action, taken = features(column_of(block, ACTION), faults, todo="Or set parametric to false")
+    action, taken = candidate_features(column_of(block, ACTION), faults, todo="Or set parametric to false")
     lists = candidate_lists(column_of(block, "possible_actions"), faults)
     lists = lists.or_alone(action, taken, lists.lengths == 0)
     return lists.rows, lists.features

@@ -21,7 +21,7 @@ import pyarrow.parquet
 from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
-from reagent_lite.data.formats.schema import filled, is_text, valid_rows
+from reagent_lite.data.formats.schema import filled, is_text, item_values, valid_rows
 from reagent_lite.errors import DataError, Problem, first_line
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
 
@@ -48,7 +48,7 @@ def read_parquet(
         wanted = [name for name in names if columns is None or name in columns]
         total, row = parquet.metadata.num_rows, 0
         for batch in parquet.iter_batches(_rows_of_batch(parquet.metadata), columns=wanted):
-            for part in _parts(batch):
+            for part in _parts(batch, file):
                 row += part.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
@@ -96,17 +96,17 @@ def read_ipc(
             kept = batch.select([name for name in names if columns is None or name in columns])
             begin, before = position.bytes_read, row
             num_bytes = min(file.size, stream.tell()) - begin
-            for part in _parts(kept):
+            for part in _parts(kept, file):
                 row += part.num_rows
                 position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
         position.bytes_read, position.sha256 = file.size, digest_of(stream)
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields a batch in parts of at most BLOCK_VALUES values."""
+def _parts(batch: pa.RecordBatch, file: InputFile) -> Iterator[pa.RecordBatch]:
+    """Yields a batch in parts of at most BLOCK_VALUES values, those that ids of items stand for among them."""
     # of whole buffers: nbytes would follow offsets, which are validated in `_block`
-    values = batch.get_total_buffer_size() // 8 + batch.num_rows
+    values = batch.get_total_buffer_size() // 8 + batch.num_rows + item_values(batch, file.items)
     rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)

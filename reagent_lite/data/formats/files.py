@@ -8,12 +8,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from reagent_lite.data.formats.frames import place
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line, listed
+from reagent_lite.item_table import ItemTable
 from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
@@ -57,6 +58,7 @@ class InputFile:
         columns: the user's own names of columns; None where they are the contract's.
         features: ids that have a name, where rows hold the ids alone.
         log: number of the log that it is of, from 1, where several are read as one; else 0.
+        items: the table of the items that actions may name; files are equal whatever it is.
     """
 
     path: str
@@ -69,6 +71,7 @@ class InputFile:
     columns: OwnNames | None = None
     features: tuple[int, ...] = ()
     log: int = 0
+    items: ItemTable | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.item_table import ItemTable
+
 TEXT_METADATA = {b"reagent_lite": b"json"}
 """Marks a string column whose values are JSON texts, since they have no common Arrow type."""
 
@@ -121,3 +123,13 @@ def _since_1970(time: datetime) -> int:
 
 FIRST_TIME, LAST_TIME = _since_1970(datetime.min), _since_1970(datetime.max)
 """Microseconds since 1970 of the first and the last time that text may have, of the years 1 and 9999."""
+
+
+def item_values(rows: pa.Table | pa.RecordBatch, items: ItemTable | None) -> int:
+    """Returns how many features the ids in lists of rows stand for; 0 without an item table."""
+    if items is None:
+        return 0
+    chunks = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
+    lists = [chunk.values for chunk in chunks if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)]
+    # of whole lists: their offsets may be damaged
+    return len(items.feature_ids) * sum(len(values) for values in lists if not pa.types.is_nested(values.type))

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 
 from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position
 from reagent_lite.data.formats.files import COMPRESSIONS, InputFile, damage_reported
+from reagent_lite.data.formats.schema import item_values
 from reagent_lite.errors import DataError, Problem
 
 FIRST_BLOCK_BYTES = 1 << 18
 BLOCK_BYTES = 1 << 22
 TABLE_BYTES = 1 << 24
-"""Memory of a block's table; rows with many columns take memory for absent values too."""
+"""Memory of a block's table; absent values of rows with many columns take some too, and so do features of items."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ENCODE, _UNPACK = "Write the file as UTF-8", "Unpack it, or give it the extension of its packing"
@@ -55,7 +56,8 @@ def read_text(
 
     def parsed(number: int, text: bytes, line: int) -> Block:
         block = parse(text, line)
-        sizes[number] = min(BLOCK_BYTES, TABLE_BYTES * len(text) // max(1, block.table.nbytes))
+        num_bytes = block.table.nbytes + 4 * item_values(block.table, file.items)
+        sizes[number] = min(BLOCK_BYTES, TABLE_BYTES * len(text) // max(1, num_bytes))
         return block
 
     def parsing(text: bytes, line: int) -> Callable[[], Block]:

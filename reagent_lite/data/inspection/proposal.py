@@ -28,6 +28,7 @@ from reagent_lite.data.formats.frames import place
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen, columns_section
 from reagent_lite.data.result_frames import frame_of
+from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import ReagentLiteError, counted, listed
 from reagent_lite.feature_ids import id_of
@@ -150,6 +151,8 @@ class _Inspection:
     def __init__(self, config: InspectConfig, columns: tuple[LogColumn, ...], whole: bool) -> None:
         self.path = config.data_path
         self.given = config.columns
+        self.items = given_items(config.items, config.item_id)
+        self.items_section = config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
         self.columns = columns
         self.whole = whole
         self.rows = len(columns[0].values) if columns else 0
@@ -246,7 +249,7 @@ class _Inspection:
             some = [column.name for column in self.columns if column.kind == "text" and column.distinct <= MOST_ACTIONS]
             self._lacking("action", "what was decided", some)
             return
-        if column.kind == "map":
+        if column.kind == "map" or self.items is not None:
             self.actions = None
             return
         possible = self._column("possible_actions")
@@ -259,8 +262,8 @@ class _Inspection:
         )
         if len(ordered) > MOST_ACTIONS:
             self.problems.append(
-                f"{column.name} has {len(ordered):,} values, more than {MOST_ACTIONS} actions by name: describe each "
-                "candidate by features (workflows.parametric_dqn), or name another column as action"
+                f"{column.name} has {len(ordered):,} values, more than {MOST_ACTIONS} actions by name: give "
+                "the features of each in an item table, `items`, or name another column as action"
             )
         if len(ordered) < 2:
             self.problems.append(f"{column.name} has one value, {listed(ordered)}: there is nothing to choose from")
@@ -410,21 +413,26 @@ class _Inspection:
         }
         if self.actions is not None:
             tree["actions"] = list(self.actions)
-        if columns := columns_section(self.fields, features):
-            tree["data"] = {"columns": columns}
+        columns = columns_section(self.fields, features)
+        if columns or self.items_section:
+            tree["data"] = {**({"columns": columns} if columns else {}), **self.items_section}
         return tree
 
     def _faults(self, tree: Json) -> list[str]:
         """Returns why training would refuse the config or the rows."""
         try:
             config = check(ParametricDqnConfig if self.actions is None else DqnConfig, tree)
-            first_rows(self.path, config.actions or None, config.data.columns)
+            first_rows(self.path, config.actions or None, config.data.columns, self.items)
             if self.whole:
                 with tempfile.TemporaryDirectory() as folder:
                     prepare_training_copy(
-                        self.path, actions=config.actions or None, directory=folder, columns=config.data.columns
+                        self.path,
+                        actions=config.actions or None,
+                        directory=folder,
+                        columns=config.data.columns,
+                        items=self.items,
                     )
-                files = data_files(self.path, config.data.columns)
+                files = data_files(self.path, config.data.columns, self.items)
                 summary = summarize_log(files, NormParams(), parametric=self.actions is None)
                 fit_columns(summary.columns, NormParams(), where=place(self.path))
         except ReagentLiteError as error:

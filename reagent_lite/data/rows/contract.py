@@ -24,7 +24,7 @@ from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUM
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, flags, numbers, of_cells, per_distinct
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import candidate_lists, features, match
+from reagent_lite.data.rows.maps import candidate_features, candidate_lists, match
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import Problem, listed, nearest, raise_any
 
@@ -33,7 +33,7 @@ PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probabilit
 """Two names of one column; a log that has both must have the same in both."""
 TODO_NAMES = (
     "Names and indices are actions of workflows.dqn, in Python of a config with `actions`, "
-    "and of timelines with actionDiscrete true"
+    "and of timelines with actionDiscrete true; ids of items need the item table, data.items"
 )
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
@@ -171,7 +171,7 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     A list that is empty although an action was taken says that the candidates are unknown: the action is the only one
     then, see Faults.unlisted. A row without a list has none here.
     """
-    action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
+    action, taken = candidate_features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
     lists = candidate_lists(column("possible_actions"), faults).distinct()
     faults.unlisted = column("possible_actions").present & (lists.lengths == 0) & taken
     lists = lists.or_alone(action, taken, faults.unlisted)

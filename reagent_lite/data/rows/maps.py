@@ -18,12 +18,24 @@ from numpy.typing import NDArray
 
 from reagent_lite.categories import MOST_CHARACTERS, codes_of
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
-from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, is_string, pieces, typed
+from reagent_lite.data.rows.columns import (
+    NONE,
+    Column,
+    float64,
+    float_of,
+    is_list,
+    is_number,
+    is_string,
+    pieces,
+    strings,
+    typed,
+)
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
 from reagent_lite.data.rows.levels import ONE_KIND, WORDS
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.feature_ids import FeatureId, id_of
+from reagent_lite.item_table import UNKNOWN, ItemTable
 
 VALUES = pa.struct({"number": pa.float32(), "text": pa.string()})
 """Values of maps in which some features are numbers and some are texts; one of both is null."""
@@ -72,6 +84,42 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
             of_feature[text] = of_feature.get(text, 0) + count
     _require_finite(column, named, faults, rule)
     return FeatureMatrix(ids, named.values), named.present
+
+
+def candidate_features(
+    column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = ""
+) -> tuple[FeatureMatrix, Mask]:
+    """Returns `features` of actions or candidates; with an item table also of ids, which stand for the items' features.
+
+    An id that the table lacks is a fault.
+    """
+    items = faults.block.file.items
+    if items is None or not are_item_ids(column):
+        return features(column, faults, rule=rule, todo=todo)
+    row = item_rows(column, faults, items)
+    present = row >= 0
+    values = np.full((len(row), len(items.feature_ids)), np.nan, np.float32)
+    values[present] = items.values[row[present]]
+    faults.features |= {feature for feature in items.feature_ids if isinstance(feature, FeatureId)}
+    return FeatureMatrix(items.feature_ids, values), present
+
+
+def are_item_ids(column: Column) -> bool:
+    """Whether the values of a column are ids of items and not objects with features."""
+    if column.text:
+        return not any(text.startswith("{") for text in column.array.unique().drop_null().to_pylist())
+    return not column.nested
+
+
+def item_rows(column: Column, faults: Faults, items: ItemTable) -> NDArray[np.int64]:
+    """Returns [n] row of each id in the item table, UNKNOWN where null; ids that it lacks are faults."""
+    codes, distinct = strings(column, faults, "the id of an item, a string or an integer,")
+    # pandas writes an integer as 7.0 in a CSV column that has gaps, as next_action has at every end
+    rows = [items.rows((text, text.removesuffix(".0"))) for text in distinct.to_pylist()]
+    row = np.array([*(first if first >= 0 else second for first, second in rows), UNKNOWN])[codes]
+    expected = f"an id of the {counted(len(items), 'item')} in the item table, in {column.name}"
+    column.fault(faults, (codes >= 0) & (row < 0), expected, todo="Add the item to the table", rule="item_unknown")
+    return row
 
 
 def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Faults) -> int:
@@ -294,7 +342,7 @@ def _are_values(kind: pa.DataType) -> bool:
 def candidate_lists(column: Column, faults: Faults) -> Lists:
     """Returns the lists of maps {id: number} of a column; rows without one have an empty list."""
     lengths, elements = pieces(column, faults, "a list of objects {id: number}")
-    found, present = features(elements, faults)
+    found, present = candidate_features(elements, faults)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
     return Lists(lengths, found)
 

@@ -52,7 +52,7 @@ from reagent_lite.data.rows.contract import (
     require_present,
 )
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import Named, candidate_lists, features, match, metrics
+from reagent_lite.data.rows.maps import Named, candidate_features, candidate_lists, features, match, metrics
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import counted
 
@@ -290,13 +290,13 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
 
 
 def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _Choices:
-    """Reads actions that are feature maps; `action` becomes the index of the equal candidate of the row.
+    """Reads feature maps or ids of items; `action` becomes the index of the equal candidate of the row.
 
     A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
     empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
     """
     action, taken, lists, index = candidates(column, faults)
-    next_action, next_taken = features(_empty_strings_as_null(column("next_action")), faults)
+    next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     without, after = ~(column("possible_actions").present & contract.choices), column("possible_next_actions")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.item_table import ItemTable
 
 VERSION = 3
 """Version of the transformation; what another version made is made again."""
@@ -16,3 +17,8 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
     timeline["evalTableName"] = config.timeline.evalTableName is not None
     columns = {"columns": config.columns} if config.columns else {}
     return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **columns}
+
+
+def items_setting(items: ItemTable | None) -> dict[str, Any]:
+    """Returns what rows depend on where ids in them are those of items: the content of the table."""
+    return {} if items is None else {"items": items.sha256}

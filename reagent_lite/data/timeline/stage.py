@@ -26,6 +26,7 @@ from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.logs import tell_apart
 from reagent_lite.data.rows.columns import require_one_order
+from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import (
     StageManifest,
     data_files,
@@ -46,11 +47,12 @@ from reagent_lite.data.timeline.report import (
     require_rows,
     require_taken,
 )
-from reagent_lite.data.timeline.settings import pairing_settings
+from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, room_in, work_folder
+from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
 
 KIND = "timeline"
@@ -111,15 +113,20 @@ class TimelineOutcome:
     seconds: float
 
 
-def run_timeline(config: TimelineConfig) -> TimelineOutcome:
+def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> TimelineOutcome:
     """Makes the folders that the config asks for, unless they are there, and returns what is in them.
+
+    Args:
+        config: the config of the timeline.
+        items: the item table; None: the one that the config names, if it does.
 
     Raises:
         ConfigError: an output in the place of the events, or that cannot be written.
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    files = data_files(config.timeline.inputTableName, config.columns)
+    items = items or given_items(config.items, config.item_id)
+    files = data_files(config.timeline.inputTableName, config.columns, items)
     for note in left_out(config.timeline.inputTableName):
         machine_logger.warning(note)
     folders = output_folders(config)
@@ -127,7 +134,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     _require_events(config)
     require_apart(config.timeline.inputTableName, files, outputs)
     found = [
-        StageManifest.standing(folder, KIND, {**pairing_settings(config), "use": use}, files)
+        StageManifest.standing(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
     manifests = [manifest for manifest in found if manifest is not None]
@@ -213,7 +220,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
                 metric_names=tuple(sorted(found.metrics)),
-                settings={**pairing_settings(config), "use": use},
+                settings={**pairing_settings(config), **items_setting(files[0].items), "use": use},
                 inputs=states_of(files, found.hashes),
                 parent=above.digest if above else "",
                 report=report,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -17,7 +17,9 @@ _AT_ONCE = 1000  # rows that are turned into Arrow while nothing else of the pro
 
 
 def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes events, {column: value}, as a file that appears whole; actions are all names or all features.
+    """Writes events, {column: value}, as a file that appears whole; actions are all names, all ids, or all features.
+
+    Those of items have a column `items`, the hash of the item table.
 
     Raises:
         DataError: the file cannot be written.
@@ -25,8 +27,9 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     texts = any(map(_has_texts, rows))
     features = pa.map_(pa.string(), VALUES) if texts else _FEATURES
     action = pa.string() if isinstance(rows[0]["action"], str) else features
+    table = {"items": pa.string()} if "items" in rows[0] else {}
     schema = pa.schema({
-        "decision_id": pa.string(), "model": pa.string(), "ds": pa.string(),
+        "decision_id": pa.string(), "model": pa.string(), **table, "ds": pa.string(),
         "mdp_id": pa.string(), "sequence_number": pa.int64(), "state_features": features,
         "action": action, "reward": pa.float64(), "possible_actions": pa.list_(action),
         "action_probability": pa.float64(), "metrics": pa.map_(pa.string(), pa.float64()), "terminal": pa.bool_(),
@@ -57,6 +60,9 @@ def _with_values(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "state_features": state, "action": action, "possible_actions": possible}
 
 
-def among_candidates(file: Path) -> bool:
-    """Whether the actions of such a file are features of candidates, not names."""
-    return bool(pa.types.is_map(pyarrow.parquet.read_schema(file).field("action").type))
+def choices_of(file: Path) -> Literal["named actions", "candidates", "items"]:
+    """Returns the kind of the decisions in such a file."""
+    schema = pyarrow.parquet.read_schema(file)
+    if pa.types.is_map(schema.field("action").type):
+        return "candidates"
+    return "items" if "items" in schema.names else "named actions"

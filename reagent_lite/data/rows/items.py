@@ -1,0 +1,139 @@
+"""An item table read from a file of any format: a row for each item, a column with its id, the others its features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.data.faults_by_kind import MAX_EXAMPLES, FaultKind, FaultsByKind
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.csv import typed_cells
+from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.jsonl import in_one_column
+from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
+from reagent_lite.data.formats.schema import is_text
+from reagent_lite.data.rows.columns import Column, column_of, strings
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import features
+from reagent_lite.data.rows.matrices import FeatureMatrix
+from reagent_lite.data.rows.own_columns import NamesAsTheyAre
+from reagent_lite.errors import DataError, NoRowsError, Problem, listed
+from reagent_lite.item_table import ItemTable
+
+Where = Callable[[int], str]
+"""Returns file and line of an item."""
+ROW_LABELS = ("Unnamed: ", "__index_level_")
+"""What the names of columns begin with that hold a frame's row labels, which are no features."""
+
+
+def given_items(path: str | None, id_column: str) -> ItemTable | None:
+    """Returns the item table that a config names, None where it names none; see `read_items`."""
+    return None if path is None else read_items(path, id_column)
+
+
+def read_items(path: str, id_column: str) -> ItemTable:
+    """Returns the items of a file or folder, in its order.
+
+    Every column but that of the ids is a feature, with a number for every item.
+
+    Args:
+        path: local path or URL, in any format that a log may have.
+        id_column: name of the column with the ids.
+
+    Raises:
+        DataError: a file that cannot be read; no items or no features; an item without an id, an id twice, a feature
+            that is absent or no finite number, with file and line.
+    """
+    files = tuple(replace(file, columns=NamesAsTheyAre()) for file in list_input(path, tuple(READERS)))
+    positions = [Position() for _ in files]
+    try:
+        parts = list(read_blocks(files, partial(_read, id_column), positions, None, ALL_COLUMNS))
+    except NoRowsError as error:
+        (problem,) = error.problems
+        raise DataError(replace(problem, expected="an item table with a row for each item")) from error
+    faults = FaultsByKind()
+    for part in parts:
+        faults.merge(part.faults)
+    faults.require_none()
+    feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
+    if not feature_ids:
+        raise DataError(Problem(files[0].place(), f"columns of features beside {id_column!r}", "none"))
+    values = np.concatenate([part.features.aligned(feature_ids) for part in parts])
+    ids = tuple(item for part in parts for item in part.ids)
+
+    def where(row: int) -> str:
+        before = 0
+        for part in parts:
+            if row < before + len(part.ids):
+                return part.block.where(row - before)
+            before += len(part.ids)
+        raise IndexError(row)
+
+    _require_each_once(ids, where)
+    _require_whole(values, feature_ids, where)
+    return ItemTable(ids=ids, feature_ids=feature_ids, values=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The items of a block."""
+
+    block: Block
+    ids: list[str]
+    features: FeatureMatrix
+    faults: FaultsByKind
+
+
+def _read(id_column: str, block: Block) -> _Part:
+    names = block.table.column_names
+    if id_column not in names:
+        got = f"columns {listed(sorted(names))}"
+        todo = "Set item_id, in training data.item_id, to the name of the table's column of ids"
+        raise DataError(Problem(block.where(0), f"a column {id_column!r} with the ids of the items", got, todo))
+    faults = Faults(block)
+    codes, distinct = strings(column_of(block, id_column), faults)
+    faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
+    texts = [*distinct.to_pylist(), ""]  # the last of rows without an id, which are faults
+    matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
+    return _Part(block=block, ids=[texts[code] for code in codes.tolist()], features=matrix, faults=faults.by_kind())
+
+
+def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
+    if not names:
+        return FeatureMatrix((), np.empty((block.table.num_rows, 0), np.float32))
+    parts = {name: (block.table.schema.field(name), column_of(block, name).array) for name in names}
+    if block.file.extension == ".csv":
+        parts = {name: typed_cells(name, cells, "number") for name, (_, cells) in parts.items()}
+    field, array = in_one_column("the item table", parts, np.ones(block.table.num_rows, bool))
+    todo = "Give every item a number for each feature, and leave out columns that are none"
+    return features(Column(field.name, array, is_text(field)), faults, todo=todo)[0]
+
+
+def _require_each_once(ids: tuple[str, ...], where: Where) -> None:
+    first: dict[str, int] = {}
+    again = [(row, before) for row, item in enumerate(ids) if (before := first.setdefault(item, row)) != row]
+    _require_none(
+        [(where(row), f"{ids[row]!r} again, first at {where(before)}") for row, before in again],
+        "each id once",
+        "Keep one row for each item",
+    )
+
+
+def _require_whole(values: NDArray[np.float32], feature_ids: tuple[int, ...], where: Where) -> None:
+    absent = np.isnan(values)
+    rows = np.flatnonzero(absent.any(axis=1)).tolist()
+    _require_none(
+        [(where(row), f"no {listed(feature_ids[column] for column in np.flatnonzero(absent[row]))}") for row in rows],
+        "a number for every feature of the item table",
+        "Give the item a value for it, or leave the feature's column out",
+    )
+
+
+def _require_none(faulty: list[tuple[str, str]], expected: str, todo: str) -> None:
+    if faulty:
+        kind = FaultKind(expected=expected, todo=todo, count=len(faulty), examples=faulty[:MAX_EXAMPLES])
+        raise DataError(kind.problem())

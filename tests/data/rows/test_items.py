@@ -1,0 +1,220 @@
+"""Item tables: what is read, what is refused, and logs that name items against logs that repeat their features."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracles.items import ITEMS, NAMES, as_csv, events, features_of, repeated, transitions, write_items
+from oracles.logs import write_lines
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.formats.arrow import BLOCK_VALUES
+from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.reading import read_blocks
+from reagent_lite.data.rows.items import read_items
+from reagent_lite.data.stage import data_files
+from reagent_lite.errors import DataError
+from reagent_lite.feature_ids import FeatureId
+from reagent_lite.item_table import ItemTable
+
+Row = dict[str, Any]
+PRICE = FeatureId("price")
+
+
+def items_in(folder: Path, *others: Row) -> ItemTable:
+    return read_items(str(write_items(folder, *others)), "item_id")
+
+
+def copied(folder: Path, log: Path, items: ItemTable | None) -> TrainingCopy:
+    return prepare_training_copy(str(log), actions=None, directory=str(folder), items=items)
+
+
+def test_a_table_has_ids_in_its_order_and_features_ascending(tmp_path: Path) -> None:
+    items = items_in(tmp_path)
+    assert items.ids == NAMES == ("tea", "milk", "bread", "12", "jam")
+    assert items.feature_ids == (7, PRICE)
+    assert items.values.tolist() == np.float32([[0.25, 2], [0.1, 1], [-0.5, 3.5], [1.5, 0.5], [0.75, 4]]).tolist()
+    assert items.rows(["jam", 12, "12", "beer", None]).tolist() == [4, 3, 3, -1, -1]
+
+
+@pytest.mark.parametrize("extension", ["csv", "parquet", "feather", "jsonl"])
+def test_every_format_gives_the_same_table(extension: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(ITEMS)[["7", "item_id", "price"]].astype({"item_id": str})
+    file = tmp_path / f"items.{extension}"
+    if extension == "csv":
+        frame.to_csv(file)  # with the row labels of pandas, which are no feature
+    elif extension == "jsonl":
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        getattr(frame, f"to_{extension}")(file)
+    read = read_items(str(file), "item_id")
+    assert (read.ids, read.feature_ids, read.sha256) == (NAMES, (7, PRICE), items_in(tmp_path).sha256)
+
+
+def test_the_hash_is_that_of_the_content(tmp_path: Path) -> None:
+    items = items_in(tmp_path)
+    back = ItemTable.of_json(items.json())
+    assert (back.ids, back.feature_ids, back.sha256) == (items.ids, items.feature_ids, items.sha256)
+    assert back.values.tobytes() == items.values.tobytes()
+    assert json.loads(items.json())["feature_ids"] == [7, "price"]
+    other = items_in(tmp_path / "other", {"item_id": "beer", "price": 1.5, "7": 0.0})
+    assert other.sha256 != items.sha256
+
+
+REFUSED: list[tuple[list[Row], str]] = [
+    ([{"item_id": "milk", "price": 1.0, "7": 0.0}],
+     "items.jsonl:6: expected each id once, got 'milk' again, first at {folder}/items.jsonl:2"),
+    ([{"item_id": "12", "price": 1.0, "7": 0.0}],
+     "items.jsonl:6: expected each id once, got '12' again, first at {folder}/items.jsonl:4"),
+    ([{"item_id": "beer", "price": 1.0}],
+     "items.jsonl:6: expected a number for every feature of the item table, got no 7"),
+    ([{"item_id": "beer"}], "items.jsonl:6: expected a number for every feature of the item table, got no 7, price"),
+    ([{"item_id": "beer", "price": None, "7": 1.0}, {"item_id": "rum", "7": 1.0}],
+     "items.jsonl:6: expected a number for every feature of the item table, got no price; 1 more row like it: 7"),
+    ([{"price": 1.0, "7": 0.0}], "items.jsonl:6: expected an id in item_id, got null"),
+    ([{"item_id": 1.5, "price": 1.0, "7": 0.0}], "expected a string or an integer in item_id, got 1.5"),
+    ([{"item_id": "beer", "price": "low", "7": 0.0}],
+     "items.jsonl:6: expected an object {{id: number}} in the item table, got {{\"price\": \"low\", \"7\": 0.0}}"),
+    ([{"item_id": "beer", "price": 1e39, "7": 0.0}],
+     "items.jsonl:6: expected finite numbers in the item table, got inf for 'price' as float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("others", "words"), REFUSED)
+def test_bad_items_are_refused_with_their_line(others: list[Row], words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        items_in(tmp_path, *others)
+    assert words.format(folder=tmp_path) in str(error.value)
+
+
+def test_tables_without_items_ids_or_features_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text("item_id,price\n")
+    with pytest.raises(DataError, match="expected an item table with a row for each item, got none in 1 file"):
+        read_items(str(tmp_path / "none.csv"), "item_id")
+    (tmp_path / "ids.csv").write_text("item_id\na\nb\n")
+    with pytest.raises(DataError, match="expected columns of features beside 'item_id', got none"):
+        read_items(str(tmp_path / "ids.csv"), "item_id")
+    (tmp_path / "sku.csv").write_text("sku,price\na,1\nb,2\n")
+    with pytest.raises(
+        DataError, match="expected a column 'item_id' with the ids of the items, got columns price, sku"
+    ):
+        read_items(str(tmp_path / "sku.csv"), "item_id")
+    assert read_items(str(tmp_path / "sku.csv"), "sku").ids == ("a", "b")
+    (tmp_path / "words.csv").write_text("item_id,price,color\na,1,red\nb,2,blue\n")
+    with pytest.raises(DataError, match=r"words\.csv:2: expected a number for 'color' in the item table"):
+        read_items(str(tmp_path / "words.csv"), "item_id")
+
+
+@pytest.mark.parametrize("made", [events, lambda: transitions(events())], ids=["events", "transitions"])
+@pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv"])
+def test_ids_and_repeated_features_are_the_same_rows(made: Any, extension: str, tmp_path: Path) -> None:
+    rows = made()
+    whole = transitions(repeated(events())) if "next_action" in rows[0] else repeated(rows)
+    if extension == "parquet":
+        rows = json.loads(re.sub(r"\b12\b(?=[,\]])", '"12"', json.dumps(rows)))  # a column has one type
+    logs = {}
+    for name, log in (("ids", rows), ("features", whole)):
+        if extension == "jsonl":
+            logs[name] = write_lines(tmp_path / f"{name}.jsonl", log)
+        elif extension == "csv":
+            logs[name] = as_csv(tmp_path, log, f"{name}.csv")
+        else:
+            logs[name] = tmp_path / f"{name}.parquet"
+            pd.DataFrame(log).to_parquet(logs[name])
+    items = items_in(tmp_path)
+    by_id = copied(tmp_path / "a", logs["ids"], items)
+    by_features = copied(tmp_path / "b", logs["features"], None)
+    assert by_id.action_ids == by_features.action_ids == (7, PRICE)
+    assert len(by_id) == len(rows)
+    for name in ("candidates", "list_offsets", "actions_list", "next_list", "action", "next_action", "state", "reward"):
+        np.testing.assert_array_equal(getattr(by_id, name), getattr(by_features, name), name)
+    assert content_of(by_id) == content_of(by_features)
+    first = by_id.candidates[: by_id.list_offsets[1]]
+    line = int(by_id.origin_line[0]) - (2 if extension == "csv" else 1)
+    mine = [features_of(name) for name in rows[line]["possible_actions"]]
+    assert first.tolist() == np.float32([[one["7"], one["price"]] for one in mine]).tolist()
+
+
+def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
+    rows = events()
+    rows[3] = {**rows[3], "action": "beer", "possible_actions": [*rows[3]["possible_actions"], "beer"]}
+    rows[5] = {**rows[5], "possible_actions": [*rows[5]["possible_actions"], "rum"]}
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    with pytest.raises(DataError) as error:
+        copied(tmp_path, log, items_in(tmp_path))
+    assert [problem.fault for problem in error.value.problems[:2]] == [
+        f'{log}:4: expected an id of the 5 items in the item table, in action, got "beer"',
+        f'{log}:6: expected an id of the 5 items in the item table, in possible_actions, got "rum"',
+    ]
+    assert error.value.problems[0].todo == "Add the item to the table"
+
+
+def test_ids_without_a_table_say_what_is_missing(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", events())
+    with pytest.raises(DataError, match=r"ids of items need the item table, data\.items"):
+        copied(tmp_path, log, None)
+
+
+def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
+    numbers = [{**item, "item_id": number} for number, item in enumerate(ITEMS)]
+    items = read_items(str(write_lines(tmp_path / "items.jsonl", numbers)), "item_id")
+
+    def numbered(value: Any) -> Any:
+        if isinstance(value, list):
+            return [numbered(one) for one in value]
+        return None if value is None else NAMES.index(str(value))
+
+    named = ("action", "next_action", "possible_actions", "possible_next_actions")
+    rows = [{**row, **{name: numbered(row[name]) for name in named}} for row in transitions(events())]
+    log = as_csv(tmp_path, rows)
+    assert ",3.0," in log.read_text()
+    by_id = copied(tmp_path / "a", log, items)
+    by_features = copied(tmp_path / "b", as_csv(tmp_path, transitions(repeated(events())), "features.csv"), None)
+    np.testing.assert_array_equal(by_id.next_action, by_features.next_action)
+
+
+def test_another_table_makes_another_copy(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", events())
+    items = items_in(tmp_path)
+    first = copied(tmp_path / "copy", log, items)
+    manifest = CopyManifest.read(str(first.folder))
+    assert manifest is not None
+    assert manifest.settings["items"] == items.sha256
+    assert copied(tmp_path / "copy", log, items_in(tmp_path)).folder == first.folder
+    cheaper = tuple({**item, "price": item["price"] / 2} for item in ITEMS)
+    newer = read_items(str(write_lines(tmp_path / "newer.jsonl", cheaper)), "item_id")
+    second = copied(tmp_path / "copy", log, newer)
+    assert second.folder != first.folder
+    assert second.candidates[:, 1].tolist() == (first.candidates[:, 1] / 2).tolist()
+
+
+def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path) -> None:
+    items = items_in(tmp_path)
+    settings = NormParams(cols_to_norm=("state_features", "action"))
+    ids = write_lines(tmp_path / "ids.jsonl", events())
+    features = write_lines(tmp_path / "features.jsonl", repeated(events()))
+    by_id = summarize_log(data_files(str(ids), None, items), settings)
+    by_features = summarize_log(data_files(str(features)), settings)
+    assert by_id.parametric
+    assert str(by_id.columns) == str(by_features.columns)
+
+
+@pytest.mark.parametrize("extension", ["parquet", "feather"])
+def test_blocks_are_small_where_ids_stand_for_many_features(extension: str, tmp_path: Path) -> None:
+    items = ItemTable(ids=("a",), feature_ids=tuple(range(1000)), values=np.ones((1, 1000), np.float32))
+    file = tmp_path / f"log.{extension}"
+    frame = pd.DataFrame({"action": ["a"] * 600, "possible_actions": [["a"] * 10] * 600, "reward": [1.0] * 600})
+    getattr(frame, f"to_{extension}")(file)
+    (given,) = data_files(str(file), None, items)
+    rows = list(read_blocks((given,), lambda block: block.table.num_rows, [Position()]))
+    assert sum(rows) == 600
+    assert max(rows) * 10 * 1000 <= BLOCK_VALUES
+    assert list(read_blocks(data_files(str(file)), lambda block: block.table.num_rows, [Position()])) == [600]

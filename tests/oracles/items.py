@@ -1,0 +1,81 @@
+"""Logs of decisions among items: by id beside a table of items, and with the features repeated in every row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oracles.logs import write_lines
+
+Row = dict[str, Any]
+ITEMS: tuple[Row, ...] = (
+    {"item_id": "tea", "price": 2.0, "7": 0.25},
+    {"item_id": "milk", "price": 1.0, "7": 0.1},
+    {"item_id": "bread", "price": 3.5, "7": -0.5},
+    {"item_id": 12, "price": 0.5, "7": 1.5},
+    {"item_id": "jam", "price": 4.0, "7": 0.75},
+)
+NAMES = tuple(str(item["item_id"]) for item in ITEMS)
+
+
+def features_of(name: str) -> dict[str, float]:
+    item = ITEMS[NAMES.index(str(name))]
+    return {key: value for key, value in item.items() if key != "item_id"}
+
+
+def write_items(folder: Path, *others: Row, name: str = "items.jsonl") -> Path:
+    return write_lines(folder / name, [*ITEMS, *others])
+
+
+def events(episodes: int = 60, seed: int = 0) -> list[Row]:
+    """Episodes of 1 to 5 decisions, each drawn alike among 2 to 5 items; cheap items pay in one kind of state."""
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = []
+    for episode in range(episodes):
+        length = int(rng.integers(1, 6))
+        for step in range(length):
+            x = round(float(rng.normal()), 3)
+            offered = [NAMES[k] for k in rng.permutation(len(NAMES))[: rng.integers(2, 6)]]
+            taken = offered[int(rng.integers(len(offered)))]
+            price = features_of(taken)["price"]
+            rows.append(
+                {"mdp_id": f"e{episode}", "sequence_number": step, "state_features": {"0": x, "1": step / 5},
+                 "action": 12 if taken == "12" else taken, "reward": round(x * price + float(rng.normal()) / 10, 3),
+                 "possible_actions": [12 if one == "12" else one for one in offered],
+                 "action_probability": 1 / len(offered), "terminal": step == length - 1}
+            )  # fmt: skip
+    return rows
+
+
+def repeated(rows: list[Row]) -> list[Row]:
+    """The same rows with the features of the items in place of their ids."""
+    return [
+        {**row, "action": features_of(row["action"]),
+         "possible_actions": [features_of(name) for name in row["possible_actions"]]}
+        for row in rows
+    ]  # fmt: skip
+
+
+def transitions(rows: list[Row]) -> list[Row]:
+    """The same rows with what followed each; the last of an episode is terminal."""
+    found = []
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        last = after is None or after["mdp_id"] != row["mdp_id"]
+        assert last == row["terminal"]
+        follows = {"next_state_features": {} if last else after["state_features"],
+                   "next_action": None if last else after["action"],
+                   "possible_next_actions": [] if last else after["possible_actions"]}  # fmt: skip
+        found.append({**row, **follows})
+    return found
+
+
+def as_csv(folder: Path, rows: list[Row], name: str = "log.csv") -> Path:
+    """Writes rows as pandas does: nested cells as JSON."""
+    import pandas as pd
+
+    frame = pd.DataFrame(rows)
+    for column in frame:
+        nested = frame[column].map(lambda cell: isinstance(cell, list | dict))
+        frame[column] = frame[column].where(~nested, frame[column].map(json.dumps))
+    frame.to_csv(folder / name, index=False)
+    return folder / name

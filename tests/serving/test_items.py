@@ -1,0 +1,167 @@
+"""Models with an item table: ids in requests, answers and the log, and a newer table beside the model."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from oracles.bundles import bilinear_bundle
+from oracles.logs import write_lines
+from serving.conftest import IDS, ITEMS, Open
+
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.errors import BundleError, ConfigError, DataError
+from reagent_lite.export import load_bundle
+from reagent_lite.item_table import ITEMS_FILE
+from reagent_lite.serving.decision_log import open_log
+from reagent_lite.serving.served_model import ServedModel
+
+STATE = {"3": 2.0, "age": 1.0}  # the values are 2 f7 + f8: tea 2, milk 6, 12 has 3, tea too 2
+
+
+def table(folder: Path, rows: list[dict[str, Any]], name: str = "newer.jsonl") -> str:
+    return str(write_lines(folder / name, rows))
+
+
+def test_items_are_ranked_by_id(items: Path, opened: Open) -> None:
+    worker = opened(items)
+    answer = worker.post("/rank", rows=[{"state_features": STATE, "possible_actions": ["tea", 12, "milk"]}])
+    assert answer["rankings"] == [[{"action": "milk", "index": 2, "score": 6.0},
+                                   {"action": "12", "index": 1, "score": 3.0},
+                                   {"action": "tea", "index": 0, "score": 2.0}]]  # fmt: skip
+    assert answer["items"] == ITEMS.sha256
+    (every,) = worker.post("/rank", rows=[{"state_features": STATE}])["rankings"]
+    assert [one["action"] for one in every] == ["milk", "12", "tea", "tea too"]
+
+
+def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened: Open, tmp_path: Path) -> None:
+    worker = opened(items)
+    rows = [{"state_features": STATE, "possible_actions": ["tea", 12, "tea too"], "mdp_id": "7"},
+            {"state_features": STATE, "mdp_id": "7"}]  # fmt: skip
+    answer = worker.post("/decide", rows=rows)
+    states = load_bundle(items).states([STATE, STATE])
+    # tea too is tea to the model, so that it has its place in the draw
+    choices = [["tea", "12"], ["tea", "milk", "12"]]
+    index, propensities = load_bundle(items).act(states, candidates=choices, rng=np.random.default_rng([5, 0]))
+    assert [one["action"] for one in answer["decisions"]] == [one[k] for one, k in zip(choices, index, strict=True)]
+    assert [one["propensity"] for one in answer["decisions"]] == propensities.tolist()
+    assert answer["items"] == ITEMS.sha256
+    assert worker.client.get("/healthz").json()["items"] == ITEMS.sha256
+    logged = worker.waiting_rows()
+    assert [row["possible_actions"] for row in logged] == choices
+    assert {row["items"] for row in logged} == {ITEMS.sha256}
+    for number, one in enumerate(answer["decisions"]):
+        worker.post("/reward", decision_id=one["decision_id"], reward=1.0, terminal=bool(number))
+    worker.log.rotate()
+    (file,) = worker.folder.glob("*.parquet")
+    assert pq.read_table(file)["action"].to_pylist() == [one["action"] for one in answer["decisions"]]
+    copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copy"), items=ITEMS)
+    assert copy.action.tolist() == index.tolist()
+    assert copy.candidates[: copy.list_offsets[1]].tolist() == ITEMS.values[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize("path", ["/decide", "/rank"])
+def test_items_that_the_table_lacks_are_422(path: str, items: Path, opened: Open) -> None:
+    worker = opened(items)
+    rows = [{"state_features": STATE}, {"state_features": STATE, "possible_actions": ["tea", "beer"]}]
+    answer = worker.client.post(path, json={"rows": rows})
+    assert answer.status_code == 422
+    (problem,) = answer.json()["problems"]
+    expected = f"ids of the 4 items in the item table {ITEMS.sha256[:12]}"
+    assert (problem["where"], problem["expected"], problem["got"]) == ("candidates[1]", expected, "'beer'")
+    for wrong in ([], [1.5], [{"7": 1.0}], [None], "tea"):
+        body = {"rows": [{"state_features": STATE, "possible_actions": wrong}]}
+        assert worker.client.post(path, json=body).status_code == 422
+    assert worker.log.waiting == 0
+
+
+def test_a_newer_table_is_served_as_soon_as_it_is_there(
+    items: Path, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"item_id": "tea", "7": 5.0, "8": 0.0}, {"item_id": "beer", "8": 1.0, "7": 1.0}]
+    newer = table(tmp_path, rows)
+    worker = opened(items, items=newer)
+    (ranked,) = worker.post("/rank", rows=[{"state_features": STATE}])["rankings"]
+    assert [(one["action"], one["score"]) for one in ranked] == [("tea", 10.0), ("beer", 3.0)]
+    before = worker.model.items_hash
+    assert before not in (None, ITEMS.sha256)
+    table(tmp_path, [*rows, {"item_id": "beer", "7": 0.0, "8": 0.0}])
+    with caplog.at_level(logging.INFO):
+        asyncio.run(worker.model.poll())
+    assert (worker.model.items_hash, worker.model.refused) == (before, 1)
+    assert "expected each id once, got 'beer' again" in caplog.text
+    table(tmp_path, [*rows, {"item_id": "rum", "7": 0.0, "8": 0.0}])
+    with caplog.at_level(logging.INFO):
+        asyncio.run(worker.model.poll())
+    assert worker.model.swapped == 1
+    assert f"with items {str(worker.model.items_hash)[:12]} in the place of" in caplog.text
+    answer = worker.post("/decide", rows=[{"state_features": STATE, "possible_actions": ["rum"]}])
+    assert (answer["decisions"][0]["action"], answer["items"]) == ("rum", worker.model.items_hash)
+
+
+def test_tables_that_do_not_fit_the_model_are_refused(items: Path, candidates: Path, tmp_path: Path) -> None:
+    short = table(tmp_path, [{"item_id": "tea", "7": 5.0}])
+    with pytest.raises(BundleError, match=r"expected the item feature 8, which the model reads, got features 7"):
+        ServedModel(str(items), short)
+    twice = table(tmp_path, [{"item_id": "tea", "7": 5.0, "8": 0.0}] * 2)
+    with pytest.raises(DataError, match="expected each id once"):
+        ServedModel(str(items), twice)
+    with pytest.raises(BundleError, match=r"items: expected nothing, as the model was trained without data\.items"):
+        ServedModel(str(candidates), table(tmp_path, [{"item_id": "tea", "7": 5.0, "8": 0.0}]))
+
+
+def test_a_log_of_items_is_no_log_of_names_or_candidates(items: Path, candidates: Path, tmp_path: Path) -> None:
+    config = ServeConfig(model="m", log=str(tmp_path / "log"), reward_seconds=1e-6)
+    with open_log(config, choices="items") as log:
+        log.append([{"model": "", "items": "h", "mdp_id": None, "sequence_number": 1, "state_features": {"3": 1.0},
+                     "action": "tea", "possible_actions": ["tea"], "action_probability": 1.0}])  # fmt: skip
+        log.rotate()
+    for _ in range(2):  # with the database, and with Parquet files alone
+        for other in ("named actions", "candidates"):
+            with (
+                pytest.raises(ConfigError, match=f"decisions among {other}, got one for items"),
+                open_log(config, choices=other),  # type: ignore[arg-type]
+            ):
+                pass
+        with open_log(config, choices="items"):
+            pass
+        for file in (tmp_path / "log" / ".decisions").iterdir():
+            file.unlink()
+    with pytest.raises(BundleError, match="a model that chooses among items, as the log, got a model that chooses"):
+        ServedModel(str(candidates), choices="items")
+
+
+def test_a_bundle_decides_by_id(items: Path) -> None:
+    bundle = load_bundle(items)
+    assert bundle.items is not None
+    assert (bundle.choices, bundle.items.sha256, bundle.item_id) == ("items", ITEMS.sha256, "item_id")
+    assert f'"sha256": "{ITEMS.sha256}"' in (items / "manifest.json").read_text()
+    states = bundle.states([STATE, STATE])
+    prediction = bundle.predict(states, candidates=[["milk", 12], np.array(["tea"])])
+    np.testing.assert_array_equal(prediction.q, np.float32([[6, 3], [2, np.nan]]))
+    assert bundle.predict(states).q.tolist() == [[2, 6, 3, 2]] * 2
+    assert bundle.predict_rows([STATE], [["tea", "milk"]]).q.tolist() == [[2, 6]]
+    assert bundle.predict_rows([STATE], [[{"7": 1.0}]]).q.tolist()[0][0] == 2
+    index, probability = bundle.act(states, candidates=[["milk"], [12]], rng=0)
+    assert (index.tolist(), probability.tolist()) == ([0, 0], [1, 1])
+    with pytest.raises(BundleError, match=r"candidates\[0\]: expected ids of the 4 items in the item table"):
+        bundle.predict(states[:1], candidates=[["beer"]])
+
+
+def test_a_model_without_items_asks_for_features(candidates: Path) -> None:
+    bundle = load_bundle(candidates)
+    with pytest.raises(BundleError, match="features of each candidate, as the model has no item table"):
+        bundle.predict_rows([STATE], [["tea"]])
+
+
+def test_items_of_a_model_are_protected_and_checked(items: Path, tmp_path: Path) -> None:
+    (items / ITEMS_FILE).write_bytes((items / ITEMS_FILE).read_bytes().replace(b"tea too", b"tea two"))
+    with pytest.raises(BundleError, match=ITEMS_FILE):
+        load_bundle(items)
+    short = ITEMS.__class__(ids=("tea",), feature_ids=(7,), values=np.ones((1, 1), np.float32))
+    with pytest.raises(BundleError, match="the item feature 8, which the model reads"):
+        bilinear_bundle(tmp_path / "short", np.eye(2), IDS, (7, 8), short)

@@ -1,0 +1,233 @@
+"""Items by id from a log to a model: the same as with repeated features, in the report, scores and evaluation."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from oracles.items import ITEMS, NAMES, events, features_of, repeated, transitions, write_items
+from oracles.logs import write_lines
+from oracles.runs import Runner, checked, merged, quick, run, trained
+
+import reagent_lite
+from reagent_lite.config import check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.inspection.proposal import inspect_log
+from reagent_lite.data.timeline.stage import run_timeline
+from reagent_lite.errors import BundleError, ConfigError, DataError
+from reagent_lite.export import load_bundle
+from reagent_lite.item_table import ITEMS_FILE
+from reagent_lite.tasks.evaluate import evaluate
+from reagent_lite.tasks.score import score
+from workflows.normalize import normalize
+
+__all__ = ["run"]
+
+
+def config(log: Path, out: Path, **sections: Any) -> dict[str, Any]:
+    tree = quick(log, out, epochs=2)
+    del tree["actions"]
+    return merged(tree, {"training": {"layers": [-1, 8, 1]}, **sections})
+
+
+@pytest.mark.parametrize("made", ["events", "transitions"])
+def test_ids_and_repeated_features_train_the_same_model(made: str, tmp_path: Path) -> None:
+    rows, features = events(), repeated(events())
+    if made == "transitions":
+        rows, features = transitions(rows), transitions(features)
+    items = write_items(tmp_path)
+    by_id = trained(config(write_lines(tmp_path / "ids.jsonl", rows), tmp_path / "a", data={"items": str(items)}))
+    by_features = trained(config(write_lines(tmp_path / "features.jsonl", features), tmp_path / "b"))
+    one, other = (Path(str(outcome.model)) for outcome in (by_id, by_features))
+    for file in ("weights.safetensors", "normalization.json", "golden.json", "model.onnx"):
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
+    assert by_id.scores == by_features.scores
+    assert (one / ITEMS_FILE).exists()
+    assert not (other / ITEMS_FILE).exists()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the events with their items."""
+    folder = tmp_path_factory.mktemp("model")
+    items = write_items(folder)
+    log = write_lines(folder / "log.jsonl", events())
+    return Path(str(trained(config(log, folder / "out", data={"items": str(items)})).model))
+
+
+def test_card_report_and_evaluation_name_the_items(model: Path) -> None:
+    bundle = load_bundle(model)
+    assert bundle.items is not None
+    digest = hashlib.sha256((model / ITEMS_FILE).read_bytes()).hexdigest()
+    assert digest == bundle.items.sha256
+    card = (model / "MODEL_CARD.md").read_text()
+    assert f"5 items in `items.json`, hash `{digest}`, such as tea, milk, bread, 12, jam." in card
+    document = json.loads((model / "evaluation.json").read_text())["cpe"]["candidates"]
+    assert set(document["items"]) == set(NAMES)
+    for policy in ("logged", "policy"):
+        assert sum(one[policy] for one in document["items"].values()) == pytest.approx(1)
+        assert document["other_items"][policy] == pytest.approx(0, abs=1e-6)
+    page = (model.parent / "report.html").read_text()
+    assert "Shares of items on evaluated rows" in page
+    assert digest[:16] in page
+
+
+def test_shares_of_logged_items_are_those_of_the_log(tmp_path: Path) -> None:
+    rows = events()
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    run = {"model": "uniform", "data_path": str(log), "items": str(write_items(tmp_path)), "gamma": 0.9,
+           "output_path": str(tmp_path / "out.json"), "write_scored_rows": True}  # fmt: skip
+    evaluate(check(EvaluateConfig, run))
+    document = json.loads((tmp_path / "out.json").read_text())
+    scored = [rows[line - 1] for line in document["log"]["scored_lines"][str(log)]]
+    shares = document["model"]["candidates"]["items"]
+    for name in NAMES:
+        logged = sum(str(row["action"]) == name for row in scored) / len(scored)
+        uniform = sum((name in map(str, row["possible_actions"])) / len(row["possible_actions"]) for row in scored)
+        assert shares[name] == pytest.approx({"logged": logged, "policy": uniform / len(scored)}, rel=1e-6)
+
+
+def scored(model: Path, data: Path, **keys: Any) -> list[dict[str, Any]]:
+    target = data.with_suffix(".scores.parquet")
+    tree = {"model": str(model), "data_path": str(data), "output_path": str(target), "policy": "greedy", **keys}
+    score(check(ScoreConfig, tree))
+    found: list[dict[str, Any]] = pq.read_table(target).to_pylist()
+    return found
+
+
+def test_scores_name_items_and_are_those_of_their_features(model: Path, tmp_path: Path) -> None:
+    rows = [{"state_features": row["state_features"], "possible_actions": row["possible_actions"]} for row in events()]
+    without = [{"state_features": row["state_features"]} for row in rows]
+    mixed = [one if number % 3 else other for number, (one, other) in enumerate(zip(rows, without, strict=True))]
+    plain = [{**row, "possible_actions": [features_of(name) for name in row["possible_actions"]]} for row in rows]
+    by_features = scored(model, write_lines(tmp_path / "features.jsonl", plain), all_scores=True)
+    by_id = scored(model, write_lines(tmp_path / "ids.jsonl", rows), all_scores=True)
+    of_all = scored(model, write_lines(tmp_path / "all.jsonl", without), all_scores=True)
+    for number, (row, one, other, every) in enumerate(zip(rows, by_id, by_features, of_all, strict=True)):
+        assert one["action"] == str(row["possible_actions"][one["index"]])
+        assert dict(other["action"]) == pytest.approx(features_of(one["action"]))
+        assert (one["index"], one["score"], one["scores"]) == (other["index"], other["score"], other["scores"])
+        assert every["action"] == NAMES[every["index"]]
+        assert every["score"] == pytest.approx(max(every["scores"])), number
+        assert len(every["scores"]) == 5
+    some = scored(model, write_lines(tmp_path / "mixed.jsonl", mixed))
+    expected = [(one if number % 3 else every)["action"]
+                for number, (one, every) in enumerate(zip(by_id, of_all, strict=True))]  # fmt: skip
+    assert [one["action"] for one in some] == expected
+
+
+def test_scores_with_a_newer_table_and_with_unknown_items(model: Path, tmp_path: Path) -> None:
+    rows = [{"state_features": {"0": 1.0, "1": 0.2}, "possible_actions": ["beer", "tea"]}]
+    data = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: expected an id of the 5 items in the item table, in possible_"
+    ):
+        scored(model, data)
+    newer = write_items(tmp_path, {"item_id": "beer", "price": 1.0, "7": 0.1}, name="newer.jsonl")
+    assert scored(model, data, items=str(newer))[0]["action"] in ("beer", "tea")
+    short = write_lines(tmp_path / "short.jsonl", [{"item_id": "tea", "price": 1.0}])
+    with pytest.raises(BundleError, match="the item feature 7, which the model reads"):
+        scored(model, data, items=str(short))
+
+
+def test_a_model_is_evaluated_on_ids_with_its_own_items(model: Path, tmp_path: Path) -> None:
+    estimates = {}
+    for name, rows in (("ids", events(seed=1)), ("features", repeated(events(seed=1)))):
+        log = write_lines(tmp_path / f"{name}.jsonl", rows)
+        target = tmp_path / f"{name}.json"
+        keys = {"model": str(model), "data_path": str(log), "output_path": str(target)}
+        outcome = evaluate(check(EvaluateConfig, {**keys, "evaluation": {"bootstrap_resamples": 100}}))
+        estimates[name] = outcome.scores
+    assert estimates["ids"] == estimates["features"]
+    assert json.loads((tmp_path / "ids.json").read_text())["model"]["candidates"]["items"]
+
+
+def test_timelines_normalization_and_stages_take_items(tmp_path: Path) -> None:
+    items = write_items(tmp_path)
+    log = write_lines(tmp_path / "log.jsonl", events())
+    given = {"items": str(items)}
+    section = {"inputTableName": str(log), "outputTableName": str(tmp_path / "t"), "actionDiscrete": False}
+    timeline = check(TimelineConfig, {"timeline": section, **given})
+    made = run_timeline(timeline)
+    by_timeline = trained(config(Path(made.train), tmp_path / "a"))
+    direct = trained(config(log, tmp_path / "b", data=given))
+    for file in ("weights.safetensors", "normalization.json"):
+        assert (Path(str(by_timeline.model)) / file).read_bytes() == (Path(str(direct.model)) / file).read_bytes()
+    assert run_timeline(timeline).made is False
+    write_items(tmp_path, {"item_id": "beer", "price": 1.0, "7": 0.1})
+    again = run_timeline(timeline)
+    assert again.made is True
+    norm = {"norm_params": {"output_dir": str(tmp_path / "norm"), "cols_to_norm": ["state_features", "action"]}}
+    outcome = normalize(check(NormalizeConfig, {"training_data_path": str(log), **given, **norm}))
+    assert (outcome.parametric, outcome.features) == (True, {"state_features": 2, "action": 2})
+    fitted = json.loads((tmp_path / "norm" / "action_norm.json").read_text())
+    assert set(fitted) == {"7", "price"}
+
+
+def test_shards_of_ids_train_with_the_table(tmp_path: Path) -> None:
+    items = write_items(tmp_path)
+    log = write_lines(tmp_path / "log.jsonl", transitions(events()))
+    shards = trained(config(log, tmp_path / "a", data={"items": str(items), "shards_path": str(tmp_path / "shards")}))
+    direct = trained(config(log, tmp_path / "b", data={"items": str(items)}))
+    one, other = (Path(str(outcome.model)) / "normalization.json" for outcome in (shards, direct))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_frames_of_rows_and_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frame = pd.DataFrame(ITEMS).astype({"item_id": str}).rename(columns={"item_id": "sku"})
+    rows = pd.DataFrame([{**row, "action": str(row["action"]), "possible_actions": [*map(str, row["possible_actions"])]}
+                         for row in events()])  # fmt: skip
+    tree = config(Path(), tmp_path / "out", data={"item_id": "sku"})
+    outcome = reagent_lite.train({**tree, "training_data_path": ""}, rows, items=frame)
+    by_path = trained(config(write_lines(tmp_path / "log.jsonl", events()), tmp_path / "b",
+                             data={"items": str(write_items(tmp_path))}))  # fmt: skip
+    one, other = (Path(str(run.model)) / "weights.safetensors" for run in (outcome, by_path))
+    assert one.read_bytes() == other.read_bytes()
+    assert load_bundle(one.parent).item_id == "sku"
+    table = reagent_lite.score(str(outcome.model), rows[["state_features"]], items=frame, config={"policy": "greedy"})
+    assert set(table["action"].to_pylist()) <= set(NAMES)
+
+
+REFUSED = [
+    ({"data": {"items": "items.jsonl"}, "actions": ["a", "b"]}, "data.items: expected absent beside actions"),
+    ({"data": {"item_id": "sku"}}, "data.item_id: expected absent without items"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_keys_without_effect_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    tree = merged(config(tmp_path / "log.jsonl", tmp_path / "out"), change)
+    with pytest.raises(ConfigError, match=words):
+        checked(tree)
+
+
+def test_a_bad_table_ends_the_run_before_it_begins(run: Runner, tmp_path: Path) -> None:
+    items = write_items(tmp_path, ITEMS[0])
+    log = write_lines(tmp_path / "log.jsonl", events())
+    found = run("parametric_dqn", config(log, tmp_path / "out", data={"items": str(items)}))
+    assert found.code == 2
+    assert f"{items}:6: expected each id once, got 'tea' again, first at {items}:1" in found.err
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_inspect_proposes_candidates_of_an_item_table(tmp_path: Path) -> None:
+    items = write_items(tmp_path)
+    log = write_lines(tmp_path / "log.jsonl", events())
+    found = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
+    assert found.config is not None
+    assert (found.workflow, found.problems) == ("parametric_dqn", ())
+    assert found.config["data"] == {"items": str(items)}
+    assert "actions" not in found.config
+    assert trained(merged(found.config, config(log, tmp_path / "out"))).model is not None
+    write_lines(items, [*ITEMS[1:]])
+    found = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
+    assert found.config is None
+    assert "expected an id of the 4 items in the item table" in found.problems[0]
