@@ -3,6 +3,7 @@
 Nothing here pickles: tensors are reduced, or travel as bytes like text.
 """
 
+import atexit
 import gc
 import inspect
 import json
@@ -269,8 +270,10 @@ def rehearse(wrapped: nn.Module, loss: Callable[[], Tensor]) -> None:
 
 
 # Process groups that a wrapped module outlives, for example in the frames of an error. torch ends a group together with
-# its last owner. If that is a module, it holds Python's lock while it waits for a thread that may need the lock.
+# its last owner. If that is a module, it holds Python's lock while it waits for a thread that may need the lock. They
+# end before the interpreter does: a thread that needs the lock afterwards aborts the process.
 _OUTLIVED: list[Any] = []
+atexit.register(_OUTLIVED.clear)
 
 
 def _block(data: bytes) -> Tensor:
@@ -310,6 +313,10 @@ def joined(
     if ranks.world_size == 1:
         yield Group(ranks, device, gpus=gpus)
         return
+    # before there is a group: functions of this module, which DistributedDataParallel imports, have the group of that
+    # moment as their default argument, and would keep it until the interpreter has ended
+    from torch.distributed.nn import functional  # noqa: F401
+
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     try:
