@@ -246,6 +246,23 @@ class _Overlap:
         return self.equal > 0 and not self.different
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowsOfLog:
+    """The rows of a log in a table, in their order.
+
+    Attributes:
+        episodes: distinct hashes of mdp_ids, ascending.
+        names: distinct hashes of mdp_id and sequence_number, ascending.
+        first: number of the first row of each name.
+        contents: hashes of name and content of all rows that have a sequence_number.
+    """
+
+    episodes: Hashes
+    names: Hashes
+    first: NDArray[np.int64]
+    contents: Hashes
+
+
 def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None:
     """Adds what logs have in common in rows that are all of some episodes; by the numbers of the earlier and later."""
     column: dict[str, NDArray[Any]] = {
@@ -256,18 +273,26 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None
     shared = np.isin(column["episode"], episodes[logs_having > 1])
     column = {name: values[shared] for name, values in column.items()}
     names = row_hashes(column["episode"], column["sequence"], 0)
-    logs: dict[int, tuple[Hashes, Hashes, NDArray[np.int64]]] = {}
+    named_contents = mix(names ^ mix(column["content"]))
+    logs: dict[int, _RowsOfLog] = {}
     for log in np.unique(column["log"]).tolist():
         rows = np.flatnonzero(column["log"] == log)
         ordered = rows[column["ordered"][rows]]
         distinct, first = np.unique(names[ordered], return_index=True)
-        logs[log] = np.unique(column["episode"][rows]), distinct, ordered[first]
+        logs[log] = _RowsOfLog(
+            episodes=np.unique(column["episode"][rows]),
+            names=distinct,
+            first=ordered[first],
+            contents=named_contents[ordered],
+        )
     for (earlier, before), (later, after) in itertools.combinations(logs.items(), 2):
         overlap = overlaps[earlier, later]
-        overlap.episodes += len(np.intersect1d(before[0], after[0], assume_unique=True))
-        _, one, other = np.intersect1d(before[1], after[1], assume_unique=True, return_indices=True)
-        equal = column["content"][before[2][one]] == column["content"][after[2][other]]
-        repeated = after[2][other[equal]]
+        overlap.episodes += len(np.intersect1d(before.episodes, after.episodes, assume_unique=True))
+        _, one, other = np.intersect1d(before.names, after.names, assume_unique=True, return_indices=True)
+        # a log may have a row twice, and the other one either
+        equal = np.isin(named_contents[after.first[other]], before.contents)
+        equal |= np.isin(named_contents[before.first[one]], after.contents)
+        repeated = after.first[other[equal]]
         if len(repeated):
             first_row = repeated[np.lexsort((column["line"][repeated], column["file"][repeated]))[0]]
             place_of_first = (int(column["file"][first_row]), int(column["line"][first_row]))

@@ -64,18 +64,18 @@ class DataSource:
         path: as the config has it.
         rows: on all machines.
         counts: what else was found on them, in words.
-        logs: (path, rows, share) of each of several logs.
         copy: this machine's training copy.
         on_node: whether other machines hold other rows.
+        logs: (path, rows, share) of each of several logs.
     """
 
     use: str
     path: str
     rows: int
     counts: str
-    logs: tuple[tuple[str, int, float], ...]
     copy: TrainingCopy
     on_node: bool
+    logs: tuple[tuple[str, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

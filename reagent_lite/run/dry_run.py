@@ -195,7 +195,8 @@ def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     actions = config.actions or None
     data = config.data
     files = data_files(path, data.columns)
-    pairing, items = pairing_of(config, path), given_items(data.items, data.item_id)
+    pairing = pairing_of(config, path)
+    items = given_items(data.items, data.item_id)
     standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing, items)
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows

@@ -206,7 +206,7 @@ def training(
     return {f"{name}_per_second": round(last[f"rate/{key}_per_second"]) for name, key in names.items()}
 
 
-def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_000_000, epochs: int = 8) -> Figures:
+def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_000_000, epochs: int = 4) -> Figures:
     """Returns the rate of learning from a log of CartPole in minibatches of a size, the median of the last epochs."""
     with scratch_folder() as folder:
         log = str(folder / "log.parquet")

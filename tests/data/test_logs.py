@@ -321,3 +321,14 @@ def test_more_rows_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyP
     again = prepare_training_copy(paths, actions=ACTIONS)
     assert (again.folder.name, again.notes) == (folder.name, notes)
     assert json.loads((again.folder / "manifest.json").read_text())["counts"]["rows_of_log_3"] == 300
+
+
+def test_a_row_that_one_log_has_twice_is_repeated_by_either(tmp_path: Path) -> None:
+    rows = episode("a", 1, 2)
+    changed = {**rows[0], "reward": 9.0}
+    both, one = [*rows, changed], [changed, rows[1]]
+    for number, (first, second) in enumerate(((both, one), (one, both))):
+        paths = logs(tmp_path / str(number), first, second)
+        copy = prepare_training_copy(paths, actions=ACTIONS)
+        assert (copy.reward.tolist(), copy.counts["episodes"]) == ([first[0]["reward"], 2], 1)
+        assert copy.notes[0] == f"{paths[1]}: repeats 2 rows of {paths[0]}, the first at {paths[1]}:1"

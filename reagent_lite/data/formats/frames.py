@@ -55,7 +55,7 @@ def _cache() -> Path:
 
 def paths_of(logs: Logs, name: str = "data") -> DataPath:
     """Returns the path of a log, or those of several; see path_of."""
-    if isinstance(logs, list | tuple):
+    if isinstance(logs, list | tuple) and not any(isinstance(log, dict) for log in logs):  # dicts would be rows
         return tuple(path_of(log, name) for log in logs)
     return path_of(cast("Log", logs), name)
 

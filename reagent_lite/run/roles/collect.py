@@ -153,8 +153,6 @@ class Collector:
 
     def run(self) -> None:
         """Plays until the learner's run ends or a signal comes, then writes the episodes that have ended."""
-        with suppress(OSError):  # from now on it notices if the share is away; without it, the first write does
-            self._folder.require()
         logger.info(f"collecting in {self._folder.path}, as writer {self._id}")
         waiting = Waiting()
         logged = time.monotonic()

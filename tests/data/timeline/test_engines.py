@@ -158,6 +158,19 @@ def test_both_make_the_same_files_of_features_that_are_texts(
     assert [list(one) for one in copy.levels["action"].values()] == ([["x"]] if parametric else [])
 
 
+def test_several_logs_give_the_same_files(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs that number their episodes alike, and one that repeats the first: executors tell them apart as well."""
+    first, second = (events_of(parametric=False, seed=seed, episodes=10) for seed in (0, 1))
+    rows = (first, second, first[:20])
+    logs = [str(write_events(some, tmp_path / str(number), "jsonl", 1)) for number, some in enumerate(rows)]
+    made = [make(capsys, engine, tmp_path, tmp_path / engine, inputTableName=logs) for engine in ("local", "spark")]
+    ours, theirs = made
+    assert theirs == ours
+    report = ours["manifest"]["report"]
+    assert report["logs"] == dict(zip(logs, map(len, rows), strict=True))
+    assert (report["episodes"], report["duplicate_rows"]) == (20, 6 + 20)  # both have three rows twice
+
+
 def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = write_events(events_oracle.broken_events(), tmp_path / "events", "jsonl", 2)
     query: Row = {"actions": ["l", "r"]}
