@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -31,12 +31,14 @@ class ItemTable:
     Attributes:
         ids: [N], each once, in the order of the table.
         feature_ids: [F], ascending.
-        values: [N, F] float32.
+        values: [N, F] float32, codes of texts (categories.py).
+        texts: {id of a feature whose values are texts: {code: text}}; none in a table of ITEMS_FILE, where codes do.
     """
 
     ids: tuple[str, ...]
     feature_ids: tuple[int, ...]
     values: NDArray[np.float32]
+    texts: Mapping[int, Mapping[float, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)

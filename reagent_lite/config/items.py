@@ -9,8 +9,8 @@ Items = Annotated[
     str | None,
     Field(
         description="Table of the items that actions name by id: a file, folder or URL of any format that a log may "
-        "have, with a row for each item, a column of ids, and a number for every item in each further column, its "
-        "features. Absent: the log has the features of its candidates in every row."
+        "have, with a row for each item, a column of ids, and in each further column a feature, a number or a text for "
+        "every item. Absent: the log has the features of its candidates in every row."
     ),
 ]
 Name = Annotated[str, Field(min_length=1)]

@@ -63,7 +63,7 @@ def candidate_choices(
             raw = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
             yield page.rows(rows), _by_level(torch.from_numpy(raw), features)
 
-    named = None if items is None else NamedItems(items, ids)
+    named = None if items is None else NamedItems(items, ids, features)
     document = tally(chunks, names, group, propensities_known=propensities_known, named=named)
     copy.release()
     return document
@@ -144,17 +144,20 @@ def tally(
 class NamedItems:
     """Counts the choices of log and policy by item; items with the features of another are counted with the first."""
 
-    def __init__(self, items: ItemTable, ids: Sequence[int]) -> None:
+    def __init__(self, items: ItemTable, ids: Sequence[int], features: Sequence[FeatureSpec] = ()) -> None:
         self._items = items
-        self._ids = tuple(ids)
-        self._table = FeatureMatrix(items.feature_ids, items.values).aligned(self._ids)
+        table = FeatureMatrix(items.feature_ids, items.values).aligned(tuple(ids))
+        if features:
+            table = _by_level(torch.from_numpy(table).unsqueeze(1), features).squeeze(1).numpy()
+        self._table = table
         self._chosen = torch.zeros(2, len(items) + 1, dtype=torch.float64)  # by log and policy; the last: no item
 
     def add(self, page: EvaluationPage, features: Tensor) -> None:
-        """Adds rows of a page with raw features of their candidates [N, K, F]."""
+        """Adds rows of a page with features of their candidates [N, K, F], as `_by_level` has them."""
         rows, choices, _ = features.shape
         values = np.concatenate((self._table, features.numpy().reshape(rows * choices, -1)))
-        first = Lists(np.array([len(values)]), FeatureMatrix(self._ids, values)).first_equal[len(self._items) :]
+        columns = tuple(range(values.shape[1]))
+        first = Lists(np.array([len(values)]), FeatureMatrix(columns, values)).first_equal[len(self._items) :]
         item = torch.from_numpy(np.minimum(first, len(self._items)).reshape(rows, choices))
         logged = item.gather(1, page.action.unsqueeze(1)).flatten()
         self._chosen[0].index_add_(0, logged, torch.ones(rows, dtype=torch.float64))

@@ -1,7 +1,7 @@
 """A newer item table in the place of the one that a model was exported with."""
 
 from reagent_lite.data.rows.items import read_items
-from reagent_lite.errors import BundleError, Problem
+from reagent_lite.errors import BundleError, Problem, raise_any
 from reagent_lite.export.bundle import Bundle
 
 
@@ -10,11 +10,25 @@ def with_items_of(bundle: Bundle, path: str | None) -> Bundle:
 
     Raises:
         DataError: see `read_items`.
-        BundleError: the model has no items, or reads a feature that the table lacks.
+        BundleError: the model has no items, or reads a feature that the table lacks, or texts where the table has
+            numbers, or the other way round.
     """
     if path is None:
         return bundle
     if bundle.items is None:
         todo = "Leave items out, and give candidates by their features"
         raise BundleError(Problem("items", "nothing, as the model was trained without data.items", path, todo))
-    return bundle.with_items(read_items(path, bundle.item_id), path)
+    items = read_items(path, bundle.item_id)
+    texts = bundle.levels["action"]
+    expected = {False: "numbers", True: "texts"}
+    raise_any(
+        [
+            Problem(
+                f"{path}: {feature}", f"{expected[str(feature) in texts]}, which the model reads", expected[is_text]
+            )
+            for feature in bundle.action_feature_ids
+            if (is_text := feature in items.texts) != (str(feature) in texts) and feature in items.feature_ids
+        ],
+        BundleError,
+    )
+    return bundle.with_items(items, path)

@@ -174,3 +174,44 @@ def test_integers_that_a_normalization_has_not_are_counted(tmp_path: Path, run: 
     done = run("dqn", quick(log, tmp_path / "out", state_norm_data_path=str(norm)))
     assert done.code == 0, done.err
     assert "training data: state feature 0: 40 values are other, with no column of their own" in done.err
+
+
+@pytest.mark.timeout(600)
+def test_items_with_texts_in_the_log_the_model_and_a_newer_table(tmp_path: Path, run: Runner) -> None:
+    kinds = {f"i{number}": "abc"[number % 3] for number in range(9)}
+    table = pd.DataFrame({"item_id": list(kinds), "price": np.arange(9) / 4, "kind": list(kinds.values())})
+    table.to_csv(tmp_path / "items.csv", index=False)
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(300):
+        possible = [str(one) for one in rng.choice(list(kinds), 3, replace=False)]
+        rows.append({"state_features": {"0": 1.0 + float(rng.random())}, "possible_actions": possible,
+                     "action": possible[0], "reward": float(kinds[possible[0]] == "b"),
+                     "action_probability": 1 / 3})  # fmt: skip
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    tree = quick(log, tmp_path / "out", epochs=40, training={"learning_rate": 0.02}, rl={"temperature": 0.05})
+    tree["data"] = {"items": str(tmp_path / "items.csv")}
+    del tree["actions"]
+    done = run("parametric_dqn", tree, timeout=400)
+    assert done.code == 0, done.err
+    model = tmp_path / "out" / "model"
+    assert load_bundle(model).levels["action"] == {"kind": ("a", "b", "c")}
+    score = {
+        "model": str(model),
+        "data_path": str(log),
+        "output_path": str(tmp_path / "scores.jsonl"),
+        "policy": "greedy",
+    }
+    newer = table.assign(kind=["new", *table["kind"][1:]])
+    newer.to_csv(tmp_path / "newer.csv", index=False)
+    done = run("score", {**score, "items": str(tmp_path / "newer.csv")})
+    assert done.code == 0, done.err
+    chosen = [json.loads(line)["action"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    possible = [row["possible_actions"] for row in rows]
+    best = [any(kinds[one] == "b" for one in some) for some in possible]
+    assert np.mean([kinds[one] == "b" for one, may in zip(chosen, best, strict=True) if may]) > 0.9
+    assert done.outcome["other_values"] == {"kind": sum("i0" in some for some in possible)}
+    table.assign(kind=np.arange(9) / 2).to_csv(tmp_path / "numbers.csv", index=False)
+    done = run("score", {**score, "items": str(tmp_path / "numbers.csv")})
+    assert done.code == 2
+    assert "numbers.csv: kind: expected texts, which the model reads, got numbers" in done.err

@@ -119,7 +119,7 @@ def _summarized(
     faults, found = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
     row_of = {STATE: np.arange(block.table.num_rows)}
     hashes, unnamed = _hashes(block, faults, seed)
-    with_features = holds_maps(column_of(block, ACTION)) if parametric is None else parametric
+    with_features = _has_features(block) if parametric is None else parametric
     if STATE in settings.cols_to_norm:
         require_columns(block.table.column_names, (STATE,), block.where(0))
         states, present = features(column_of(block, STATE), faults)
@@ -153,6 +153,12 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
     episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
     position = (block.file_number << _LINE_BITS) + block.lines
     return row_hashes(episode, np.where(named, sequence, position), seed), int((~named).sum())
+
+
+def _has_features(block: Block) -> bool | None:
+    """Returns whether actions are objects with features, or items that have some; None if the block has no action."""
+    maps = holds_maps(column_of(block, ACTION))
+    return maps if maps is None or block.file.items is None else True
 
 
 def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:

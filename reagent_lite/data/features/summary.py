@@ -225,7 +225,7 @@ class Merge:
         for one, summary in part.features.items():
             before = self._features.get(one)
             self._features[one] = summary if before is None else before.merge(summary, self._most_distinct)
-        add_levels(self._levels, part.levels)
+        add_levels(self._levels, part.levels, MOST_LEVELS)
         kept = part.hashes <= self._cut
         self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
         self._num_waiting += int(kept.sum())

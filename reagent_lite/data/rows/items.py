@@ -18,6 +18,7 @@ from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.data.formats.schema import is_text
 from reagent_lite.data.rows.columns import Column, column_of, strings
 from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, texts_of
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.data.rows.own_columns import NamesAsTheyAre
@@ -26,6 +27,9 @@ from reagent_lite.item_table import ItemTable
 
 Where = Callable[[int], str]
 """Returns file and line of an item."""
+_TABLE = "the item table"
+ACTION = "action"
+"""What has the features of items."""
 ROW_LABELS = ("Unnamed: ", "__index_level_")
 """What the names of columns begin with that hold a frame's row labels, which are no features."""
 
@@ -38,7 +42,7 @@ def given_items(path: str | None, id_column: str) -> ItemTable | None:
 def read_items(path: str, id_column: str) -> ItemTable:
     """Returns the items of a file or folder, in its order.
 
-    Every column but that of the ids is a feature, with a number for every item.
+    Every column but that of the ids is a feature, with a number for every item, or with a text for every item.
 
     Args:
         path: local path or URL, in any format that a log may have.
@@ -46,7 +50,7 @@ def read_items(path: str, id_column: str) -> ItemTable:
 
     Raises:
         DataError: a file that cannot be read; no items or no features; an item without an id, an id twice, a feature
-            that is absent or no finite number, with file and line.
+            that is absent or no finite number, or with numbers and texts, with file and line.
     """
     files = tuple(replace(file, columns=NamesAsTheyAre()) for file in list_input(path, tuple(READERS)))
     positions = [Position() for _ in files]
@@ -59,6 +63,12 @@ def read_items(path: str, id_column: str) -> ItemTable:
     for part in parts:
         faults.merge(part.faults)
     faults.require_none()
+    vocabulary = Vocabulary()
+    texts: dict[int, dict[float, str]] = {}
+    for part in parts:
+        for feature, of_feature in texts_of(part.levels).items():
+            texts.setdefault(feature, {}).update(of_feature)
+        vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.block.where)
     feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
     if not feature_ids:
         raise DataError(Problem(files[0].place(), f"columns of features beside {id_column!r}", "none"))
@@ -75,7 +85,7 @@ def read_items(path: str, id_column: str) -> ItemTable:
 
     _require_each_once(ids, where)
     _require_whole(values, feature_ids, where)
-    return ItemTable(ids=ids, feature_ids=feature_ids, values=values)
+    return ItemTable(ids=ids, feature_ids=feature_ids, values=values, texts=texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +95,7 @@ class _Part:
     block: Block
     ids: list[str]
     features: FeatureMatrix
+    levels: Levels
     faults: FaultsByKind
 
 
@@ -99,7 +110,13 @@ def _read(id_column: str, block: Block) -> _Part:
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
     texts = [*distinct.to_pylist(), ""]  # the last of rows without an id, which are faults
     matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
-    return _Part(block=block, ids=[texts[code] for code in codes.tolist()], features=matrix, faults=faults.by_kind())
+    return _Part(
+        block=block,
+        ids=[texts[code] for code in codes.tolist()],
+        features=matrix,
+        levels=faults.levels.get(_TABLE, {}),
+        faults=faults.by_kind(),
+    )
 
 
 def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
@@ -107,9 +124,9 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
         return FeatureMatrix((), np.empty((block.table.num_rows, 0), np.float32))
     parts = {name: (block.table.schema.field(name), column_of(block, name).array) for name in names}
     if block.file.extension == ".csv":
-        parts = {name: typed_cells(name, cells, "number") for name, (_, cells) in parts.items()}
-    field, array = in_one_column("the item table", parts, np.ones(block.table.num_rows, bool))
-    todo = "Give every item a number for each feature, and leave out columns that are none"
+        parts = {name: typed_cells(name, cells, "value") for name, (_, cells) in parts.items()}
+    field, array = in_one_column(_TABLE, parts, np.ones(block.table.num_rows, bool))
+    todo = "Give every item a number, or a text, for each feature, and leave out columns that are none"
     return features(Column(field.name, array, is_text(field)), faults, todo=todo)[0]
 
 

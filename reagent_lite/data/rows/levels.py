@@ -32,14 +32,14 @@ ONE_KIND = "All values of a feature are numbers, or all are texts, which are cat
 WORDS = ("a number", "a text")
 
 
-def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]]) -> None:
-    """Adds counts of texts; more than twice MOST_LEVELS of a feature are never held."""
+def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int | None = None) -> None:
+    """Adds counts of texts; with `most`, no more than twice as many of a feature are held."""
     for feature, counts in more.items():
         known = levels.setdefault(feature, {})
         for text, count in counts.items():
             known[text] = known.get(text, 0) + count
-        if len(known) > 2 * MOST_LEVELS:
-            levels[feature] = dict(most_frequent(known, MOST_LEVELS))
+        if most is not None and len(known) > 2 * most:
+            levels[feature] = dict(most_frequent(known, most))
 
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
@@ -69,7 +69,7 @@ class Vocabulary:
     def add(self, levels: Mapping[str, Mapping[int, Mapping[str, int]]]) -> None:
         """Adds the texts of a block, by column."""
         for column, of_column in levels.items():
-            add_levels(self.levels[SIDE_OF[column]], of_column)
+            add_levels(self.levels[SIDE_OF[column]], of_column, MOST_LEVELS)
 
     def require_one_kind(
         self, side: str, matrix: FeatureMatrix, texts: Collection[int], where: Callable[[int], str]

@@ -31,7 +31,7 @@ from reagent_lite.data.rows.columns import (
     typed,
 )
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
-from reagent_lite.data.rows.levels import ONE_KIND, WORDS
+from reagent_lite.data.rows.levels import ONE_KIND, WORDS, add_levels
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.feature_ids import FeatureId, id_of
@@ -78,10 +78,9 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
     ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
     faults.features |= {one for one in ids if isinstance(one, FeatureId)}
     of_name = dict(zip(named.names, ids, strict=True))
-    for name, counts in levels.items():
-        of_feature = faults.levels.setdefault(column.name, {}).setdefault(of_name[name], {})
-        for text, count in counts.items():
-            of_feature[text] = of_feature.get(text, 0) + count
+    if levels:
+        by_id = {of_name[name]: counts for name, counts in levels.items()}
+        add_levels(faults.levels.setdefault(column.name, {}), by_id)
     _require_finite(column, named, faults, rule)
     return FeatureMatrix(ids, named.values), named.present
 
@@ -101,6 +100,10 @@ def candidate_features(
     values = np.full((len(row), len(items.feature_ids)), np.nan, np.float32)
     values[present] = items.values[row[present]]
     faults.features |= {feature for feature in items.feature_ids if isinstance(feature, FeatureId)}
+    for feature, texts in items.texts.items():
+        codes, counts = np.unique(values[present, items.feature_ids.index(feature)], return_counts=True)
+        of_column = {texts[code]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+        add_levels(faults.levels.setdefault(column.name, {}), {feature: of_column})
     return FeatureMatrix(items.feature_ids, values), present
 
 

@@ -13,6 +13,7 @@ from oracles.logs import write_lines
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log import summarize_log
@@ -82,7 +83,7 @@ REFUSED: list[tuple[list[Row], str]] = [
     ([{"price": 1.0, "7": 0.0}], "items.jsonl:6: expected an id in item_id, got null"),
     ([{"item_id": 1.5, "price": 1.0, "7": 0.0}], "expected a string or an integer in item_id, got 1.5"),
     ([{"item_id": "beer", "price": "low", "7": 0.0}],
-     "items.jsonl:6: expected an object {{id: number}} in the item table, got {{\"price\": \"low\", \"7\": 0.0}}"),
+     "items.jsonl:6: expected a number for 'price' in the item table, as in other rows, got \"low\""),
     ([{"item_id": "beer", "price": 1e39, "7": 0.0}],
      "items.jsonl:6: expected finite numbers in the item table, got inf for 'price' as float32"),
 ]  # fmt: skip
@@ -108,9 +109,33 @@ def test_tables_without_items_ids_or_features_are_refused(tmp_path: Path) -> Non
     ):
         read_items(str(tmp_path / "sku.csv"), "item_id")
     assert read_items(str(tmp_path / "sku.csv"), "sku").ids == ("a", "b")
-    (tmp_path / "words.csv").write_text("item_id,price,color\na,1,red\nb,2,blue\n")
-    with pytest.raises(DataError, match=r"words\.csv:2: expected a number for 'color' in the item table"):
+    (tmp_path / "words.csv").write_text("item_id,price,color\na,1,red\nb,2,blue\nc,3,7\n")
+    with pytest.raises(DataError, match=r"words\.csv:4: expected a text for 'color' in the item table"):
         read_items(str(tmp_path / "words.csv"), "item_id")
+
+
+def test_items_have_categories_as_a_log_with_their_features_has(tmp_path: Path) -> None:
+    kinds = dict(zip(NAMES, ("hot", "cold", "food", "food", "food"), strict=True))
+    table = write_lines(tmp_path / "items.jsonl", [{**item, "kind": kinds[str(item["item_id"])]} for item in ITEMS])
+    items = read_items(str(table), "item_id")
+    assert [sorted(of_code.values()) for of_code in items.texts.values()] == [["cold", "food", "hot"]]
+    rows = events()
+    copy = copied(tmp_path, write_lines(tmp_path / "log.jsonl", rows), items)
+
+    def with_kinds(value: Any) -> Any:
+        if isinstance(value, list):
+            return [with_kinds(one) for one in value]
+        return value if value is None else {**features_of(str(value)), "kind": kinds[str(value)]}
+
+    for row in rows:
+        for name in row.keys() & {"action", "possible_actions", "possible_next_actions"}:
+            row[name] = with_kinds(row[name])
+    whole = copied(tmp_path / "whole", write_lines(tmp_path / "whole.jsonl", rows), None)
+    assert content_of(copy) == content_of(whole)
+    assert copy.levels["action"].keys() == whole.levels["action"].keys()
+    summary = summarize_copy(copy, "action", NormParams(), 0)
+    assert summary.levels == summarize_copy(whole, "action", NormParams(), 0).levels
+    assert [sorted(counts) for counts in summary.levels.values()] == [["cold", "food", "hot"]]
 
 
 @pytest.mark.parametrize("made", [events, lambda: transitions(events())], ids=["events", "transitions"])
