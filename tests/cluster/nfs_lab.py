@@ -7,7 +7,9 @@ The real machine's files are visible read-only at their own paths, so that its P
 Needs root and the packages user-mode-linux and busybox-static. One laboratory at a time runs on a machine.
 """
 
+import functools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -28,9 +30,19 @@ class Ended(NamedTuple):
     output: str
 
 
+@functools.cache
 def lacking() -> list[str]:
-    """Names the packages that this machine lacks."""
-    return [PACKAGES[program] for program in PROGRAMS.values() if shutil.which(program) is None]
+    """Names the packages that this machine lacks, or what keeps user-mode Linux from running on it."""
+    packages = [PACKAGES[program] for program in PROGRAMS.values() if shutil.which(program) is None]
+    if packages:
+        return packages
+    try:
+        run_on_two_machines("exit 0", 30)
+    except AssertionError as error:
+        panic = re.search(r"userspace - ptrace set fp regs failed.*", str(error))
+        if panic is not None:
+            return [f"a processor whose registers user-mode Linux has room for, as AMX's are not ({panic[0]})"]
+    return []
 
 
 def run_on_two_machines(job: str, seconds: float, memory: str = "1200M") -> dict[int, Ended]:

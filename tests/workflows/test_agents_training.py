@@ -94,7 +94,7 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     source = open_source(with_actions(config, simulation), ALONE, simulation)
     assert isinstance(source, Simulated)
     learner = build_learners(config, source.spec, source.types, ALONE.device)
-    trace = record(source.reader, learner, EpsilonGreedy(1.0))
+    trace = record(source.encoder, learner, EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
     assert trace.agents is not None
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))

@@ -135,7 +135,7 @@ def _fit_category(
     others = count - sum(counts[level] for level in levels)
     if others:
         more = counted(len(counts) - len(levels), "further text")
-        more = f"more than {MOST_LEVELS:,} texts" if len(counts) > MOST_LEVELS else more
+        more = f"{MOST_LEVELS:,} or more texts" if len(counts) >= MOST_LEVELS else more
         notes.append(
             f"{place}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
             f"{others / count:.1%} of {count:,} values"
