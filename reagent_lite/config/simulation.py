@@ -79,7 +79,7 @@ class SimulationConfig(EnvironmentConfig):
     """Replay rollouts and evaluations as CUDA graphs where environments run on a GPU, and updates on simulated rows.
 
     Not replayed are updates of several processes, beside data, of candidates with batch normalization, and by
-    optimizers without `capturable`; nor what waits for the GPU, with a warning that names the call. Runs of 20,000
+    optimizers without `capturable`; nor what waits for the GPU, with a warning that names the call. Runs of 50,000
     optimizer steps and more join the kernels of replayed updates by torch.compile, but for a network of one's own.
     """
     pictures: bool = False

@@ -76,7 +76,7 @@ def test_compiled_updates_on_a_gpu_learn_as_others_do(run: Runner) -> None:
     """A run long enough to be worth it."""
     config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
     done = run(
-        "dqn", config, "--set", "simulation.num_envs=8", "--set", "simulation.total_steps=300000",
+        "dqn", config, "--set", "simulation.num_envs=4", "--set", "simulation.total_steps=300000",
         "--set", "simulation.stop_at_return=150", "--set", "simulation.num_evaluations=60",
     )  # fmt: skip
     assert done.code == 0, done.err
