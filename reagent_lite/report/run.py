@@ -96,7 +96,7 @@ class FeatureFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """DataFacts about what was learned from; empty for simulation.
+    """Facts about what was learned from; empty for simulation.
 
     Attributes:
         features: {column: {id: facts}}.
