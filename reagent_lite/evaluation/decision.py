@@ -15,7 +15,7 @@ from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.overlap import Events, Overlap
-from reagent_lite.evaluation.played import MODEL, RANDOM, Played
+from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 from reagent_lite.evaluation.verdict import FEWEST_SIZES, Verdict, has_small_propensities, shows_no_range
 from reagent_lite.rl.estimators import ESTIMATORS
 
@@ -166,6 +166,37 @@ class Evidence:
     def overlap(self) -> Overlap | None:
         """Diagnostics of the log's weights; None without a log or without propensities."""
         return self.result.overlap if self.result is not None and self.result.weighted else None
+
+
+def evidence_of(
+    result: CPEResult | None,
+    played: Played | None,
+    estimated: EstimatedReturn,
+    *,
+    differences: Mapping[str, Sequence[Estimate]] | None = None,
+    seen: bool = False,
+    other_seen: bool = False,
+    gate: Gate | None = None,
+) -> Evidence:
+    """Returns the evidence about a policy with all comparisons of its estimates.
+
+    Args:
+        result: all estimates from the log; None without a log.
+        played: returns in simulation; None without one.
+        estimated: the return that the log's estimates estimate.
+        differences: result of `cpe.differences` if another model decides; empty without one.
+        seen: see Evidence.
+        other_seen: see Evidence.
+        gate: see Evidence.
+    """
+    comparisons: list[Comparison] = []
+    if result is not None:
+        against = [*compared_models(differences or {}, one_step=result.one_step)]
+        simulated = None if played is None else estimated.simulated(played)
+        comparisons = [*compared(result, simulated=simulated, decides=not against), *against]
+    return Evidence(
+        result=result, seen=seen, other_seen=other_seen, comparisons=tuple(comparisons), played=played, gate=gate
+    )
 
 
 class Standing(StrEnum):

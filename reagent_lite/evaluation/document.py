@@ -6,20 +6,18 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.decision import Evidence, ShipDecision, compared, compared_models, decide
+from reagent_lite.evaluation.decision import Evidence, ShipDecision, decide, evidence_of
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import finite, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
-from reagent_lite.evaluation.played import AGAINST, MODEL, EstimatedReturn, Played
+from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
 _NOT_WRITTEN = ("basis", "weighted")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
@@ -188,15 +186,16 @@ class Findings:
         """Reasons why log and simulation are not comparable, and remarks if they are; empty unless there are both."""
         if self.estimates is None or self.played is None:
             return (), ()
-        overlap = self.estimates.results[0].overlap
-        estimated = EstimatedReturn(
+        estimated = self._estimated(self.estimates)
+        return tuple(estimated.obstacles(self.played)), tuple(estimated.remarks(self.played))
+
+    def _estimated(self, estimates: Estimates) -> EstimatedReturn:
+        return EstimatedReturn.of(
+            estimates.results[0].overlap,
             gamma=self.gamma,
             by_time=any(isinstance(model, ExportedModel) and model.by_time for model in self.models),
             horizon=self.config.evaluation.max_horizon,
-            longest=int(np.bincount(np.asarray(self.estimates.log.copy.episode)).max()),
-            cut_share=0.0 if overlap is None else overlap.cut_share,
         )
-        return tuple(estimated.obstacles(self.played)), tuple(estimated.remarks(self.played))
 
     @property
     def comparable(self) -> bool:
@@ -208,17 +207,14 @@ class Findings:
         """Evidence of the decision about the model; if there is another model, the comparison with that one decides."""
         if self.estimates is None:
             return Evidence(played=self.played)
-        result = self.estimates.results[0]
-        simulated = self.played.policies[MODEL].discounted if self.played is not None and self.comparable else None
-        against = tuple(compared_models(self.estimates.compared, one_step=result.one_step))
-        with_log = tuple(compared(result, simulated=simulated, decides=not against))
         seen, *other_seen = self.estimates.log.seen
-        return Evidence(
-            result=result,
+        return evidence_of(
+            self.estimates.results[0],
+            self.played,
+            self._estimated(self.estimates),
+            differences=self.estimates.compared,
             seen=seen,
             other_seen=any(other_seen),
-            comparisons=with_log + against,
-            played=self.played,
         )
 
     @cached_property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.returns import estimates
 from reagent_lite.sim.spec import EnvSpec
 
@@ -135,8 +136,8 @@ class EstimatedReturn:
     Attributes:
         gamma: discount per step.
         by_time: whether the discount depends on the time between rows instead.
-        horizon: number of scored steps of an episode.
-        longest: steps of the longest logged episode.
+        horizon: largest number of scored steps of an episode.
+        longest: scored steps of the longest logged episode.
         cut_share: share of scored episodes that were cut before their end.
     """
 
@@ -145,6 +146,21 @@ class EstimatedReturn:
     horizon: int
     longest: int
     cut_share: float
+
+    @classmethod
+    def of(cls, overlap: Overlap | None, *, gamma: float, by_time: bool, horizon: int) -> "EstimatedReturn":
+        """Returns the quantity that scored episodes estimate; without any, that of episodes without rows."""
+        return cls(
+            gamma=gamma,
+            by_time=by_time,
+            horizon=horizon,
+            longest=0 if overlap is None else overlap.horizon,
+            cut_share=0.0 if overlap is None else overlap.cut_share,
+        )
+
+    def simulated(self, played: Played) -> Interval | None:
+        """Returns the model's discounted return in simulation; None if it is another quantity."""
+        return None if any(self.obstacles(played)) else played.policies[MODEL].discounted
 
     def obstacles(self, played: Played) -> Iterator[str]:
         """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""

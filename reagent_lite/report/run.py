@@ -19,11 +19,11 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, Evidence, ShipDecision, compared, decide
+from reagent_lite.evaluation.decision import Choice, ShipDecision, decide, evidence_of
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
-from reagent_lite.evaluation.played import MODEL
+from reagent_lite.evaluation.played import MODEL, EstimatedReturn
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
@@ -194,8 +194,13 @@ def evaluation_of_run(
         return _together(of_types, evaluation.document["agents"])
     result = evaluation.result
     played = evaluation.played
-    comparisons = () if result is None else tuple(compared(result))
-    evidence = Evidence(result=result, seen=evaluation.seen, comparisons=comparisons, played=played, gate=gate)
+    estimated = EstimatedReturn.of(
+        None if result is None else result.overlap,
+        gamma=config.rl.gamma,
+        by_time=config.rl.use_seq_num_diff_as_time_diff,
+        horizon=config.evaluation.max_horizon,
+    )
+    evidence = evidence_of(result, played, estimated, seen=evaluation.seen, gate=gate)
     decision = decide(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
     note = f"{counted(played.episodes, 'episode')} of {played.env}" if played else ""

@@ -6,9 +6,10 @@ import pytest
 from oracles.reports import FIGURE, OVERLAP, RESULT, around, comparison, estimated, game, undefined
 
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family, OutcomeResult
-from reagent_lite.evaluation.decision import Choice, Evidence, compared, compared_models, decide
+from reagent_lite.evaluation.decision import Choice, Evidence, compared, compared_models, decide, evidence_of
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.overlap import Events
+from reagent_lite.evaluation.played import EstimatedReturn
 from reagent_lite.evaluation.verdict import Verdict
 
 PDIS = "Per_Decision_Importance_Sampling"
@@ -99,6 +100,18 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
     decision = decide(evidence)
     assert decision.choice is choice
     assert part in decision.reason
+
+
+@pytest.mark.parametrize(("by_time", "choice"), [(False, SHIP), (True, UNCLEAR)])
+def test_simulation_is_beside_the_log_if_it_is_the_same_quantity(by_time: bool, choice: Choice) -> None:
+    """A return of 15 in simulation against 10 logged, unless the log is discounted by time."""
+    family = Family(logged=around(10.0, 1.0), continued=None, estimates=(undefined(PDIS),), events=None)
+    result = replace(RESULT, outcomes=(OutcomeResult(name="Reward", one_step=family, sequential=family),))
+    played = game(around(15.0, 1.0), around(2.0, 1.0), around(13.0, 1.0))
+    estimated_return = EstimatedReturn.of(result.overlap, gamma=0.8, by_time=by_time, horizon=1000)
+    decision = decide(evidence_of(result, played, estimated_return))
+    assert decision.choice is choice
+    assert ("its discounted return is 15" in decision.reason) is not by_time
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,7 @@ def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureF
     assert {"simulation/return/mean", "td_loss/mean"} <= set(outcome.scores)
     assert "simulation/env_steps" in tags(tree)
     assert "32 of them simulated" in caplog.text
+    assert "in simulation its discounted return is" in caplog.text or "the value that estimates aim at" in caplog.text
     evaluation = json.loads((tmp_path / "out" / "model" / "evaluation.json").read_text())
     assert set(evaluation) == {"scores", "cpe", "simulated", "simulation", "policy", "decision", "warnings"}
 
