@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reagent_lite.console import logger
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import FolderIdentity, disk_errors, names_in, sweep
@@ -183,7 +182,7 @@ class EpisodeFolder:
         from reagent_lite.data.rows.reading import read_rows
 
         contract = Contract(actions=actions or None)
-        for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract), [Position()]):
+        for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract)):
             rows.faults.require_none()
             yield rows
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.paths import DataPath
 from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks
@@ -81,8 +81,7 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
     with work_folder(folder, "logs") as work:
         buckets = Buckets(work, files, _MEMORY_BYTES)
         with progress("comparing the logs", "bytes") as show:
-            positions = [Position() for _ in files]
-            for rows, starts in read_blocks(files, _rows_of, positions, show, ALL_COLUMNS):
+            for rows, starts in read_blocks(files, _rows_of, show, ALL_COLUMNS):
                 numbered |= starts
                 if len(rows):
                     buckets.add(rows, to_numpy(in_one_piece(rows.column("episode"))) >> np.uint64(32))

@@ -15,7 +15,6 @@ from reagent_lite.config.columns import Columns, LogColumns
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.console import progress
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
@@ -34,8 +33,7 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
     """
     orders: dict[str, str] = {}
     with progress(doing, "bytes") as show:
-        positions = [Position() for _ in files]
-        blocks = read_blocks(files, lambda one: (*typed_table(one), one.where(0)), positions, show, ALL_COLUMNS)
+        blocks = read_blocks(files, lambda one: (*typed_table(one), one.where(0)), show, ALL_COLUMNS)
         for table, of_block, where in blocks:
             orders = {**of_block, **orders}
             require_one_order(orders, 0)

@@ -17,7 +17,7 @@ from reagent_lite.config.score import ScoreConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import read_blocks, readers_of
@@ -82,11 +82,12 @@ def scored_tables(
     """
     if isinstance(config.columns.get("state_features"), list):
         _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
-    rng, seen, positions = np.random.default_rng(config.seed), (set[int](), set[int]()), [Position() for _ in files]
+    rng = np.random.default_rng(config.seed)
+    seen = (set[int](), set[int]())
     columns, readers = set[str](), readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
         progress("scoring", "bytes") as show,
-        closing(read_blocks(files, partial(_predicted, bundle, config.keep), positions, show, readers)) as blocks,
+        closing(read_blocks(files, partial(_predicted, bundle, config.keep), show, readers)) as blocks,
     ):
         for block in blocks:
             for part in block:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from reagent_lite.data.copy.lists import SharedLists, list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest
 from reagent_lite.data.copy.spool import Spool, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position, Reader, Show
+from reagent_lite.data.formats.blocks import Block, Reader, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
@@ -83,9 +82,9 @@ def build(
     Raises:
         DataError: with file and line of a few rows of each kind of fault, and how many there are.
     """
-    positions = [Position() for _ in files]
+    hashes: list[str] = []
     if files:
-        for rows in read_blocks(files, log.read, positions, progress, log.readers):
+        for rows in read_blocks(files, log.read, progress, log.readers, hashes):
             log.append(rows)
         log.check(files)
     log.write()
@@ -98,7 +97,7 @@ def build(
         action_ids=tuple(sorted(log.keys["action"])),
         metric_names=tuple(sorted(log.keys["metric"])),
         settings=settings,
-        inputs=states_of(files, [position.sha256 for position in positions]),
+        inputs=states_of(files, hashes),
         report=log.report,
         files={file.name: {} for file in log.folder.iterdir()},
         paths=tuple(file.path for file in files),
@@ -117,10 +116,6 @@ def _written(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
         for feature, counts in sorted(levels.items())
         if feature in ids
     }
-
-
-def _line_of(block: Block, row_of: NDArray[np.int64], index: int) -> str:
-    return block.where(int(row_of[index]))
 
 
 class SpooledLog:
@@ -203,16 +198,14 @@ class SpooledLog:
             DataError: a feature with numbers in some rows and texts in others.
         """
         self.vocabulary.add(rows.levels)
-        where = rows.block.where
         texts: dict[str, set[int]] = {"state": set(), "action": set()}
         for column, levels in rows.levels.items():
             texts[SIDE_OF[column]] |= levels.keys()
         for matrix in (rows.state, rows.next_state):
-            self.vocabulary.require_one_kind("state", matrix, texts["state"], where)
+            self.vocabulary.require_one_kind("state", matrix, texts["state"], rows.block)
         for lists in (rows.lists, rows.next_lists):
             if lists is not None:
-                of_candidates = partial(_line_of, rows.block, lists.rows)
-                self.vocabulary.require_one_kind("action", lists.features, texts["action"], of_candidates)
+                self.vocabulary.require_one_kind("action", lists.features, texts["action"], rows.block, lists.rows)
 
     def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
         """Adds the rows' own values, and `other` values by name in place of those that they have."""

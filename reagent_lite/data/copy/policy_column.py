@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.rows.columns import Column, column_of, is_list, numbers, of_cells, pieces
 from reagent_lite.data.rows.contract import require_columns
@@ -55,8 +55,7 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
         DataError: no such column, or what is wrong with its values, with file and line.
     """
     files = data_files(path, columns)
-    positions = [Position() for _ in files]
-    parts = list(read_blocks(files, lambda block: _part(block, name, copy), positions, readers=readers_of((name,))))
+    parts = list(read_blocks(files, lambda block: _part(block, name, copy), readers=readers_of((name,))))
     lengths = np.concatenate([part.lengths for part in parts])
     read = np.concatenate([_keys(part.file, part.lines) for part in parts])
     wanted = _keys(copy.origin_file, copy.origin_line)

@@ -46,23 +46,24 @@ def _renamed(own: OwnNames, parse: Callable[[], Block]) -> Block:
 def read_blocks(
     files: tuple[InputFile, ...],
     transform: Callable[[Block], T],
-    positions: list[Position],
     progress: Show | None = None,
     readers: Mapping[str, Reader] | None = None,
+    hashes: list[str] | None = None,
 ) -> Generator[T]:
     """Yields `transform` of every block with rows in order; parsing and transforming run in threads.
 
     Args:
         files: the input, as `list_input` gives it.
         transform: called in a thread, once per block.
-        positions: one per file; its sha256 is set when the file has been read.
         progress: called with (stored bytes read, stored bytes in all) after each block.
         readers: by extension; None takes READERS, whose columns are those that training reads.
+        hashes: gets the sha256 of each file's stored bytes.
 
     Raises:
         DataError: a file that cannot be read, with file and line; no rows in any file.
     """
     total = sum(file.size for file in files)
+    before = 0
     pending: deque[Future[list[T]]] = deque()
     rows = False
 
@@ -80,12 +81,16 @@ def read_blocks(
     pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="read")
     try:
         for number, file in enumerate(files):
-            for parse in parses_of(file, number, positions[number], readers):
+            position = Position()
+            for parse in parses_of(file, number, position, readers):
                 pending.append(pool.submit(work, parse))
                 if progress is not None:
-                    progress(sum(position.bytes_read for position in positions), total)
+                    progress(before + position.bytes_read, total)
                 yield from results(num_threads())
-            require_hash(file, positions[number].sha256)
+            require_hash(file, position.sha256)
+            before += position.bytes_read
+            if hashes is not None:
+                hashes.append(position.sha256)
         yield from results(0)
     finally:
         # Work that has not begun is dropped. No waiting: a generator that is left behind may be collected in one of

@@ -19,11 +19,11 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.copy.features import ACTION, STATE, summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
-from reagent_lite.data.features.log import summarize_log
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen, columns_section
@@ -425,16 +425,16 @@ class _Inspection:
             first_rows(self.path, config.actions or None, config.data.columns, self.items)
             if self.whole:
                 with tempfile.TemporaryDirectory() as folder:
-                    prepare_training_copy(
+                    copy = prepare_training_copy(
                         self.path,
                         actions=config.actions or None,
                         directory=folder,
                         columns=config.data.columns,
                         items=self.items,
                     )
-                files = data_files(self.path, config.data.columns, self.items)
-                summary = summarize_log(files, NormParams(), parametric=self.actions is None)
-                fit_columns(summary.columns, NormParams(), where=place(self.path))
+                    names = (STATE, ACTION) if copy.parametric else (STATE,)
+                    columns = {name: summarize_copy(copy, name, NormParams(), seed=0) for name in names}
+                    fit_columns(columns, NormParams(), where=place(self.path))
         except ReagentLiteError as error:
             return [str(problem) for problem in error.problems]
         return []

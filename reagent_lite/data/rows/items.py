@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import MAX_EXAMPLES, FaultKind, FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.csv import typed_cells
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.jsonl import in_one_column
@@ -53,9 +53,8 @@ def read_items(path: str, id_column: str) -> ItemTable:
             that is absent or no finite number, or with numbers and texts, with file and line.
     """
     files = tuple(replace(file, columns=NamesAsTheyAre()) for file in list_input(path, tuple(READERS)))
-    positions = [Position() for _ in files]
     try:
-        parts = list(read_blocks(files, partial(_read, id_column), positions, None, ALL_COLUMNS))
+        parts = list(read_blocks(files, partial(_read, id_column), None, ALL_COLUMNS))
     except NoRowsError as error:
         (problem,) = error.problems
         raise DataError(replace(problem, expected="an item table with a row for each item")) from error
@@ -68,7 +67,7 @@ def read_items(path: str, id_column: str) -> ItemTable:
     for part in parts:
         for feature, of_feature in texts_of(part.levels).items():
             texts.setdefault(feature, {}).update(of_feature)
-        vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.block.where)
+        vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.block)
     feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
     if not feature_ids:
         raise DataError(Problem(files[0].place(), f"columns of features beside {id_column!r}", "none"))

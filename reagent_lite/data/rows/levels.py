@@ -8,11 +8,13 @@ A side is what has the features: "state", or "action" for candidates.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
@@ -72,7 +74,12 @@ class Vocabulary:
             add_levels(self.levels[SIDE_OF[column]], of_column, MOST_LEVELS)
 
     def require_one_kind(
-        self, side: str, matrix: FeatureMatrix, texts: Collection[int], where: Callable[[int], str]
+        self,
+        side: str,
+        matrix: FeatureMatrix,
+        texts: Collection[int],
+        block: Block,
+        row_of: NDArray[np.int64] | None = None,
     ) -> None:
         """Checks that features have numbers, or texts, as in the blocks before.
 
@@ -80,7 +87,8 @@ class Vocabulary:
             side: what has the features.
             matrix: those of a block.
             texts: ids of those whose values are texts.
-            where: returns the file and line of a row of the matrix.
+            block: the block.
+            row_of: [n] the block's row of each row of the matrix; None: its number.
 
         Raises:
             DataError: with file and line of the first other value.
@@ -91,14 +99,15 @@ class Vocabulary:
             if before is not None and before[0] == is_text:
                 continue
             present = ~np.isnan(matrix.values[:, index])
-            row = int(present.argmax()) if len(present) else 0
-            if not len(present) or not present[row]:
+            if not present.any():
                 continue
+            row = int(present.argmax())
+            where = block.where(row if row_of is None else int(row_of[row]))
             if before is None:
-                self._first[side, feature] = is_text, where(row)
+                self._first[side, feature] = is_text, where
                 continue
             expected = f"{WORDS[not is_text]} for feature {feature}, as in {before[1]}"
-            raise DataError(Problem(where(row), expected, WORDS[is_text], ONE_KIND))
+            raise DataError(Problem(where, expected, WORDS[is_text], ONE_KIND))
 
     def without_value(self, side: str, ids: Collection[int]) -> tuple[int, ...]:
         """Returns which features of a side have no value in any block."""

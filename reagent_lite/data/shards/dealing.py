@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.console import machine_logger
-from reagent_lite.data.formats.blocks import Block, Position, Show, num_threads
+from reagent_lite.data.formats.blocks import Block, Show, num_threads
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
 from reagent_lite.data.formats.schema import TEXT_METADATA, conformed, merge_fields
@@ -154,14 +154,14 @@ def _deal(
     Returns:
         {file name: rows} of each folder, the sha256 of each input file, the columns, and {number of a log: rows}.
     """
-    positions = [Position() for _ in files]
+    hashes: list[str] = []
     logs: Counter[int] = Counter()
 
     def transform(block: Block) -> tuple[int, pa.Table, Hashes]:
         return block.file.log, block.table, episode_hashes(block)
 
     def by_log() -> Iterator[tuple[pa.Table, Hashes]]:
-        for log, table, episodes in read_blocks(files, transform, positions, progress, ALL_COLUMNS):
+        for log, table, episodes in read_blocks(files, transform, progress, ALL_COLUMNS, hashes):
             logs[log] += table.num_rows
             yield table, episodes
 
@@ -179,7 +179,7 @@ def _deal(
                     pa.parquet.write_table(table.take(pa.array(numbers)), file, ROW_GROUP_ROWS, **PARQUET)
 
             list(pool.map(write, range(len(folders))))
-    return rows, [position.sha256 for position in positions], list(fields.values()), dict(logs)
+    return rows, hashes, list(fields.values()), dict(logs)
 
 
 def _chunks(blocks: Iterable[tuple[pa.Table, Hashes]]) -> Iterator[tuple[pa.Table, Hashes]]:

@@ -25,7 +25,7 @@ from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position, Show
+from reagent_lite.data.formats.blocks import Block, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import filled, in_one_piece, valid_rows
@@ -143,20 +143,21 @@ def check_events(
     Raises:
         DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
     """
-    contract, positions = contract_of(config, texts=texts), [Position() for _ in files]
+    contract = contract_of(config, texts=texts)
 
     def transform(block: Block) -> tuple[pa.Table, Checked]:
         block, found = selected(block, config)
         return _placed(config, block, first, found, *event_table(block, contract))
 
     found = Checked()
-    with closing(read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS)) as blocks:
+    hashes: list[str] = []
+    with closing(read_blocks(tuple(files), transform, show, ALL_COLUMNS, hashes)) as blocks:
         for table, of_block in blocks:
             found.add(of_block)
             if found.texts and not texts:
                 return found
             add(table)
-    found.hashes = [position.sha256 for position in positions]
+    found.hashes = hashes
     return found
 
 
