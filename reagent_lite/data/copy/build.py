@@ -177,9 +177,7 @@ class SpooledLog:
 
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
-        self.seen_columns |= rows.columns
-        self.orders = {**rows.orders, **self.orders}
-        self.faults.merge(rows.faults)
+        self.collect_faults(rows)
         if self.faults.kinds:
             return
         self.counts.update(rows.counts)
@@ -191,15 +189,21 @@ class SpooledLog:
         if self.first_without_sequence is None and not rows.has_sequence.all():
             self.first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
 
+    def collect_faults(self, rows: Rows) -> None:
+        """Adds the faults of a block, its columns, and what its sequence numbers are."""
+        self.seen_columns |= set(rows.block.table.column_names)
+        self.orders = {**rows.faults.orders, **self.orders}
+        self.faults.merge(rows.faults.by_kind())
+
     def learn_texts(self, rows: Rows) -> None:
         """Adds the texts of features of a block.
 
         Raises:
             DataError: a feature with numbers in some rows and texts in others.
         """
-        self.vocabulary.add(rows.levels)
+        self.vocabulary.add(rows.faults.levels)
         texts: dict[str, set[int]] = {"state": set(), "action": set()}
-        for column, levels in rows.levels.items():
+        for column, levels in rows.faults.levels.items():
             texts[SIDE_OF[column]] |= levels.keys()
         for matrix in (rows.state, rows.next_state):
             self.vocabulary.require_one_kind("state", matrix, texts["state"], rows.block)

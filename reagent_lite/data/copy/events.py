@@ -84,18 +84,16 @@ class EventLog(SpooledLog):
         rows = read_rows(block, self.contract)
         found.unlisted = rows.counts["candidates_unknown_rows"]
         self._blocks.append(found)
-        if rows.broken.any():
-            whole = ~rows.broken
+        if rows.faults.kinds:
+            whole = ~rows.faults.rows
             block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
             kept = read_rows(block, self.contract)
-            rows = replace(kept, faults=rows.faults, refused=rows.refused, orders=rows.orders)
+            rows = replace(kept, faults=rows.faults, refused=rows.refused)
         return rows
 
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
-        self.seen_columns |= rows.columns
-        self.orders = {**rows.orders, **self.orders}
-        self.faults.merge(rows.faults)
+        self.collect_faults(rows)
         for rule, names in rows.refused.items():
             self._refused.setdefault(rule, set()).update(names)
         if self.faults.kinds and self.config.timeline.on_refused == "error":

@@ -127,7 +127,9 @@ def summarize_log(
         DataError: with file and line: no state_features, infinite values, keys that are neither ids nor names, actions
             of two kinds; no rows.
     """
-    merges = {name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm}
+    merges: dict[str, Merge] = {
+        name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm
+    }
     faults = FaultsByKind()
     vocabulary = Vocabulary()
     logs: Counter[int] = Counter()

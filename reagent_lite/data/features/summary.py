@@ -11,18 +11,18 @@ on the rows alone: it is those of least hash.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
 
 from reagent_lite.data.rows.hashes import Hashes
 from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, add_levels, most_frequent
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.feature_ids import id_of, read, written
+from reagent_lite.data.stage import FeatureIds
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]
@@ -175,27 +175,33 @@ class ColumnSummary:
 
     def to_bytes(self) -> bytes:
         """Returns the summary for another machine."""
-        stream, features = io.BytesIO(), {str(one): asdict(summary) for one, summary in self.features.items()}
-        levels = {str(one): dict(most_frequent(counts, MOST_LEVELS)) for one, counts in self.levels.items()}
-        tree = {"rows": self.rows, "ids": written(self.sample.ids), "features": features, "levels": levels}
-        text = json.dumps(tree).encode()
-        np.savez(stream, text=np.frombuffer(text, np.uint8), hashes=self.hashes, values=self.sample.values)
+        levels = {feature: dict(most_frequent(counts, MOST_LEVELS)) for feature, counts in self.levels.items()}
+        tree = _TREE.dump_json(
+            (self.rows, self.sample.ids, list(self.features.values()), tuple(levels), list(levels.values()))
+        )
+        stream = io.BytesIO()
+        np.savez(stream, tree=np.frombuffer(tree, np.uint8), hashes=self.hashes, values=self.sample.values)
         return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Returns the summary that `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            tree = json.loads(arrays["text"].tobytes())
-            sample = FeatureMatrix(read(tree["ids"]), arrays["values"])
-            hashes = arrays["hashes"]
-        features = {}
-        for one, fields in tree["features"].items():
-            distinct = None if fields["distinct"] is None else tuple(fields["distinct"])
-            moments = Moments(**fields["moments"])
-            features[id_of(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
-        levels = {id_of(one): counts for one, counts in tree["levels"].items()}
-        return cls(rows=tree["rows"], features=features, levels=levels, hashes=hashes, sample=sample)
+            rows, ids, features, with_levels, levels = _TREE.validate_json(arrays["tree"].tobytes())
+            sample = FeatureMatrix(ids, arrays["values"])
+            return cls(
+                rows=rows,
+                features=dict(zip(ids, features, strict=True)),
+                levels=dict(zip(with_levels, levels, strict=True)),
+                hashes=arrays["hashes"],
+                sample=sample,
+            )
+
+
+_TREE: TypeAdapter[Any] = TypeAdapter(
+    tuple[int, FeatureIds, list[FeatureSummary], FeatureIds, list[dict[str, int]]],
+    config=ConfigDict(ser_json_inf_nan="constants"),
+)
 
 
 def _counted(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import valid_rows
 from reagent_lite.data.rows.columns import (
@@ -77,10 +76,8 @@ class Rows:
         episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
         mdp_ids: distinct ids of the block.
         has_sequence: whether the row has a sequence_number.
-        columns: names the block has.
         counts: what was counted, by name.
-        levels, orders: as in Faults.
-        broken: [n] whether the row has a fault.
+        faults: those of all rows of the block.
         refused: {rule: mdp_ids of the rows that break it}.
     """
 
@@ -106,12 +103,8 @@ class Rows:
     mdp_ids: pa.Array
     sequence: NDArray[np.int64]
     has_sequence: Mask
-    columns: frozenset[str]
     counts: dict[str, int]
-    levels: dict[str, dict[int, dict[str, int]]]
-    orders: dict[str, str]
-    faults: FaultsByKind
-    broken: Mask
+    faults: Faults
     refused: dict[str, set[str]]
 
     def __len__(self) -> int:
@@ -180,7 +173,6 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         mdp_ids=mdp_ids,
         sequence=sequence,
         has_sequence=has_sequence,
-        columns=frozenset(block.table.column_names),
         counts={
             "unknown_action_rows": int((choices.action == NONE).sum()),
             "candidates_unknown_rows": int(faults.unlisted.sum()),
@@ -188,10 +180,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
-        levels=faults.levels,
-        orders=faults.orders,
-        faults=faults.by_kind(),
-        broken=faults.rows,
+        faults=faults,
         refused=faults.by_rule(mdp_ids.take(pa.array(episode, mask=episode < 0))) if faults.kinds else {},
     )
 
