@@ -5,6 +5,7 @@ A column may come late or with a narrower type: `merged` and `with_types` give e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
 from reagent_lite.data.rows.columns import require_one_order
-from reagent_lite.data.rows.table import FEATURES, array_with_texts, by_name, typed_table, with_texts
+from reagent_lite.data.rows.table import features_as, features_type, typed_table
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
 
@@ -103,10 +104,11 @@ def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str,
     """
     more = {one.name: one for one in table.schema}
     for name in known.keys() & more.keys():
-        if _has_names(known[name].type) != _has_names(more[name].type):  # features by id here, by name there
-            known, more = ({**one, name: pa.field(name, _by_name(one[name].type))} for one in (known, more))
-        if known[name].type != more[name].type and with_texts(known[name].type) == with_texts(more[name].type):
-            known, more = ({**one, name: pa.field(name, with_texts(one[name].type))} for one in (known, more))
+        for names, texts in itertools.product((False, True), repeat=2):
+            kinds = [features_type(columns[name].type, names=names, texts=texts) for columns in (known, more)]
+            if kinds[0] == kinds[1]:
+                known, more = ({**columns, name: pa.field(name, kinds[0])} for columns in (known, more))
+                break
     fields = merge_fields(known, more)
     for name, one in fields.items():
         if is_text(one) and name in more:
@@ -117,23 +119,10 @@ def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str,
 
 def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     """Returns a typed table with the columns `merged` gives: others' types, and nulls for columns it lacks."""
-    for number, one in enumerate(table.schema):
-        if one.type != fields[one.name].type and _has_names(fields[one.name].type):
-            table = table.set_column(number, one.name, by_name(in_one_piece(table.column(number)), {}))
-    for number, one in enumerate(table.schema):
-        wanted = fields[one.name].type
-        if one.type != wanted and with_texts(one.type) == wanted:
-            table = table.set_column(number, one.name, array_with_texts(in_one_piece(table.column(number))))
+    for number, column in enumerate(table.schema):
+        kind = fields[column.name].type
+        of_features = [features_type(one, names=True, texts=True) for one in (column.type, kind)]
+        if column.type != kind and of_features[0] == of_features[1]:
+            array = features_as(in_one_piece(table.column(number)), kind)
+            table = table.set_column(number, column.name, array)
     return conformed(table, fields)
-
-
-def _by_name(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind):
-        return pa.list_(_by_name(kind.value_type))
-    return pa.map_(pa.string(), kind.item_type) if kind in (FEATURES, with_texts(FEATURES)) else kind
-
-
-def _has_names(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _has_names(kind.value_type)
-    return bool(pa.types.is_map(kind) and pa.types.is_string(kind.key_type))

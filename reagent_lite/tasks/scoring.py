@@ -29,9 +29,9 @@ from reagent_lite.data.rows.maps import are_item_ids, candidate_lists, features,
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.data.rows.table import (
-    array_with_texts,
     as_text,
-    by_name,
+    features_as,
+    features_type,
     list_array,
     map_array,
     texts_in,
@@ -179,9 +179,9 @@ class _Part:
         values[taken] = features_of.values[at[taken]]
         names = {int(one): str(one) for one in features_of.ids}
         maps = map_array(FeatureMatrix(features_of.ids, values), taken, self.texts)
-        if bundle.levels["action"]:  # in all blocks alike
-            maps = array_with_texts(maps)
-        return by_name(maps, names)
+        # in all blocks alike
+        kind = features_type(maps.type, names=True, texts=bool(bundle.levels["action"]))
+        return features_as(maps, kind, names)
 
     def _scores(self, bundle: Bundle) -> pa.Array:
         q, mask = self.prediction.q, self.prediction.mask

@@ -63,6 +63,7 @@ FEATURES = pa.map_(pa.int64(), pa.float32())
 """Features of which none has texts."""
 Texts = Mapping[int, Mapping[float, str]]
 """{id: {code: text}} of the features whose values are texts."""
+_NO_NAMES: Mapping[int, str] = {}
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
 _Integers = Callable[[Column, Faults], tuple[NDArray[np.int64], Mask]]
 _NAME, _INDEX, _MAP = 0, 1, 2
@@ -71,7 +72,7 @@ _WORDS = ("a name", "an index", "a map")
 
 def event_schema(contract: Contract) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
-    types = {kind: with_texts(one) if contract.texts else one for kind, (one, _) in _KINDS.items()}
+    types = {kind: features_type(one, texts=contract.texts) for kind, (one, _) in _KINDS.items()}
     if contract.actions is not None:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
     further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
@@ -119,10 +120,10 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if _may_have_texts(kind):
-        array = array_with_texts(array)
-    elif _may_have_texts(array.type):
+    if array.type != kind and array.type == features_type(kind, texts=True):
         return pa.nulls(len(array), kind)
+    if kind == features_type(array.type, texts=True):
+        return features_as(array, kind)
     return array.cast(kind)
 
 
@@ -178,51 +179,36 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
     faults.require_none()
     if faults.features:
         names = {int(one): str(one) for one in faults.features}
-        columns = {name: by_name(array, names) for name, array in columns.items()}
+        columns = {
+            name: features_as(array, features_type(array.type, names=True), names) for name, array in columns.items()
+        }
     return pa.table(columns), faults.orders
 
 
-def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:
-    """Returns maps of features, or lists of them, with strings as keys: names, and the digits of other ids."""
-    kind = array.type
-    if pa.types.is_list(kind) and _are_features(kind.value_type):
-        return pa.ListArray.from_arrays(array.offsets, by_name(array.values, names), mask=array.is_null())
-    if not _are_features(kind):
-        return array
-    encoded = array.keys.dictionary_encode()
-    texts_of = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
-    keys = pa.array(texts_of, pa.string()).take(encoded.indices)
-    return pa.MapArray.from_arrays(array.offsets, keys, array.items, mask=array.is_null())
-
-
-def _are_features(kind: pa.DataType) -> bool:
-    return bool(kind in (FEATURES, with_texts(FEATURES)))
-
-
-def with_texts(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of features, or of lists of them, in which some may be texts; other types as they are."""
+def features_type(kind: pa.DataType, *, names: bool = False, texts: bool = False) -> pa.DataType:
+    """Returns the type of features, or of lists of them, that also holds names or texts; other types as they are."""
     if pa.types.is_list(kind):
-        return pa.list_(with_texts(kind.value_type))
-    if pa.types.is_map(kind) and pa.types.is_float32(kind.item_type):
-        return pa.map_(kind.key_type, VALUES)
-    return kind
+        return pa.list_(features_type(kind.value_type, names=names, texts=texts))
+    if not pa.types.is_map(kind) or kind.item_type not in (FEATURES.item_type, VALUES):
+        return kind
+    return pa.map_(pa.string() if names else kind.key_type, VALUES if texts else kind.item_type)
 
 
-def _may_have_texts(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _may_have_texts(kind.value_type)
-    return bool(pa.types.is_map(kind) and kind.item_type == VALUES)
-
-
-def array_with_texts(array: pa.Array) -> pa.Array:
-    """Returns features, or lists of them, as the type `with_texts` gives."""
-    kind = array.type
-    if pa.types.is_list(kind) and with_texts(kind) != kind:
-        return pa.ListArray.from_arrays(array.offsets, array_with_texts(array.values), mask=array.is_null())
-    if with_texts(kind) == kind:
+def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _NO_NAMES) -> pa.Array:
+    """Returns features, or lists of them, as a type that holds theirs; `names` are those of ids that have one."""
+    if array.type == kind:
         return array
-    items = pa.StructArray.from_arrays([array.items, pa.nulls(len(array.items), pa.string())], fields=list(VALUES))
-    return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=with_texts(kind), mask=array.is_null())
+    if pa.types.is_list(kind):
+        elements = features_as(array.values, kind.value_type, names)
+        return pa.ListArray.from_arrays(array.offsets, elements, mask=array.is_null())
+    keys, items = array.keys, array.items
+    if keys.type != kind.key_type:
+        encoded = keys.dictionary_encode()
+        texts = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
+        keys = pa.array(texts, pa.string()).take(encoded.indices)
+    if items.type != kind.item_type:
+        items = pa.StructArray.from_arrays([items, pa.nulls(len(items), pa.string())], fields=list(VALUES))
+    return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
 
 
 def texts_in(faults: Faults, *columns: str) -> dict[int, dict[float, str]]:
