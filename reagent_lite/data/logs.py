@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -245,23 +245,6 @@ class _Overlap:
         return self.equal > 0 and not self.different
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowsOfLog:
-    """The rows of a log in a table, in their order.
-
-    Attributes:
-        episodes: distinct hashes of mdp_ids, ascending.
-        names: distinct hashes of mdp_id and sequence_number, ascending.
-        first: number of the first row of each name.
-        contents: hashes of name and content of all rows that have a sequence_number.
-    """
-
-    episodes: Hashes
-    names: Hashes
-    first: NDArray[np.int64]
-    contents: Hashes
-
-
 def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None:
     """Adds what logs have in common in rows that are all of some episodes; by the numbers of the earlier and later."""
     column: dict[str, NDArray[Any]] = {
@@ -273,29 +256,22 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None
     column = {name: values[shared] for name, values in column.items()}
     names = row_hashes(column["episode"], column["sequence"], 0)
     named_contents = mix(names ^ mix(column["content"]))
-    logs: dict[int, _RowsOfLog] = {}
-    for log in np.unique(column["log"]).tolist():
-        rows = np.flatnonzero(column["log"] == log)
-        ordered = rows[column["ordered"][rows]]
-        distinct, first = np.unique(names[ordered], return_index=True)
-        logs[log] = _RowsOfLog(
-            episodes=np.unique(column["episode"][rows]),
-            names=distinct,
-            first=ordered[first],
-            contents=named_contents[ordered],
-        )
-    for (earlier, before), (later, after) in itertools.combinations(logs.items(), 2):
+    rows_of = {log: np.flatnonzero(column["log"] == log) for log in np.unique(column["log"]).tolist()}
+    ordered_of = {log: rows[column["ordered"][rows]] for log, rows in rows_of.items()}
+    for earlier, later in itertools.combinations(rows_of, 2):
         overlap = overlaps[earlier, later]
-        overlap.episodes += len(np.intersect1d(before.episodes, after.episodes, assume_unique=True))
-        _, one, other = np.intersect1d(before.names, after.names, assume_unique=True, return_indices=True)
+        before, after = (np.unique(column["episode"][rows_of[log]]) for log in (earlier, later))
+        overlap.episodes += len(np.intersect1d(before, after, assume_unique=True))
+        before, after = ordered_of[earlier], ordered_of[later]
+        _, first, other = np.intersect1d(names[before], names[after], return_indices=True)
         # a log may have a row twice, and the other one either
-        equal = np.isin(named_contents[after.first[other]], before.contents)
-        equal |= np.isin(named_contents[before.first[one]], after.contents)
-        repeated = after.first[other[equal]]
+        equal = np.isin(named_contents[after[other]], named_contents[before])
+        equal |= np.isin(named_contents[before[first]], named_contents[after])
+        repeated = after[other[equal]]
         if len(repeated):
             first_row = repeated[np.lexsort((column["line"][repeated], column["file"][repeated]))[0]]
-            place_of_first = (int(column["file"][first_row]), int(column["line"][first_row]))
-            overlap.first = min(overlap.first, place_of_first) if overlap.equal else place_of_first
+            first_place = (int(column["file"][first_row]), int(column["line"][first_row]))
+            overlap.first = min(overlap.first, first_place) if overlap.equal else first_place
         overlap.equal += int(equal.sum())
         overlap.different += int((~equal).sum())
 
@@ -306,32 +282,28 @@ def _prefixes(logs: Iterable[int], overlaps: Mapping[tuple[int, int], _Overlap],
     Logs that contain rows of each other have one numbering of episodes.
     """
 
-    def overlap(one: int, other: int) -> _Overlap:
-        return overlaps.get((min(one, other), max(one, other)), _Overlap())
-
-    def some(fits: Callable[[_Overlap], object], logs: Sequence[int], others: Sequence[int]) -> bool:
-        return any(fits(overlap(one, other)) for one, other in itertools.product(logs, others))
+    def between(logs: Sequence[int], others: Sequence[int]) -> list[_Overlap]:
+        pairs = ((min(log, other), max(log, other)) for log, other in itertools.product(logs, others))
+        return [overlaps[pair] for pair in pairs if pair in overlaps]
 
     numberings: list[list[int]] = []
     for log in logs:
         joined = [log]
         for numbering in list(numberings):
-            contains = some(lambda one: one.repeats, [log], numbering)
-            if contains and not some(lambda one: one.different, joined, numbering):
+            contains = any(overlap.repeats for overlap in between([log], numbering))
+            if contains and not any(overlap.different for overlap in between(joined, numbering)):
                 numberings.remove(numbering)
                 joined = [*numbering, *joined]
         numberings.append(sorted(joined))
     prefixes: dict[int, str] = {}
     used = set(numbered)
-    numberings.sort()
-    for position, numbering in enumerate(numberings):
-        earlier = list(itertools.chain.from_iterable(numberings[:position]))
-        number = numbering[0]
-        while number in used:
-            number += 1
-        alike = some(lambda one: one.episodes, numbering, earlier)
-        prefixes |= dict.fromkeys(numbering, f"{number}/" if alike else "")
-        used |= {number} if alike else set()
+    for numbering in sorted(numberings):
+        prefix = ""
+        if any(overlap.episodes for overlap in between(numbering, list(prefixes))):
+            number = next(number for number in itertools.count(numbering[0]) if number not in used)
+            used.add(number)
+            prefix = f"{number}/"
+        prefixes |= dict.fromkeys(numbering, prefix)
     return prefixes
 
 

@@ -67,12 +67,6 @@ def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputS
     )
 
 
-def hashes_of(files: Sequence[InputFile]) -> list[str]:
-    """Returns the sha256 of each file's stored bytes."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(sha256_of, files))
-
-
 def untouched(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known, by names, sizes and modification times."""
     found = [(file.label, file.size, file.modified_ns) for file in files]
@@ -85,7 +79,8 @@ def unchanged(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
         return False
     if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
         return True
-    return hashes_of(files) == [one.sha256 for one in known]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(sha256_of, files)) == [one.sha256 for one in known]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,26 +305,20 @@ def _files_of(path: str, own: OwnNames | None, items: ItemTable | None) -> tuple
 def left_out(path: DataPath) -> tuple[str, ...]:
     """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before.
 
-    Of several logs also which have no rows.
+    Also which logs have no rows.
     """
-    if isinstance(path, str):
-        return _left_out_of(path)
-    return tuple(sentence for log in path for sentence in _left_out_of_one_of_several(log))
-
-
-def _left_out_of(path: str) -> tuple[str, ...]:
     from reagent_lite.data.formats.reading import READERS
 
-    manifest = StageManifest.read(path)
-    return (*not_read(path, tuple(READERS)), *([] if manifest is None else _left_out_before(manifest)))
-
-
-def _left_out_of_one_of_several(path: str) -> tuple[str, ...]:
-    try:
-        _files_of(path, None, None)
-        return _left_out_of(path)
-    except NoRowsError as error:
-        return tuple(f"{problem.where}: no rows: {problem.got}" for problem in error.problems)
+    sentences: list[str] = []
+    for log in logs_of(path):
+        try:
+            _files_of(log, None, None)
+            manifest = StageManifest.read(log)
+            sentences += not_read(log, tuple(READERS))
+            sentences += [] if manifest is None else _left_out_before(manifest)
+        except NoRowsError as error:
+            sentences += [f"{problem.where}: no rows: {problem.got}" for problem in error.problems]
+    return tuple(sentences)
 
 
 def _left_out_before(manifest: StageManifest) -> list[str]:

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.place import KIND, CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
@@ -27,21 +27,14 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
     Raises:
         DataError: files that are not there, or cannot be read.
     """
-    if isinstance(path, str):
-        return _remembered_of(path, columns)
-    known: Columns = {}
-    for log in path:
-        with suppress(NoRowsError):
-            known |= _remembered_of(log, columns)
-    return known
-
-
-def _remembered_of(path: str, columns: Columns) -> Columns:
-    if not columns or StageManifest.read(path) is not None:
-        return {}
-    files = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(path))
-    found = first_block(files)
-    return {} if found is None else remembered(columns, found[0].table.column_names)
+    found: Columns = {}
+    for log in logs_of(path) if columns else ():
+        if StageManifest.read(log) is None:
+            with suppress(NoRowsError):
+                plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(log))
+                if (first := first_block(plain)) is not None:
+                    found |= remembered(columns, first[0].table.column_names)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

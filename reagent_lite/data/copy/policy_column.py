@@ -23,7 +23,7 @@ from reagent_lite.data.rows.columns import Column, column_of, is_list, numbers, 
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import named_numbers
-from reagent_lite.data.rows.matrices import Mask, PolicyColumn, in_order
+from reagent_lite.data.rows.matrices import PolicyColumn, in_order
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem, listed
 
@@ -143,18 +143,9 @@ def _require_possible(copy: TrainingCopy, name: str, table: NDArray[np.float32],
     """
     if copy.parametric:
         counts = np.diff(copy.list_offsets)[np.asarray(copy.actions_list)]
-        _refuse(copy, lengths != counts, f"as many probabilities in {name} as possible_actions has", lengths)
+        expected = f"as many probabilities in {name} as possible_actions has"
+        copy.refuse(lengths != counts, expected, lambda row: str(lengths[row]))
     else:
-        impossible = np.where(np.asarray(copy.mask) > 0, 0.0, table)
-        _refuse(
-            copy,
-            np.any(impossible, axis=1),
-            f"probability 0 in {name} of actions that are not possible",
-            impossible.max(1),
-        )
-
-
-def _refuse(copy: TrainingCopy, wrong: Mask, expected: str, got: NDArray[np.int64] | NDArray[np.float64]) -> None:
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise DataError(Problem(copy.source_line(row), expected, f"{got[row]:g} ({int(wrong.sum())} such rows)"))
+        most = np.where(np.asarray(copy.mask) > 0, 0.0, table).max(axis=1)
+        expected = f"probability 0 in {name} of actions that are not possible"
+        copy.refuse(most > 0, expected, lambda row: f"{most[row]:g}")

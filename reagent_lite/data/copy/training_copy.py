@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import mmap
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,13 @@ class TrainingCopy:
     def source_line(self, row: int) -> str:
         """Returns "file:line" of a row, for errors."""
         return place(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
+
+    def refuse(self, rows: NDArray[np.bool_], expected: str, got: Callable[[int], str], todo: str = "") -> None:
+        """Raises DataError where a row is true in `rows` [R]; `got` says what the first one has instead."""
+        if rows.any():
+            first = int(rows.argmax())
+            more = f"{got(first)} ({int(rows.sum())} such rows)"
+            raise DataError(Problem(self.source_line(first), expected, more, todo))
 
 
 def release(array: object) -> None:

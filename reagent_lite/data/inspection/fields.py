@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.inspection.columns import LogColumn
+from reagent_lite.data.rows.own_columns import names_of
 
 NAMES: dict[str, tuple[str, ...]] = {
     field: tuple(names.split())
@@ -69,17 +70,13 @@ def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidat
         for field in NAMES:
             if given.get(field) == column.name:
                 candidates.append(_candidate(field, column, "columns says so", (_GIVEN, 0)))
-            elif field in given or any(column.name in _names(source) for source in given.values()):
+            elif field in given or any(column.name in names_of(source) for source in given.values()):
                 continue
             elif field in (column.name, COLUMNS[column.name].alias_of if column.name in COLUMNS else ""):
                 candidates.append(_candidate(field, column, "its name is that of the contract", (_SAME, 0)))
             elif (column.name not in COLUMNS or column.name == "step") and fits(field, column):
                 candidates += _by_name(field, column)
     return sorted(candidates, key=lambda candidate: candidate.strength, reverse=True)
-
-
-def _names(source: str | Sequence[str]) -> Sequence[str]:
-    return (source,) if isinstance(source, str) else source
 
 
 def _candidate(field: str, column: LogColumn, why: str, strength: tuple[int, int]) -> Candidate:
