@@ -25,7 +25,7 @@ from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, V
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, sha256_of
+from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, read_bytes, sha256_of
 from reagent_lite.data.formats.frames import Logs, paths_of
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId, read, written
@@ -142,7 +142,7 @@ class StageManifest:
         """
         where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
         try:
-            data = _bytes_at(where)
+            data = read_bytes(where)
         except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last by fsspec, of a path below a file
             return None
         except (OSError, ImportError, ValueError) as error:
@@ -212,18 +212,6 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
         field = f"{where}, {'.'.join(map(str, first['loc']))}"
         got = f"{first['msg']}: {first['input']!r:.200}"
         raise kind.error(Problem(field, kind.name, got, kind.outdated)) from error
-
-
-def _bytes_at(path: str) -> bytes:
-    if "://" not in path:
-        if not os.path.isfile(path):  # a FIFO among others, which would wait for ever
-            raise FileNotFoundError(path)
-        return Path(path).read_bytes()
-    import fsspec  # only remote paths pay for its import
-
-    with fsspec.open(path, "rb") as stream:
-        data: bytes = stream.read()
-    return data
 
 
 def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:

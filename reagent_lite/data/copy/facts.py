@@ -81,17 +81,9 @@ class Facts:
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
 
-    @classmethod
-    def read(cls, text: str) -> "Facts":
-        """Returns the facts that `json` wrote."""
-        return _FACTS.validate_json(text)
 
-    def json(self) -> str:
-        """Returns the facts as text."""
-        return _FACTS.dump_json(self).decode()
-
-
-_FACTS = TypeAdapter(Facts)
+FACTS = TypeAdapter(Facts)
+"""Reads and writes facts as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

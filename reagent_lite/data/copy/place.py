@@ -101,16 +101,11 @@ class Place:
             DataError: the disk is full, or a limit of the system is reached.
         """
         temporary = self.parent / f".{self.stem}-{process_mark()}.tmp"
-        with made_folder(self.parent), self._room(temporary):
-            sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
-            temporary.mkdir()
-            yield temporary
-
-    @contextmanager
-    def _room(self, temporary: Path) -> Iterator[None]:
-        """Removes a temporary folder after the block, and turns the error of a full disk into one that says so."""
         try:
-            yield
+            with made_folder(self.parent):
+                sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
+                temporary.mkdir()
+                yield temporary
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

@@ -93,15 +93,16 @@ def _rows(column: ColumnSummary) -> str:
 def _fit(
     column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType], where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
-    place = f"{where}: feature {feature_id}"
-    if feature_id in column.levels:
-        return _fit_category(column, settings, overrides.get(feature_id), place, feature_id)
-    values = Values(column.features[feature_id], column.sampled(feature_id))
+    where = f"{where}: feature {feature_id}"
     override = overrides.get(feature_id)
-    count = values.summary.moments.count
-    if count < MIN_PRESENT_VALUES and (override is None or FEATURE_TYPES[override].needs):
-        todo = "Leave the feature out, or override it with DO_NOT_PREPROCESS"
-        return Problem(place, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+    is_text = feature_id in column.levels
+    count = column.features[feature_id].moments.count
+    if count < MIN_PRESENT_VALUES and (override is None or (FEATURE_TYPES[override].needs and not is_text)):
+        todo = f"Leave the feature out, or override it with {'ENUM' if is_text else 'DO_NOT_PREPROCESS'}"
+        return Problem(where, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+    if is_text:
+        return _fit_category(column, settings, override, where, feature_id)
+    values = Values(column.features[feature_id], column.sampled(feature_id))
     kind, reason = identify(values, settings)
     if override is not None:
         kind, reason = override, f"overridden; by itself {kind}"
@@ -109,27 +110,25 @@ def _fit(
         spec = fit_feature(feature_id, kind, values, settings)
     except ValueError as error:
         todo = "Override it with another type in norm_params.feature_overrides"
-        return Problem(place, f"values that {kind} can be fitted to", str(error), todo)
-    return spec, _report(column, kind, reason, values), _notes(place, kind, values)
+        return Problem(where, f"values that {kind} can be fitted to", str(error), todo)
+    return spec, _report(column, kind, reason, values), _notes(where, kind, values)
 
 
 def _fit_category(
-    column: ColumnSummary, settings: NormParams, override: FeatureType | None, place: str, feature_id: int
+    column: ColumnSummary, settings: NormParams, override: FeatureType | None, where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
     """Returns the most frequent texts as levels, in the order of the texts; see `_fit`."""
-    count, counts = column.features[feature_id].moments.count, column.levels[feature_id]
+    count = column.features[feature_id].moments.count
+    counts = column.levels[feature_id]
     if override not in (None, FeatureType.ENUM):
         todo = "Drop the override, or write the feature as numbers"
-        return Problem(place, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
-    if count < MIN_PRESENT_VALUES and override is None:
-        todo = "Leave the feature out, or override it with ENUM"
-        return Problem(place, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+        return Problem(where, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
     most = settings.max_unique_enum_values
     of_code: dict[float, str] = {}
     notes = []
     for text, _ in most_frequent(counts, most):
         if other := of_code.get(code := code_of(text)):
-            notes.append(f"{place}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
+            notes.append(f"{where}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
         of_code.setdefault(code, text)
     levels = tuple(sorted(of_code.values()))
     others = count - sum(counts[level] for level in levels)
@@ -137,12 +136,12 @@ def _fit_category(
         more = counted(len(counts) - len(levels), "further text")
         more = f"{MOST_LEVELS:,} or more texts" if len(counts) >= MOST_LEVELS else more
         notes.append(
-            f"{place}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
+            f"{where}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
             f"{others / count:.1%} of {count:,} values"
         )
     if all(map(_NUMERAL.fullmatch, levels)):
         notes.append(
-            f"{place}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
+            f"{where}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
         )
     spec = FeatureSpec(
         feature_id=feature_id,
@@ -230,19 +229,19 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
     }
 
 
-def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
+def _notes(where: str, kind: FeatureType, values: Values) -> list[str]:
     summary, count = values.summary, len(values.sample)
     if not summary.moments.count:
-        return [f"{place}: no row has a value"]
+        return [f"{where}: no row has a value"]
     if summary.is_constant:
         stddev = " with stddev 1" if kind is FeatureType.CONTINUOUS else ""
-        return [f"{place}: every value is {summary.low:.9g}; its type is {kind}{stddev}"]
+        return [f"{where}: every value is {summary.low:.9g}; its type is {kind}{stddev}"]
     if kind is FeatureType.PROBABILITY and not 0 <= summary.low <= summary.high <= 1:
         extent = f"they are {summary.low:.9g} to {summary.high:.9g}"
-        return [f"{place}: {kind} takes values above 1 as 1 and below 0 as 0; {extent}"]
+        return [f"{where}: {kind} takes values above 1 as 1 and below 0 as 0; {extent}"]
     if count < MIN_PRESENT_VALUES and kind is FeatureType.CONTINUOUS:
         few = f"{count:,} of its {summary.moments.count:,} values in the sample"
-        return [f"{place}: {few}, too few to see how far from normal it is; raise norm_params.num_samples"]
+        return [f"{where}: {few}, too few to see how far from normal it is; raise norm_params.num_samples"]
     return []
 
 

@@ -4,18 +4,15 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import fsspec
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
-from reagent_lite.data.formats.files import local_path
+from reagent_lite.data.formats.files import local_path, read_bytes
 from reagent_lite.errors import ConfigError, DataError, Problem, listed, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import disk_errors, write_whole
@@ -73,10 +70,7 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
 def _document(path: str) -> dict[str, object]:
     source = local_path(path)
     try:
-        if os.path.exists(source) and not os.path.isfile(source):
-            raise OSError("no file, but a folder, a FIFO, a socket or a device")
-        with fsspec.open(source, "rb") as stream:
-            text = stream.read().decode("utf-8-sig")
+        text = read_bytes(source).decode("utf-8-sig")
     except (OSError, ImportError, UnicodeDecodeError) as error:
         got = f"{type(error).__name__}: {error}"
         todo = "Without a path in the config the parameters are computed from the training data"

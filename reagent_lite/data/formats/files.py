@@ -100,6 +100,24 @@ class InputFile:
             raise DataError(Problem(self.path, "a readable file", f"{type(error).__name__}: {error}")) from error
 
 
+def read_bytes(path: str) -> bytes:
+    """Returns the bytes of a local file or a URL.
+
+    Raises:
+        FileNotFoundError: nothing there, or no regular file; others might never end.
+        OSError, ImportError, ValueError: it cannot be read.
+    """
+    if "://" in path:
+        import fsspec  # only remote paths pay for its import
+
+        with fsspec.open(path, "rb") as stream:
+            data: bytes = stream.read()
+        return data
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileNotFoundError("no file, but a folder, a FIFO, a socket or a device")
+    return Path(path).read_bytes()
+
+
 def sha256_of(file: InputFile) -> str:
     """Returns the sha256 of a file's stored bytes."""
     with file.open() as stream:

@@ -149,10 +149,8 @@ class _Inspection:
     """Builds the description of a log step by step."""
 
     def __init__(self, config: InspectConfig, columns: tuple[LogColumn, ...], whole: bool) -> None:
-        self.path = config.data_path
-        self.given = config.columns
+        self.config = config
         self.items = given_items(config.items, config.item_id)
-        self.items_section = config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
         self.columns = columns
         self.whole = whole
         self.rows = len(columns[0].values) if columns else 0
@@ -174,7 +172,7 @@ class _Inspection:
         if self.problems:
             self.decide = []
         return Inspected(
-            path=self.path,
+            path=self.config.data_path,
             rows=self.rows,
             whole=self.whole,
             columns=self.columns,
@@ -194,7 +192,7 @@ class _Inspection:
     def _drop(self, fields: Sequence[str], why: str) -> None:
         """Leaves fields out whose columns have names of their own; those with the contract's names are read anyway."""
         dropped = [name for name in fields if name in self.fields and self.fields[name] not in COLUMNS]
-        dropped = [name for name in dropped if name not in self.given]
+        dropped = [name for name in dropped if name not in self.config.columns]
         if dropped:
             self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
@@ -356,8 +354,8 @@ class _Inspection:
 
     def _features(self) -> list[str]:
         """Returns the columns of single features; none if state_features is a column of maps."""
-        if "state_features" in self.given and isinstance(self.given["state_features"], list):
-            return self.given["state_features"]
+        if "state_features" in self.config.columns and isinstance(self.config.columns["state_features"], list):
+            return self.config.columns["state_features"]
         if "state_features" in self.fields:
             return []
         used = {
@@ -405,28 +403,29 @@ class _Inspection:
 
     def _tree(self, features: Sequence[str]) -> Json:
         """Returns the config."""
-        words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self.path).name.split(".")[0]).strip("_")
+        words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self.config.data_path).name.split(".")[0]).strip("_")
         tree: Json = {
-            "training_data_path": self.path,
+            "training_data_path": self.config.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
             "epochs": 10,
         }
         if self.actions is not None:
             tree["actions"] = list(self.actions)
         columns = columns_section(self.fields, features)
-        if columns or self.items_section:
-            tree["data"] = {**({"columns": columns} if columns else {}), **self.items_section}
+        items = self.config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
+        if columns or items:
+            tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
 
     def _faults(self, tree: Json) -> list[str]:
         """Returns why training would refuse the config or the rows."""
         try:
             config = check(ParametricDqnConfig if self.actions is None else DqnConfig, tree)
-            first_rows(self.path, config.actions or None, config.data.columns, self.items)
+            first_rows(self.config.data_path, config.actions or None, config.data.columns, self.items)
             if self.whole:
                 with tempfile.TemporaryDirectory() as folder:
                     copy = prepare_training_copy(
-                        self.path,
+                        self.config.data_path,
                         actions=config.actions or None,
                         directory=folder,
                         columns=config.data.columns,
@@ -434,7 +433,7 @@ class _Inspection:
                     )
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
                     columns = {name: summarize_copy(copy, name, NormParams(), seed=0) for name in names}
-                    fit_columns(columns, NormParams(), where=place(self.path))
+                    fit_columns(columns, NormParams(), where=place(self.config.data_path))
         except ReagentLiteError as error:
             return [str(problem) for problem in error.problems]
         return []

@@ -73,20 +73,17 @@ class SparkEngine:
             answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
         reports = [json.loads(answers[number]) for number in range(len(files))]
         raise_any([Problem(**fields) for report in reports for fields in report["problems"]])
-        parts = [spool / report["part"] for report in reports if report["found"]]
-        if not parts:
+        found = Checked()
+        for report in reports:
+            found.add(_CHECKED.validate_json(report["found"]))
+        if not found.rows:
             raise no_rows(files)
+        parts = [spool / report["part"] for report in reports]
         for part in parts:
             _require_here(part, None)
         with problems_of_spark():
             self._session.read.parquet(*map(_uri, parts)).createOrReplaceTempView("events")
         show(total, total)
-        found = Checked()
-        for report in reports:
-            if report["found"]:
-                found.add(_CHECKED.validate_json(report["found"]))
-            else:
-                found.hashes.append(report["sha256"])
         return found
 
     def lengths(self) -> dict[int, int]:
@@ -138,7 +135,7 @@ def _check_files(
 
 def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
     part = f"{uuid.uuid4().hex}.parquet"  # of this attempt alone
-    report: dict[str, Any] = {"problems": [], "part": part, "sha256": "", "found": ""}
+    report: dict[str, Any] = {"problems": [], "part": part}
     expected, todo = "a path that every executor of Spark sees", "Give folders that all machines share"
     for path in (str(spool), *(() if file.remote else (file.path,))):
         if not os.path.exists(path):
@@ -146,12 +143,13 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, 
             return report | {"problems": [asdict(problem)]}
     try:
         with pa.parquet.ParquetWriter(spool / part, event_columns(config, texts=texts), compression="lz4") as writer:
-            found = check_events(config, [file], number, writer.write_table, None, texts=texts)
-        return report | {"found": _CHECKED.dump_json(found).decode()}
-    except NoRowsError:
-        return report | {"sha256": sha256_of(file)}
+            try:
+                found = check_events(config, [file], number, writer.write_table, None, texts=texts)
+            except NoRowsError:
+                found = Checked(hashes=[sha256_of(file)])
     except DataError as error:
         return report | {"problems": [asdict(problem) for problem in error.problems]}
+    return report | {"found": _CHECKED.dump_json(found).decode()}
 
 
 def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batches) -> Iterator[pa.RecordBatch]:
