@@ -138,8 +138,8 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
     _require_own_columns(files)
     logs: list[tuple[str, Block]] = []
     for number, of_log in itertools.groupby(files, lambda file: file.log):
-        if (found := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
-            logs.append((place(path[number - 1]), found[0]))
+        if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
+            logs.append((place(path[number - 1]), first[0]))
     raise_any([problem for other in logs[1:] for problem in _unlike(logs[0], other)])
 
 
@@ -151,9 +151,11 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
     """
     problems: list[Problem] = []
     for _, of_log in itertools.groupby(files, lambda file: file.log):
-        own = [(file, file.columns) for file in of_log if isinstance(file.columns, OwnColumns)]
+        with_own_names = [(file, file.columns) for file in of_log if isinstance(file.columns, OwnColumns)]
         try:
-            if first_block([replace(file, columns=replace(columns, beside_others=False)) for file, columns in own]):
+            if first_block(
+                [replace(file, columns=replace(columns, beside_others=False)) for file, columns in with_own_names]
+            ):
                 return
         except DataError as error:
             problems = problems or list(error.problems)
@@ -167,7 +169,7 @@ def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Prob
     needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
     lacking = False
     for column in needed:
-        has, other_has = (column in one.table.column_names for one in (block, other_block))
+        has, other_has = (column in rows.table.column_names for rows in (block, other_block))
         if has != other_has:
             lacking = True
             having, without = (name, other_name) if has else (other_name, name)
@@ -177,7 +179,7 @@ def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Prob
         expected = f"transitions, with a column 'next_state_features' or 'next_action' as {of_transitions} has"
         todo = "Make transitions of the events first, with workflows.timeline, or give logs of one kind together"
         yield Problem(of_events, expected, "events", todo)
-    maps, other_maps = (holds_maps(column_of(one, "action")) for one in (block, other_block))
+    maps, other_maps = (holds_maps(column_of(rows, "action")) for rows in (block, other_block))
     if None not in (maps, other_maps) and maps != other_maps:
         yield Problem(other_name, f"{_ACTIONS[bool(maps)]} in action, as {name} has", _ACTIONS[bool(other_maps)])
 
@@ -209,11 +211,11 @@ def _contents(block: Block, faults: Faults) -> Hashes:
     states, _ = features(column_of(block, "state_features"), faults)
     action = column_of(block, "action")
     if holds_maps(action):
-        taken = _hashes_of(features(action, faults)[0])
+        actions = _hashes_of(features(action, faults)[0])
     else:
         codes, distinct = strings(action, faults)
-        taken = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[codes]
-    hashes = mix(_hashes_of(states) ^ taken)
+        actions = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[codes]
+    hashes = mix(_hashes_of(states) ^ actions)
     for values in (numbers(column_of(block, "reward"), faults), propensity(block, faults)[0]):
         number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, one zero
         hashes = mix(hashes ^ number.view(np.uint64))

@@ -67,20 +67,20 @@ def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputS
     )
 
 
-def untouched(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
+def untouched(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known, by names, sizes and modification times."""
-    found = [(file.label, file.size, file.modified_ns) for file in files]
-    return found == [(one.name, one.size, one.modified_ns) for one in known]
+    now = [(file.label, file.size, file.modified_ns) for file in files]
+    return now == [(state.name, state.size, state.modified_ns) for state in states]
 
 
-def unchanged(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
+def unchanged(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known: by names, sizes and times, else by sha256."""
-    if [(one.name, one.size) for one in known] != [(file.label, file.size) for file in files]:
+    if [(state.name, state.size) for state in states] != [(file.label, file.size) for file in files]:
         return False
-    if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
+    if untouched(states, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
         return True
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(sha256_of, files)) == [one.sha256 for one in known]
+        return list(pool.map(sha256_of, files)) == [state.sha256 for state in states]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class StageManifest:
     @property
     def digest(self) -> str:
         """sha256 of the manifest but for modification times: equal for equal content made from equal inputs."""
-        timeless = replace(self, inputs=tuple(replace(one, modified_ns=0) for one in self.inputs))
+        timeless = replace(self, inputs=tuple(replace(state, modified_ns=0) for state in self.inputs))
         return hashlib.sha256(canonical(timeless.document())).hexdigest()
 
     def document(self) -> dict[str, Any]:
@@ -147,7 +147,9 @@ class StageManifest:
             return None
         except (OSError, ImportError, ValueError) as error:
             raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error
-        if not all(f'"{one.name}"'.encode() in data for one in fields(cls)):  # users keep manifests of their own, too
+        if not all(
+            f'"{field_of_manifest.name}"'.encode() in data for field_of_manifest in fields(cls)
+        ):  # users keep manifests of their own, too
             return None
         manifest = typed(cls, opened(data, where, cls.what), where, cls.what)
         require_files(manifest.files, where, cls.what)
@@ -167,7 +169,7 @@ class StageManifest:
     def damage(self, folder: Path) -> list[Problem]:
         """Returns which files of the folder are missing or have other sizes; a link is no file."""
         with os.scandir(folder) as entries:
-            sizes = {one.name: one.stat().st_size for one in entries if one.is_file(follow_symlinks=False)}
+            sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False)}
         return _altered(str(folder), self, sizes)
 
     @classmethod
@@ -180,7 +182,7 @@ class StageManifest:
         manifest = cls.whole(folder, kind, settings)
         if manifest is None or not unchanged(manifest.inputs, inputs):
             return None
-        states = states_of(inputs, [one.sha256 for one in manifest.inputs])
+        states = states_of(inputs, [state.sha256 for state in manifest.inputs])
         if states != manifest.inputs and is_writable(folder):
             manifest = replace(manifest, inputs=states)
             with suppress(OSError):
@@ -203,9 +205,9 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
     Raises:
         DataError: fields that are missing, unknown or of another type.
     """
-    own = {name: value for name, value in document.items() if name != "schema_version"}
+    described_fields = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        described: T = _adapter(of).validate_json(json.dumps(own))
+        described: T = _adapter(of).validate_json(json.dumps(described_fields))
         return described
     except ValidationError as error:
         first = error.errors()[0]
@@ -246,12 +248,12 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     paths = paths_of(logs)
     if isinstance(paths, str):
         return _files_of(paths, OwnColumns.of(columns or {}), items)
-    own = OwnColumns.of(columns or {}, beside_others=True)
+    own_names = OwnColumns.of(columns or {}, beside_others=True)
     files: dict[str, InputFile] = {}
     empty: list[Problem] = []
     for number, path in enumerate(paths, 1):
         try:
-            listed = _files_of(path, own, items)
+            listed = _files_of(path, own_names, items)
         except NoRowsError as error:
             empty += error.problems
             continue
@@ -266,12 +268,12 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     return tuple(files.values())
 
 
-def _files_of(path: str, own: OwnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
+def _files_of(path: str, own_names: OwnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
     from reagent_lite.data.formats.reading import READERS
 
     manifest = StageManifest.read(path)
     if manifest is None:
-        return tuple(replace(file, columns=own, items=items) for file in list_input(path, tuple(READERS)))
+        return tuple(replace(file, columns=own_names, items=items) for file in list_input(path, tuple(READERS)))
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -285,7 +287,7 @@ def _files_of(path: str, own: OwnNames | None, items: ItemTable | None) -> tuple
             todo = "Remove it, or give it a folder of its own"
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
     raise_any(problems)
-    named = tuple(one for one in (*manifest.state_ids, *manifest.action_ids) if isinstance(one, FeatureId))
+    named = tuple(feature for feature in (*manifest.state_ids, *manifest.action_ids) if isinstance(feature, FeatureId))
     sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
     return tuple(replace(file, features=named, items=items) for file in sealed_files)
 
@@ -311,17 +313,17 @@ def left_out(path: DataPath) -> tuple[str, ...]:
 
 def _left_out_before(manifest: StageManifest) -> list[str]:
     sentences = manifest.report.get("left_out")
-    return [one for one in sentences if isinstance(one, str)] if isinstance(sentences, list) else []
+    return [sentence for sentence in sentences if isinstance(sentence, str)] if isinstance(sentences, list) else []
 
 
 def require_own(folder: Path, kind: str, key: str) -> None:
     """Raises ConfigError, naming `key`, where a path holds what this kind of stage did not make."""
-    present = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     manifest = None
     with suppress(DataError):
         manifest = StageManifest.read(str(folder))
-    own = {FILE_NAME, *manifest.files} if manifest is not None and manifest.kind == kind else set()
-    others = sorted(present - own)
+    made_before = {FILE_NAME, *manifest.files} if manifest is not None and manifest.kind == kind else set()
+    others = sorted(present - made_before)
     if others or (folder.exists() and not folder.is_dir()):
         got = f"{folder} with {', '.join(others[:5])}" if others else f"the file {folder}"
         expected = f"a folder that is not there, is empty, or holds a {kind} alone"
@@ -336,8 +338,8 @@ def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Colum
     """
     now = data_files(path, columns)
     expected, todo = "a file that stays as it is while it is read", "Run again when its writer has ended"
-    known = {(file.path, file.size, file.modified_ns, file.sha256) for file in now}
-    changed = [file for file in files if (file.path, file.size, file.modified_ns, file.sha256) not in known]
+    present = {(file.path, file.size, file.modified_ns, file.sha256) for file in now}
+    changed = [file for file in files if (file.path, file.size, file.modified_ns, file.sha256) not in present]
     raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])
 
 
@@ -352,14 +354,14 @@ def require_apart(source: DataPath, files: Sequence[InputFile], outputs: Mapping
     Raises:
         ConfigError: naming both.
     """
-    taken = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
+    occupied = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
     for log in logs_of(source):
         if "://" not in log and (folder := Path(log).expanduser().resolve()).is_dir():
-            taken[folder] = "the input"
+            occupied[folder] = "the input"
     for key, output in outputs.items():
-        own = output.resolve()
-        for path, what in taken.items():
-            if own == path or own in path.parents or path in own.parents:
+        place_of_output = output.resolve()
+        for path, what in occupied.items():
+            if place_of_output == path or place_of_output in path.parents or path in place_of_output.parents:
                 expected = f"a path apart from {what} in {path}"
                 raise ConfigError(Problem(key, expected, str(output), "It is replaced as a whole: choose another"))
-        taken[own] = key
+        occupied[place_of_output] = key

@@ -34,7 +34,7 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
     """
     orders: dict[str, str] = {}
     with progress(doing, "bytes") as show:
-        blocks = read_blocks(files, lambda one: (*typed_table(one), one.where(0)), show, ALL_COLUMNS)
+        blocks = read_blocks(files, lambda block: (*typed_table(block), block.where(0)), show, ALL_COLUMNS)
         for table, of_block, where in blocks:
             orders = {**of_block, **orders}
             require_one_order(orders, 0)
@@ -50,7 +50,7 @@ class Survey:
     @property
     def names(self) -> list[str]:
         """Columns that have a value in some row."""
-        return [name for name, one in self.fields.items() if not pa.types.is_null(one.type)]
+        return [name for name, column in self.fields.items() if not pa.types.is_null(column.type)]
 
     @property
     def indices(self) -> bool:
@@ -60,11 +60,11 @@ class Survey:
 
 def survey(files: tuple[InputFile, ...]) -> Survey:
     """Returns what all rows of files have, read once."""
-    found = Survey()
+    columns = Survey()
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
-            found.fields = merged(found.fields, table, where)
-    return found
+            columns.fields = merged(columns.fields, table, where)
+    return columns
 
 
 class _Own(Section):
@@ -91,28 +91,28 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
     return pa.concat_tables([with_types(table, fields) for table in tables])
 
 
-def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
+def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
     """Returns the columns of typed tables that hold the values of all seen so far.
 
     Args:
-        known: what it returned for the tables before.
+        before: what it returned for the tables before.
         table: the next, as `typed_table` gives it.
         where: names its first row in errors.
 
     Raises:
         DataError: a column whose values here and before have no type in common.
     """
-    more = {one.name: one for one in table.schema}
-    for name in known.keys() & more.keys():
+    more = {column.name: column for column in table.schema}
+    for name in before.keys() & more.keys():
         for names, texts in itertools.product((False, True), repeat=2):
-            kinds = [features_type(columns[name].type, names=names, texts=texts) for columns in (known, more)]
+            kinds = [features_type(columns[name].type, names=names, texts=texts) for columns in (before, more)]
             if kinds[0] == kinds[1]:
-                known, more = ({**columns, name: pa.field(name, kinds[0])} for columns in (known, more))
+                before, more = ({**columns, name: pa.field(name, kinds[0])} for columns in (before, more))
                 break
-    fields = merge_fields(known, more)
-    for name, one in fields.items():
-        if is_text(one) and name in more:
-            expected, todo = f"{known[name].type} in {name}, as in the rows before", "Write its values as of one kind"
+    fields = merge_fields(before, more)
+    for name, column in fields.items():
+        if is_text(column) and name in more:
+            expected, todo = f"{before[name].type} in {name}, as in the rows before", "Write its values as of one kind"
             raise DataError(Problem(where, expected, str(more[name].type), todo))
     return fields
 
@@ -121,7 +121,7 @@ def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     """Returns a typed table with the columns `merged` gives: others' types, and nulls for columns it lacks."""
     for number, column in enumerate(table.schema):
         kind = fields[column.name].type
-        of_features = [features_type(one, names=True, texts=True) for one in (column.type, kind)]
+        of_features = [features_type(kind_of_column, names=True, texts=True) for kind_of_column in (column.type, kind)]
         if column.type != kind and of_features[0] == of_features[1]:
             array = features_as(in_one_piece(table.column(number)), kind)
             table = table.set_column(number, column.name, array)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from reagent_lite.data.formats.files import sha256_of
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.stage import StageManifest, data_files, hashes_of, left_out, states_of
+from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import STAGE, read_document, sealed
 
@@ -28,7 +29,7 @@ def made(tmp_path: Path) -> tuple[Path, StageManifest]:
         rows=1,
         columns={"x": "int64"},
         settings=SETTINGS,
-        inputs=states_of(files, hashes_of(files)),
+        inputs=states_of(files, [sha256_of(file) for file in files]),
         report={"left_out": ["1 row"]},
         files={"part.jsonl": {"rows": 1}},
     )

@@ -140,8 +140,8 @@ class SpooledLog:
         self._checked: set[int] = set()
         choices = {number: number for number in range(len(actions or ()))}
         record = {column: column for column in _RECORD}
-        found = {name: dict[Any, int]() for name in ("state", "action", "metric")}
-        self.keys: dict[str, dict[Any, int]] = {**found, "choice": choices, "record": record}
+        numbered = {name: dict[Any, int]() for name in ("state", "action", "metric")}
+        self.keys: dict[str, dict[Any, int]] = {**numbered, "choice": choices, "record": record}
         self.spools: dict[str, Spool[Any]] = {
             **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
@@ -244,7 +244,7 @@ class SpooledLog:
         self.faults.require_none()
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
-        ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]
+        ends = [name for name, column in COLUMNS.items() if column.needed == "ends"]
         episodes = sorted(self.seen_columns.intersection(EPISODE_COLUMNS))
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
@@ -429,14 +429,14 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about a log that a user should read."""
     rows = counted(counts["rows"], "row")
     some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
-    found = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
+    sentences = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     if columns.isdisjoint(EPISODE_COLUMNS):
-        found.append(ALONE)
+        sentences.append(ALONE)
         counts = Counter({**counts, "rows_without_mdp_id": 0})  # said already
-    found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
+    sentences += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
-        found.append(f"columns that training does not use: {listed(ignored)}")
-    return tuple(found)
+        sentences.append(f"columns that training does not use: {listed(ignored)}")
+    return tuple(sentences)
 
 
 _OF_ALL_ROWS = {

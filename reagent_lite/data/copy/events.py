@@ -80,10 +80,10 @@ class EventLog(SpooledLog):
 
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; those that break a rule only as the episodes that they are of."""
-        block, found = selected(block, self.config)
+        block, checked = selected(block, self.config)
         rows = read_rows(block, self.contract)
-        found.unlisted = rows.counts["candidates_unknown_rows"]
-        self._blocks.append(found)
+        checked.unlisted = rows.counts["candidates_unknown_rows"]
+        self._blocks.append(checked)
         if rows.faults.kinds:
             whole = ~rows.faults.rows
             block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
@@ -109,8 +109,8 @@ class EventLog(SpooledLog):
 
     def check(self, files: Sequence[InputFile]) -> None:
         """Raises the faults that were collected, unless their episodes are left out."""
-        for found in self._blocks:
-            self._found.add(found)
+        for checked in self._blocks:
+            self._found.add(checked)
         self._found.faults = self.faults
         self._files = files
         require_taken(self.config, self._found)
@@ -189,28 +189,28 @@ class EventLog(SpooledLog):
             raise DataError(Problem(self._files[file].place(line), NEXT_ACTION, got))
 
     def _vectors(self, pairs: _Pairs) -> dict[str, NDArray[Any]]:
-        own, spans = pairs.order.rows, pairs.spans
-        action, propensity = self.read_vector("action"), self.read_vector("propensity", own)
+        first_rows, spans = pairs.order.rows, pairs.spans
+        action, propensity = self.read_vector("action"), self.read_vector("propensity", first_rows)
         gamma, reward = self.config.timeline.gamma, self.read_vector("reward")
         absent = np.isnan(propensity)
         next_action = np.where(pairs.goes_on, action[pairs.following], NONE)
         self.counts.update(
-            unknown_action_rows=int((action[own] == NONE).sum()),
+            unknown_action_rows=int((action[first_rows] == NONE).sum()),
             propensity_absent_rows=int(absent.sum()),
             next_action_not_possible_rows=0,
             rows_without_mdp_id=0,
         )
         return {
-            "action": action[own],
+            "action": action[first_rows],
             "next_action": next_action,
-            "reward": reward[own] if gamma is None else spans.summed(reward[pairs.events], gamma),
+            "reward": reward[first_rows] if gamma is None else spans.summed(reward[pairs.events], gamma),
             "time_diff": spans.time_diff.astype(np.float64),
             "step": spans.steps,
             "propensity": np.where(absent, 1, propensity),
             "bootstrap": ~pairs.terminal,
             "truncated": pairs.truncated,
-            "origin_file": self.read_vector("origin_file", own),
-            "origin_line": self.read_vector("origin_line", own),
+            "origin_file": self.read_vector("origin_file", first_rows),
+            "origin_line": self.read_vector("origin_line", first_rows),
         }
 
     def _write_paired_states(self, pairs: _Pairs) -> None:
@@ -221,10 +221,10 @@ class EventLog(SpooledLog):
         beside = np.unique(pairs.following[pairs.goes_on & (position[pairs.following] < 0)])
         position[beside] = total + np.arange(len(beside))
         limits, limit = np.unique(pairs.cut[pairs.truncated], return_inverse=True)
-        own = np.arange(total)
-        next_index = np.where(pairs.goes_on, position[pairs.following], own)
+        numbers = np.arange(total)
+        next_index = np.where(pairs.goes_on, position[pairs.following], numbers)
         next_index[pairs.truncated] = total + len(beside) + limit
-        self.save_next(next_index, pairs.goes_on & (next_index == own + 1), total + len(beside) + len(limits))
+        self.save_next(next_index, pairs.goes_on & (next_index == numbers + 1), total + len(beside) + len(limits))
         states, nexts = self.spools["state"], self.spools["next_state"]
         used = np.concatenate((rows, beside))
         if len(used) < self.num_rows or len(limits) < nexts.num_rows:

@@ -190,9 +190,9 @@ def _part(settings: NormParams, parametric: bool | None, seed: int, block: Block
         require_present(STATE, present, faults)
         matrices[STATE] = states, np.arange(len(present))
     if parametric and ACTION in settings.cols_to_norm:
-        taken, present = candidate_features(action, faults, todo="Or set parametric to false")
+        logged, present = candidate_features(action, faults, todo="Or set parametric to false")
         lists = candidate_lists(column_of(block, "possible_actions"), faults)
-        lists = lists.or_alone(taken, present, lists.lengths == 0)  # as in training
+        lists = lists.or_alone(logged, present, lists.lengths == 0)  # as in training
         matrices[ACTION] = lists.features, lists.rows
     vocabulary = Vocabulary()
     vocabulary.add(faults.levels)

@@ -27,14 +27,14 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
     Raises:
         DataError: files that are not there, or cannot be read.
     """
-    found: Columns = {}
+    known_columns: Columns = {}
     for log in logs_of(path) if columns else ():
         if StageManifest.read(log) is None:
             with suppress(NoRowsError):
                 plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(log))
                 if (first := first_block(plain)) is not None:
-                    found |= remembered(columns, first[0].table.column_names)
-    return found
+                    known_columns |= remembered(columns, first[0].table.column_names)
+    return known_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,29 +110,29 @@ def first_rows(
     of_logs = [_first_rows_of(tuple(of_log), actions) for _, of_log in groupby(files, lambda file: file.log)]
     return replace(
         of_logs[0],
-        rows=sum(one.rows for one in of_logs),
-        state_ids=tuple(sorted({feature for one in of_logs for feature in one.state_ids})),
-        action_ids=tuple(sorted({feature for one in of_logs for feature in one.action_ids})),
+        rows=sum(first.rows for first in of_logs),
+        state_ids=tuple(sorted({feature for first in of_logs for feature in first.state_ids})),
+        action_ids=tuple(sorted({feature for first in of_logs for feature in first.action_ids})),
     )
 
 
 def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None) -> FirstRows:
-    found = first_block(files)
-    if found is None:
+    first = first_block(files)
+    if first is None:
         return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
-    block = found[0]
+    block = first[0]
     events = are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
     rows = read_rows(block, contract)
     rows.faults.require_none()
-    lists = [one.features for one in (rows.lists, rows.next_lists) if one is not None]
+    lists = [candidates.features for candidates in (rows.lists, rows.next_lists) if candidates is not None]
     return FirstRows(
         events=events,
         file=block.file.path,
         rows=block.table.num_rows,
         state_ids=tuple(sorted({*rows.state.ids, *rows.next_state.ids})),
-        action_ids=tuple(sorted({one for matrix in lists for one in matrix.ids})),
+        action_ids=tuple(sorted({feature for matrix in lists for feature in matrix.ids})),
     )
 
 
@@ -149,5 +149,5 @@ def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
 
 def hold_events(files: tuple[InputFile, ...]) -> bool:
     """Returns whether the first rows of files are events; see holds_events."""
-    found = first_block(files)
-    return found is not None and are_events(found[0])
+    first = first_block(files)
+    return first is not None and are_events(first[0])

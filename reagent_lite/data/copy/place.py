@@ -91,7 +91,9 @@ class Place:
 
     def standing(self, files: Sequence[InputFile]) -> Path | None:
         """Returns the copy of these files, by names, sizes and times, else by sha256."""
-        return next((one for one in self.copies() if CopyManifest.standing(one, KIND, self.settings, files)), None)
+        return next(
+            (folder for folder in self.copies() if CopyManifest.standing(folder, KIND, self.settings, files)), None
+        )
 
     @contextmanager
     def building(self) -> Iterator[Path]:

@@ -30,11 +30,11 @@ def require_texts(copy: TrainingCopy, side: str, spec: NormalizationSpec, where:
     without = copy.without_value[side]
     problems = []
     for feature in spec.features:
-        one = feature.feature_id
-        if one not in ids or one in without or bool(feature.levels) == (one in texts):
+        feature_id = feature.feature_id
+        if feature_id not in ids or feature_id in without or bool(feature.levels) == (feature_id in texts):
             continue
-        expected = f"{WORDS[bool(feature.levels)]} for feature {one}, as {where} has parameters for"
-        problems.append(Problem(_first_place(copy, side, one), expected, WORDS[one in texts], ONE_KIND))
+        expected = f"{WORDS[bool(feature.levels)]} for feature {feature_id}, as {where} has parameters for"
+        problems.append(Problem(_first_place(copy, side, feature_id), expected, WORDS[feature_id in texts], ONE_KIND))
     if problems:
         raise DataError(problems)
 

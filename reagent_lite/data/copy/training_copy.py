@@ -157,7 +157,7 @@ def release(array: object) -> None:
         array.madvise(mmap.MADV_DONTNEED)
 
 
-ARRAYS = frozenset(f"{one.name}.npy" for one in dataclasses.fields(TrainingCopy) if "NDArray" in str(one.type))
+ARRAYS = frozenset(f"{array.name}.npy" for array in dataclasses.fields(TrainingCopy) if "NDArray" in str(array.type))
 
 
 def open_training_copy(folder: Path) -> TrainingCopy:
@@ -239,11 +239,11 @@ def prepare_training_copy(
     path = paths_of(log)
     files = data_files(path, columns, items)
     places = places_of(path, actions, directory, columns, timeline, items)
-    folder = next((folder for one in places if (folder := one.standing(files)) is not None), None)
+    folder = next((folder for place_of_copy in places if (folder := place_of_copy.standing(files)) is not None), None)
     if folder is None:
-        chosen = next((one for one in places if is_writable(one.parent)), None)
+        chosen = next((place_of_copy for place_of_copy in places if is_writable(place_of_copy.parent)), None)
         if chosen is None:
-            parents = ", ".join(str(one.parent) for one in places)
+            parents = ", ".join(str(place_of_copy.parent) for place_of_copy in places)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
             manifest = _built(path, files, actions, temporary, timeline, progress, chosen.settings)
@@ -269,14 +269,14 @@ def _built(
     from reagent_lite.data.copy.first_look import hold_events
     from reagent_lite.data.logs import tell_apart
 
-    told = tell_apart(files, path, folder)
+    apart = tell_apart(files, path, folder)
     if not hold_events(files):
-        return build(told.files, SpooledLog(folder, actions), progress, settings, told.notes)
+        return build(apart.files, SpooledLog(folder, actions), progress, settings, apart.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})
     of_path = {"timeline": timeline.timeline.model_copy(update=section), "query": query}
-    return build(told.files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings, told.notes)
+    return build(apart.files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings, apart.notes)
 
 
 def give_back_memory() -> None:

@@ -68,21 +68,23 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         for name, column in columns.items():
             if not column.features:
                 problems.append(Problem(f"{where}: {name}", "at least one feature", f"none in {_rows(column)}"))
-            found = list(pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), column.features))
-            problems += [one for one in found if isinstance(one, Problem)]
-            results[name] = [one for one in found if not isinstance(one, Problem)]
+            results_of_column = list(
+                pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), column.features)
+            )
+            problems += [result for result in results_of_column if isinstance(result, Problem)]
+            results[name] = [result for result in results_of_column if not isinstance(result, Problem)]
     raise_any(problems)
     return {
         name: Fitted(
-            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in found}),
-            notes=tuple(note for _, _, notes in found for note in notes),
+            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fits}),
+            notes=tuple(note for _, _, notes in fits for note in notes),
             statistics={
                 "rows": columns[name].rows,
                 "sampled": len(columns[name].hashes),
-                "features": {str(spec.feature_id): report for spec, report, _ in found},
+                "features": {str(spec.feature_id): report for spec, report, _ in fits},
             },
         )
-        for name, found in results.items()
+        for name, fits in results.items()
     }
 
 
@@ -247,10 +249,10 @@ def _notes(where: str, kind: FeatureType, values: Values) -> list[str]:
 
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
     """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
-    known = [str(one) for one in sorted(ids)]
-    otherwise, problems = f"Known: {listed(known)}", []
+    names = [str(feature) for feature in sorted(ids)]
+    otherwise, problems = f"Known: {listed(names)}", []
     for key in settings.feature_overrides:
-        if str(id_of(key)) not in known:
-            place, todo = f"norm_params.feature_overrides.{key}", nearest(key, known, "Did you mean {}?", otherwise)
-            problems.append(Problem(place, f"a feature of {where}", key, todo))
+        if str(id_of(key)) not in names:
+            where_key, todo = f"norm_params.feature_overrides.{key}", nearest(key, names, "Did you mean {}?", otherwise)
+            problems.append(Problem(where_key, f"a feature of {where}", key, todo))
     raise_any(problems, ConfigError)

@@ -54,14 +54,14 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
     features: dict[int, FeatureSpec] = {}
     problems: list[Problem] = []
     for key, entry in document.items():
-        place = f"{where}: feature {key}"
+        where_feature = f"{where}: feature {key}"
         try:
-            feature = _feature(key, entry, place)
+            feature = _feature(key, entry, where_feature)
         except DataError as error:
             problems.extend(error.problems)
             continue
         if feature.feature_id in features:
-            problems.append(Problem(place, "one entry per feature id", f"{feature.feature_id} a second time"))
+            problems.append(Problem(where_feature, "one entry per feature id", f"{feature.feature_id} a second time"))
         features[feature.feature_id] = feature
     raise_any(problems)
     return NormalizationSpec.ordered(features)
@@ -110,7 +110,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     try:
         parameters = check(_Parameters, given)
     except ConfigError as error:
-        problems += [replace(one, where=f"{where}: {one.where}") for one in error.problems]
+        problems += [replace(problem, where=f"{where}: {problem.where}") for problem in error.problems]
     if problems:
         raise DataError(problems)
     if parameters.levels:
@@ -120,7 +120,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **parameters.model_dump())
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
-    faults = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]
+    faults = [(key, expected, "nothing", "") for key in rule.needs if given.get(key) in (None, [])]
     if not faults and (fault := rule.fault(feature)):
         faults = [fault]
     raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults])
@@ -144,7 +144,7 @@ def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator
 
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:
     """Returns the 2019 file's content: feature id → JSON string of its parameters, null where there is none."""
-    return {str(one.feature_id): json.dumps(_written(one), allow_nan=False) for one in spec.features}
+    return {str(feature.feature_id): json.dumps(_written(feature), allow_nan=False) for feature in spec.features}
 
 
 def _written(feature: FeatureSpec) -> dict[str, object]:

@@ -163,8 +163,10 @@ class ColumnSummary:
             texts: {id: {code: text}} of features whose values are texts.
         """
         columns = dict(zip(matrix.ids, matrix.values.T, strict=True))
-        features = {one: FeatureSummary.of(values, most_distinct) for one, values in columns.items()}
-        levels = {one: _counted(columns[one], of_code) for one, of_code in texts.items() if one in columns}
+        features = {feature: FeatureSummary.of(values, most_distinct) for feature, values in columns.items()}
+        levels = {
+            feature: _counted(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
+        }
         return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=matrix)
 
     def sampled(self, feature_id: int) -> Floats:
@@ -228,9 +230,9 @@ class Merge:
     def add(self, part: ColumnSummary) -> None:
         """Adds a part."""
         self._rows += part.rows
-        for one, summary in part.features.items():
-            before = self._features.get(one)
-            self._features[one] = summary if before is None else before.merge(summary, self._most_distinct)
+        for feature, summary in part.features.items():
+            before = self._features.get(feature)
+            self._features[feature] = summary if before is None else before.merge(summary, self._most_distinct)
         add_levels(self._levels, part.levels, MOST_LEVELS)
         kept = part.hashes <= self._cut
         self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
@@ -251,7 +253,7 @@ class Merge:
         kept = np.sort(np.argsort(hashes, kind="stable")[: self._num_samples])
         if len(kept) == self._num_samples:
             self._cut = hashes[kept].max()
-        ids = tuple(sorted({one for _, matrix in self._parts for one in matrix.ids}))
+        ids = tuple(sorted({feature for _, matrix in self._parts for feature in matrix.ids}))
         values = np.empty((len(kept), len(ids)), np.float32)
         first = 0
         for part, matrix in self._parts:

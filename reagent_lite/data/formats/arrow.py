@@ -147,16 +147,16 @@ def _opened(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
 
 
 def _require_names(schema: pa.Schema, file: InputFile) -> None:
-    for one in schema:
-        _require_text(one)
+    for column in schema:
+        _require_text(column)
     _require_each_once(schema.names, file)
 
 
-def _require_text(one: pa.Field) -> None:
+def _require_text(field: pa.Field) -> None:
     """Looks at all names inside: those that are not text raise UnicodeDecodeError, a ValueError."""
-    if one.name and pa.types.is_nested(one.type):
-        for index in range(one.type.num_fields):
-            _require_text(one.type.field(index))
+    if field.name and pa.types.is_nested(field.type):
+        for index in range(field.type.num_fields):
+            _require_text(field.type.field(index))
 
 
 def _require_each_once(names: list[str], file: InputFile) -> None:
@@ -229,7 +229,7 @@ def _in_one_piece(array: pa.Array) -> pa.Array:
         ends = pa.array(np.concatenate(([0], lengths.cumsum())), mask=np.append(~valid_rows(array), False))
         return pa.LargeListArray.from_arrays(ends, _in_one_piece(array.flatten()))
     if getattr(array.type, "extension_name", "") == "arrow.uuid":
-        return pa.array([None if one is None else str(one) for one in array.to_pylist()], pa.string())
+        return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
     kind = _plain(array.type)
     return array if kind == array.type else array.cast(kind)
 
@@ -244,7 +244,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_struct(kind):
-        return pa.struct([one.with_type(_plain(one.type)) for one in kind])
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
     if types.is_map(kind):
         return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     if types.is_list(kind) or types.is_fixed_size_list(kind):

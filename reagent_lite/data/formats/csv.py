@@ -118,15 +118,15 @@ class _CsvParser:
             _require_as_many_cells(rows, lines, self.header, path)
             raise
         columns: list[NamedArray] = []
-        for one in self.header:
-            if one.read and not one.feature:
-                columns.append(typed_cells(one.name, cells[one.name], one.kind))
-        for field in dict.fromkeys(one.field for one in self.header if one.read and one.feature):
+        for cell in self.header:
+            if cell.read and not cell.feature:
+                columns.append(typed_cells(cell.name, cells[cell.name], cell.kind))
+        for field in dict.fromkeys(cell.field for cell in self.header if cell.read and cell.feature):
             columns.append(
-                _map_column(field, [one for one in self.header if one.field == field and one.feature], cells)
+                _map_column(field, [cell for cell in self.header if cell.field == field and cell.feature], cells)
             )
-        unread = [one for one in self.header if not one.read and not one.feature]
-        columns += [(pa.field(one.name, pa.null()), pa.nulls(len(lines))) for one in unread]
+        unread = [cell for cell in self.header if not cell.read and not cell.feature]
+        columns += [(pa.field(cell.name, pa.null()), pa.nulls(len(lines))) for cell in unread]
         return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
 
 
@@ -170,7 +170,7 @@ def _require_records(text: bytes, line: int, path: str) -> None:
 
 
 def _header(
-    record: bytes, where: str, columns: Collection[str] | None, own: OwnNames | None
+    record: bytes, where: str, columns: Collection[str] | None, own_names: OwnNames | None
 ) -> tuple[_HeaderCell, ...]:
     try:
         cells = next(csv.reader([record.decode()]))
@@ -178,18 +178,18 @@ def _header(
         raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
-    found = []
+    header = []
     problems = []
     for name in names:
         column, dot, feature = name.partition(".")
-        meaning = name if own is None else own.meaning(name)
+        meaning = name if own_names is None else own_names.meaning(name)
         is_part = bool(dot) and column in MAPS
         if is_part and not feature:
             problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
         # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
         of_map = column if is_part else meaning.partition(".")[0] if meaning != name and "." in meaning else ""
-        found.append(
+        header.append(
             _HeaderCell(
                 name=name,
                 field=field,
@@ -200,19 +200,21 @@ def _header(
         )
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
-    for field in sorted({one.field for one in found if one.feature} & set(names)):
-        part = next(one.name for one in found if one.feature and one.field == field)
+    for field in sorted({cell.field for cell in header if cell.feature} & set(names)):
+        part = next(cell.name for cell in header if cell.feature and cell.field == field)
         problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))
-    known = {one.field.partition(".")[0] for one in found if one.field != one.name or one.field in TRAINING_COLUMNS}
-    separated = any(one in cells[0] for one in ";\t|")
+    of_contract = {
+        cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
+    }
+    separated = any(sign in cells[0] for sign in ";\t|")
     # a log with names of its own is told which of them are missing
-    if not known & set(TRAINING_COLUMNS) and (separated or own is None):
+    if not of_contract & set(TRAINING_COLUMNS) and (separated or own_names is None):
         todo = "Separate cells by commas" if separated else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
         raise DataError(problems)
-    return tuple(found)
+    return tuple(header)
 
 
 def _cells(
@@ -230,12 +232,12 @@ def _cells(
     """
     if not header:
         return {}
-    names = [one.name for one in header]
+    names = [cell.name for cell in header]
     read = pa.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 2)
     parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=invalid)
     convert = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
-        include_columns=[one.name for one in header if one.read],
+        include_columns=[cell.name for cell in header if cell.read],
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
@@ -355,6 +357,6 @@ def _map_column(field: str, parts: list[_HeaderCell], cells: dict[str, pa.Array]
 
     A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
     """
-    of_feature = {one.feature: typed_cells(one.feature, cells[one.name], one.kind) for one in parts}
-    some = np.logical_or.reduce([valid_rows(cells[one.name]) for one in parts])
+    of_feature = {cell.feature: typed_cells(cell.feature, cells[cell.name], cell.kind) for cell in parts}
+    some = np.logical_or.reduce([valid_rows(cells[cell.name]) for cell in parts])
     return in_one_column(field, of_feature, some | (field == "state_features"))

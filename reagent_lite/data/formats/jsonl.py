@@ -62,9 +62,9 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
     if _in_doubt(text, bounds):
         return None
     table = _arrow_table(text, None)
-    if table is not None and (dated := [one for one in table.schema if _has_temporal(one.type)]):
+    if table is not None and (dated := [field for field in table.schema if _has_temporal(field.type)]):
         # Arrow reads strings that look like dates as timestamps; a log means the string.
-        table = _arrow_table(text, pa.schema([pa.field(one.name, _as_string(one.type)) for one in dated]))
+        table = _arrow_table(text, pa.schema([pa.field(field.name, _as_string(field.type)) for field in dated]))
     if table is None or table.num_rows != len(bounds) - 1 or len(set(table.column_names)) != table.num_columns:
         return None
     table = table.combine_chunks()

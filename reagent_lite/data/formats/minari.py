@@ -161,7 +161,7 @@ def _is_vector(space: Space[Any]) -> bool:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return all(_is_vector(one) for one in (space.values() if isinstance(space, spaces.Dict) else space))
+        return all(_is_vector(part) for part in (space.values() if isinstance(space, spaces.Dict) else space))
     return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary)
 
 
@@ -176,10 +176,10 @@ def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArra
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return np.concatenate([flattened(one, values[name], inside=True) for name, one in space.items()], axis=1)
+        return np.concatenate([flattened(part, values[name], inside=True) for name, part in space.items()], axis=1)
     if isinstance(space, spaces.Tuple):
         parts = zip(space, values, strict=True)
-        return np.concatenate([flattened(one, part, inside=True) for one, part in parts], axis=1)
+        return np.concatenate([flattened(part_space, part, inside=True) for part_space, part in parts], axis=1)
     array = np.asarray(values)
     array = array.reshape(len(array), -1)
     if inside and isinstance(space, spaces.Discrete):

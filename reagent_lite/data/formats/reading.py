@@ -32,14 +32,14 @@ def parses_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
     """Yields the parsing of each block of a file, with the contract's names for the user's own columns; see Reader."""
-    own = file.columns
-    reader = (ALL_COLUMNS if own is not None else readers or READERS)[file.extension]
+    own_names = file.columns
+    reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
-        yield parse if own is None else partial(_renamed, own, parse)
+        yield parse if own_names is None else partial(_renamed, own_names, parse)
 
 
-def _renamed(own: OwnNames, parse: Callable[[], Block]) -> Block:
-    block: Block = own.read(parse())
+def _renamed(own_names: OwnNames, parse: Callable[[], Block]) -> Block:
+    block: Block = own_names.read(parse())
     return block
 
 
@@ -145,7 +145,9 @@ READERS: dict[str, Reader] = {
 def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
     """Returns readers of these columns, of all for None; those of JSON lines and Minari read what they always do."""
     narrowed = (read_parquet, read_ipc, read_csv)
-    return {name: partial(one, columns=columns) if one in narrowed else one for name, one in READERS.items()}
+    return {
+        name: partial(reader, columns=columns) if reader in narrowed else reader for name, reader in READERS.items()
+    }
 
 
 ALL_COLUMNS = readers_of(None)

@@ -70,8 +70,8 @@ def read_text(
 
     def size() -> int:
         # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
-        known = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
-        return max(FIRST_BLOCK_BYTES, min(known)) if known else FIRST_BLOCK_BYTES
+        parsed_sizes = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
+        return max(FIRST_BLOCK_BYTES, min(parsed_sizes)) if parsed_sizes else FIRST_BLOCK_BYTES
 
     rest, line = b"", 1
     with file.open() as stored:

@@ -102,11 +102,11 @@ class Column:
 
 
 def _as_json(value: Any) -> str:
-    if isinstance(value, list) and not any(isinstance(one, tuple) for one in value):
-        return f"[{', '.join(_as_json(one) for one in value)}]"
+    if isinstance(value, list) and not any(isinstance(element, tuple) for element in value):
+        return f"[{', '.join(_as_json(element) for element in value)}]"
     if isinstance(value, list | dict):  # of a map the pairs, of a struct a dict
         pairs = value if isinstance(value, list) else [pair for pair in value.items() if pair[1] is not None]
-        return f"{{{', '.join(f'{json.dumps(str(name))}: {_as_json(one)}' for name, one in pairs)}}}"
+        return f"{{{', '.join(f'{json.dumps(str(name))}: {_as_json(inner)}' for name, inner in pairs)}}}"
     return json.dumps(value, default=str)
 
 
@@ -246,7 +246,7 @@ def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64],
         index = filled(encoded.indices, -1)
         texts = encoded.dictionary.to_pylist()
         parsed = [json.loads(text) for text in texts] if column.text else texts
-        times = np.array([*(isinstance(one, str) for one in parsed), False])[index]
+        times = np.array([*(isinstance(value, str) for value in parsed), False])[index]
         cut = times & np.array([*(bool(_BELOW_MICROSECONDS.search(text)) for text in texts), False])[index]
         array = pa.array(map(_order_of, parsed), pa.int64()).take(encoded.indices)
     if array is not column.array:
@@ -394,7 +394,7 @@ def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.in
     def dumped(value: object) -> list[str | None] | None:
         if not isinstance(value, list):
             return None
-        return [None if one is None else json.dumps(one) for one in value]
+        return [None if element is None else json.dumps(element) for element in value]
 
     array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped))
     if pa.types.is_null(array.type):

@@ -70,15 +70,15 @@ class Faults:
 
     def by_kind(self) -> FaultsByKind:
         """Returns the faults with the first rows of each kind, in the order in which rows have them."""
-        found, rows = FaultsByKind(), self.rows
+        faults, rows = FaultsByKind(), self.rows
         kinds, first, counts = np.unique(self.kind[rows], return_index=True, return_counts=True)
         for number in np.argsort(first).tolist():
             rule, expected, todo = self.kinds[kinds[number]]
             at = np.flatnonzero(self.kind == kinds[number])[:MAX_EXAMPLES].tolist()
             examples = [(self.block.where(row), self.got.get(row, "something else")) for row in at]
             count = int(counts[number])
-            found.add(FaultKind(rule=rule, expected=expected, todo=todo, count=count, examples=examples))
-        return found
+            faults.add(FaultKind(rule=rule, expected=expected, todo=todo, count=count, examples=examples))
+        return faults
 
     def rules(self) -> pa.Array:
         """Returns [n] the rule that each row breaks, null without a fault."""
@@ -87,11 +87,11 @@ class Faults:
 
     def by_rule(self, names: pa.Array) -> dict[str, set[str]]:
         """Returns the names, of [n] names of all rows, of those that break each rule; null is none."""
-        found: dict[str, set[str]] = {}
+        names_by_rule: dict[str, set[str]] = {}
         for number, (rule, _, _) in enumerate(self.kinds):
             broken = names.filter(pa.array(self.kind == number)).drop_null()
-            found.setdefault(rule, set()).update(broken.to_pylist())
-        return found
+            names_by_rule.setdefault(rule, set()).update(broken.to_pylist())
+        return names_by_rule
 
     def require_none(self) -> None:
         """Raises DataError where a row has a fault."""

@@ -37,16 +37,16 @@ WORDS = ("a number", "a text")
 def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int | None = None) -> None:
     """Adds counts of texts; with `most`, no more than twice as many of a feature are held."""
     for feature, counts in more.items():
-        known = levels.setdefault(feature, {})
+        counts_so_far = levels.setdefault(feature, {})
         for text, count in counts.items():
-            known[text] = known.get(text, 0) + count
-        if most is not None and len(known) > 2 * most:
-            levels[feature] = dict(most_frequent(known, most))
+            counts_so_far[text] = counts_so_far.get(text, 0) + count
+        if most is not None and len(counts_so_far) > 2 * most:
+            levels[feature] = dict(most_frequent(counts_so_far, most))
 
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     """Returns the most frequent texts with their counts, of equally frequent ones the first by text."""
-    return heapq.nsmallest(most, counts.items(), key=lambda one: (-one[1], one[0]))
+    return heapq.nsmallest(most, counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def texts_of(levels: Levels) -> dict[int, dict[float, str]]:

@@ -119,7 +119,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     """
     faults, column = Faults(block), partial(column_of, block)
     # what has no value of its column's type comes first, as other faults follow from it
-    state, known = features(column("state_features"), faults, rule="state_features_infinite")
+    state, with_state = features(column("state_features"), faults, rule="state_features_infinite")
     next_state, shown = features(column("next_state_features"), faults, rule="next_state_features_infinite")
     ends, truncated = flags(column("terminal"), faults), flags(column("truncated"), faults) == 1
     episode, mdp_ids = strings(column("mdp_id"), faults)
@@ -135,13 +135,15 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         empty, both = np.all(np.isnan(state.values), axis=1), terminal & truncated
         dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
         named = episode >= 0
-        require_event(faults, named=named, ordered=has_sequence, known=known, empty=empty, both=both, dated=dated)
+        require_event(
+            faults, named=named, ordered=has_sequence, with_state=with_state, empty=empty, both=both, dated=dated
+        )
         for name in contract.rewards:
             further_reward(block, name, faults)
     else:
         terminal = _terminal(ends, truncated, choices)
         goes_on = ~terminal
-        require_present("state_features", known, faults)
+        require_present("state_features", with_state, faults)
     lacking = goes_on & np.isnan(next_state.values).all(axis=1)
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
@@ -222,14 +224,14 @@ class _Choices:
 
 def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _Choices:
     actions = contract.actions or ()
-    rule, taken, after = ActionRule(actions), column("action"), column("next_action")
-    action = rule.codes(taken, faults)
+    rule, logged, after = ActionRule(actions), column("action"), column("next_action")
+    action = rule.codes(logged, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
     faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
     mask = action_mask(column("possible_actions"), actions, faults)
     next_mask = action_mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
-    faults.add(impossible, "an action among possible_actions", taken.value, rule="action_not_possible")
+    faults.add(impossible, "an action among possible_actions", logged.value, rule="action_not_possible")
     if not contract.choices:
         mask, next_mask = np.ones_like(mask), np.ones_like(next_mask)
     return _Choices(
@@ -268,13 +270,13 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
 
     codes, rows = per_distinct(elements, code, WRONG), elements.rows
     assert rows is not None
-    place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
-    of_names, of_flags = (np.bincount(rows[one], minlength=len(lengths)) for one in (codes >= 0, codes < WRONG))
+    position = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
+    of_names, of_flags = (np.bincount(rows[of_kind], minlength=len(lengths)) for of_kind in (codes >= 0, codes < WRONG))
     wrong = (of_names < lengths) & ((of_flags < lengths) | (lengths != num))
     faults.add(wrong, f"{expected}, in {column.name}", column.value, TODO_MAPS if elements.nested else "")
     allowed = ~wrong[rows] & (codes != _ZERO)
     mask = np.where(present[:, None], np.uint8(0), np.ones(num, np.uint8))
-    mask[rows[allowed], np.where(codes >= 0, codes, place)[allowed]] = 1
+    mask[rows[allowed], np.where(codes >= 0, codes, position)[allowed]] = 1
     return mask
 
 
@@ -284,12 +286,12 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
     empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
     """
-    action, taken, lists, index = candidates(column, faults)
+    action, present, lists, index = candidates(column, faults)
     next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     without, after = ~(column("possible_actions").present & contract.choices), column("possible_next_actions")
-    lists, index = lists.or_alone(action, taken, without), np.where(without & taken, 0, index)
+    lists, index = lists.or_alone(action, present, without), np.where(without & present, 0, index)
     next_lists = candidate_lists(after, faults).distinct()
     next_lists = next_lists.or_alone(next_action, next_taken, ~(after.present & contract.choices))
     next_index = match(next_action, next_taken, next_lists)

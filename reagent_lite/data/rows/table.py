@@ -64,7 +64,7 @@ FEATURES = pa.map_(pa.int64(), pa.float32())
 Texts = Mapping[int, Mapping[float, str]]
 """{id: {code: text}} of the features whose values are texts."""
 _NO_NAMES: Mapping[int, str] = {}
-_LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
+_LISTS = tuple(name for name, column in COLUMNS.items() if column.kind == "actions")
 _Integers = Callable[[Column, Faults], tuple[NDArray[np.int64], Mask]]
 _NAME, _INDEX, _MAP = 0, 1, 2
 _WORDS = ("a name", "an index", "a map")
@@ -72,11 +72,11 @@ _WORDS = ("a name", "an index", "a map")
 
 def event_schema(contract: Contract) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
-    types = {kind: features_type(one, texts=contract.texts) for kind, (one, _) in _KINDS.items()}
+    types = {kind: features_type(arrow_type, texts=contract.texts) for kind, (arrow_type, _) in _KINDS.items()}
     if contract.actions is not None:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
     further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
-    return pa.schema({name: types[one.kind] for name, one in COLUMNS.items() if one.event} | further)
+    return pa.schema({name: types[column.kind] for name, column in COLUMNS.items() if column.event} | further)
 
 
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
@@ -89,33 +89,33 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     """
     faults, wanted = Faults(block), event_schema(contract)
     column = {name: column_of(block, name) for name in wanted.names}
-    found: dict[str, pa.Array] = {}
+    arrays: dict[str, pa.Array] = {}
     # what has no value of its column's type comes first, as other faults follow from it
-    for name, one in COLUMNS.items():
-        if one.event and one.kind in ("text", "date", "order", "features", "metrics", "flag"):
-            found[name] = _KINDS[one.kind][1](column[name], faults)
+    for name, described in COLUMNS.items():
+        if described.event and described.kind in ("text", "date", "order", "features", "metrics", "flag"):
+            arrays[name] = _KINDS[described.kind][1](column[name], faults)
     kinds = {}
     for name in contract.extra:
         if name not in contract.rewards:
-            found[name], kinds[name] = as_text(column[name], faults)
-    found |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
-    states, both = found["state_features"], filled(found["terminal"], 0) & filled(found["truncated"], 0)
+            arrays[name], kinds[name] = as_text(column[name], faults)
+    arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
+    states, both = arrays["state_features"], filled(arrays["terminal"], 0) & filled(arrays["truncated"], 0)
     require_event(
         faults,
-        named=valid_rows(found["mdp_id"]),
-        ordered=valid_rows(found["sequence_number"]),
-        known=valid_rows(states),
+        named=valid_rows(arrays["mdp_id"]),
+        ordered=valid_rows(arrays["sequence_number"]),
+        with_state=valid_rows(states),
         empty=np.diff(to_numpy(states.offsets)) == 0,
         both=both.astype(bool),
-        dated=valid_rows(found["ds"]) | (not contract.dated),
+        dated=valid_rows(arrays["ds"]) | (not contract.dated),
     )
-    found["reward"] = _numbers(finite(column["reward"], faults, required=True))
+    arrays["reward"] = _numbers(finite(column["reward"], faults, required=True))
     for name in contract.rewards:
-        found[name] = _numbers(further_reward(block, name, faults))
+        arrays[name] = _numbers(further_reward(block, name, faults))
     probability, given = propensity(block, faults)
     # the only candidate is taken with certainty
-    found["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
-    table = pa.table([_as(found[name], wanted.field(name).type) for name in wanted.names], wanted)
+    arrays["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
+    table = pa.table([_as(arrays[name], wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
 
@@ -129,19 +129,19 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     """Returns the columns of actions: names, null where one is unknown; without `actions` any name is one."""
-    found, taken = {name: _names(column[name], actions, faults) for name in _LISTS}, column["action"]
+    arrays, logged = {name: _names(column[name], actions, faults) for name in _LISTS}, column["action"]
     if actions:
-        codes = ActionRule(actions).codes(taken, faults)
+        codes = ActionRule(actions).codes(logged, faults)
         action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
     else:
-        action = texts(taken, faults, "the name or the index of an action")
-    lists = found["possible_actions"]
+        action = texts(logged, faults, "the name or the index of an action")
+    lists = arrays["possible_actions"]
     row = to_numpy(pc.list_parent_indices(lists))
     equal = filled(pc.equal(lists.flatten(), action.take(pa.array(row))), 0).astype(bool)
     missing = valid_rows(action) & valid_rows(lists)
     missing[row[equal]] = False
-    faults.add(missing, "an action among possible_actions", taken.value, rule="action_not_possible")
-    return {"action": action, **found}
+    faults.add(missing, "an action among possible_actions", logged.value, rule="action_not_possible")
+    return {"action": action, **arrays}
 
 
 def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array:
@@ -155,15 +155,15 @@ def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array
 
 
 def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    action, taken, listed, _ = candidates(column.__getitem__, faults)
+    action, present, listed, _ = candidates(column.__getitem__, faults)
     after = "possible_next_actions"
     lists = {"possible_actions": listed, after: candidate_lists(column[after], faults).distinct()}
     texts = texts_in(faults, "action", *lists)
-    found = {"action": map_array(action, taken, texts)}
-    for name, one in lists.items():
-        every = map_array(one.features, np.ones(len(one.features.values), bool), texts)
-        found[name] = list_array(every, one.lengths, column[name].present)
-    return found
+    arrays = {"action": map_array(action, present, texts)}
+    for name, candidates_of in lists.items():
+        every = map_array(candidates_of.features, np.ones(len(candidates_of.features.values), bool), texts)
+        arrays[name] = list_array(every, candidates_of.lengths, column[name].present)
+    return arrays
 
 
 def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
@@ -178,7 +178,7 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
     columns = {name: typed_column(column_of(block, name), faults) for name in block.table.column_names}
     faults.require_none()
     if faults.features:
-        names = {int(one): str(one) for one in faults.features}
+        names = {int(feature): str(feature) for feature in faults.features}
         columns = {
             name: features_as(array, features_type(array.type, names=True), names) for name, array in columns.items()
         }
@@ -247,8 +247,8 @@ def _flags(column: Column, faults: Faults) -> pa.Array:
 
 
 def _features(column: Column, faults: Faults) -> pa.Array:
-    found, present = features(column, faults, rule=f"{column.name}_infinite")
-    return map_array(found, present, texts_in(faults, column.name))
+    matrix, present = features(column, faults, rule=f"{column.name}_infinite")
+    return map_array(matrix, present, texts_in(faults, column.name))
 
 
 def _metrics(column: Column, faults: Faults) -> pa.Array:
@@ -291,9 +291,9 @@ def _one_kind(column: Column, faults: Faults) -> int:
         return _NAME if isinstance(value, str) else _MAP if isinstance(value, dict) else WRONG
 
     kinds = per_distinct(column, code, NONE)
-    found = kinds[kinds >= 0]
-    first = int(found[0]) if len(found) else _NAME
-    wanted = f"{_WORDS[first]} as before" if len(found) else "a name, an index or a map"
+    present_kinds = kinds[kinds >= 0]
+    first = int(present_kinds[0]) if len(present_kinds) else _NAME
+    wanted = f"{_WORDS[first]} as before" if len(present_kinds) else "a name, an index or a map"
     wrong = (kinds != NONE) & (kinds != first)
     column.fault(faults, wrong, f"{wanted} in {column.name}", todo="Write actions of one kind")
     return first
@@ -366,17 +366,19 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     if column.text:
         encoded = array.dictionary_encode()
         values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
-        return pa.array([one if isinstance(one, str) else text for one, text in values]).take(encoded.indices), "text"
+        return pa.array([value if isinstance(value, str) else text for value, text in values]).take(
+            encoded.indices
+        ), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         with suppress(pa.ArrowException):  # of time zones that this machine does not know, among others
             return array.cast(pa.string()), "text"
     if is_number(kind):
         whole = "flag" if types.is_boolean(kind) else "integer" if types.is_signed_integer(kind) else "number"
         return array.cast(pa.string()), whole
-    found = pa.array(map(_dumped, array), pa.string())
-    wrong = column.present & ~valid_rows(found)
+    dumped = pa.array(map(_dumped, array), pa.string())
+    wrong = column.present & ~valid_rows(dumped)
     faults.add(wrong, f"values that can be written as text in {column.name}", column.value)
-    return found, "text"
+    return dumped, "text"
 
 
 def _dumped(scalar: pa.Scalar) -> str | None:
@@ -385,10 +387,10 @@ def _dumped(scalar: pa.Scalar) -> str | None:
     None of null, of what has bytes, and of what Python has no value for.
     """
 
-    def plain(one: object) -> str:
-        if isinstance(one, bytes):
+    def plain(value: object) -> str:
+        if isinstance(value, bytes):
             raise TypeError
-        return one.isoformat() if isinstance(one, date | time) else str(one)
+        return value.isoformat() if isinstance(value, date | time) else str(value)
 
     try:
         value = scalar.as_py()

@@ -111,14 +111,14 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
         return [count]
     total, num = max(sum(shards), 1), len(shards)
     # below (count - num / 2) / total of the way there are at least count - num rows, and at most count
-    taken = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]
-    waiting = [(_way(j, rows), shard) for shard, (j, rows) in enumerate(zip(taken, shards, strict=True)) if rows]
+    counts = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]
+    waiting = [(_way(j, rows), shard) for shard, (j, rows) in enumerate(zip(counts, shards, strict=True)) if rows]
     heapq.heapify(waiting)
-    for _ in range(count - sum(taken)):
+    for _ in range(count - sum(counts)):
         shard = waiting[0][1]
-        taken[shard] += 1
-        heapq.heapreplace(waiting, (_way(taken[shard], shards[shard]), shard))
-    return taken
+        counts[shard] += 1
+        heapq.heapreplace(waiting, (_way(counts[shard], shards[shard]), shard))
+    return counts
 
 
 def _way(j: int, rows: int) -> int:

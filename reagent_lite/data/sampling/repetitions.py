@@ -52,7 +52,9 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
     raise_any([*_problems([tables[reader] for reader in shards.first_readers], samples, path)])
 
 
-def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int, choices: Hashes | None) -> list[int]:
+def _repeated(
+    copy: TrainingCopy, samples: list[NDArray[np.uint64]], own_shard: int, choices: Hashes | None
+) -> list[int]:
     """Returns how many rows of each shard's sample this shard has too: 0 where a row of that name differs."""
     shard = np.repeat(np.arange(len(samples)), [sample.shape[1] for sample in samples])
     names, contents = np.concatenate(samples, axis=1)
@@ -74,7 +76,7 @@ def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int, c
             other += np.bincount(shard[places], ~equal, len(samples)).astype(np.int64)
         copy.release()
     same[other > 0] = 0
-    same[own] = 0
+    same[own_shard] = 0
     return [int(count) for count in same]
 
 

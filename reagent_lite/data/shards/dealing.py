@@ -72,10 +72,10 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    told = tell_apart(data_files(path, config.columns), path, folder)
-    for note in told.notes:
+    apart = tell_apart(data_files(path, config.columns), path, folder)
+    for note in apart.notes:
         machine_logger.warning(note)
-    files = told.files
+    files = apart.files
     parent = StageManifest.above(path)
     folders = [folder / folder_name(number) for number in range(config.num_nodes)]
     for shard in folders:
@@ -97,13 +97,15 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     report: dict[str, Any] = {"whole_files": 0 if whole is None else len(files), "left_out": list(left_out(path))}
     if shares := shares_of(path, logs):
         machine_logger.info(f"rows by log: {shares_in_words(shares)}")
-        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(told.notes)}
+        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(apart.notes)}
     manifest = replace(manifest, inputs=states_of(files, hashes), report=report)
     manifests = []
     for number, shard in enumerate(folders):
         entries: dict[str, dict[str, Any]] = {name: {"rows": count} for name, count in rows[number].items()}
-        own = {**settings(config), "shard": number}
-        manifests.append(replace(manifest, settings=own, rows=sum(rows[number].values()), files=entries).write(shard))
+        settings_of_shard = {**settings(config), "shard": number}
+        manifests.append(
+            replace(manifest, settings=settings_of_shard, rows=sum(rows[number].values()), files=entries).write(shard)
+        )
         for part, file in enumerate([] if whole is None else whole[number]):
             require_hash(file, manifests[number].files[part_name(part)]["sha256"])
     return tuple(manifests)

@@ -140,7 +140,7 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
 
 
 def _described(pointer: Pointer) -> str:
-    rows = ", ".join(f"{one.rows:,}" for one in pointer.shards[:8]) + (", ..." if len(pointer.shards) > 8 else "")
+    rows = ", ".join(f"{entry.rows:,}" for entry in pointer.shards[:8]) + (", ..." if len(pointer.shards) > 8 else "")
     return f"{counted(len(pointer.shards), pointer.settings['layout'].removesuffix('s'))} of {rows} rows"
 
 
@@ -161,7 +161,9 @@ def _misfit(pointer: Pointer, config: ShardConfig) -> str:
         return ""
     if unchanged(pointer.inputs, files):
         return ""
-    before, now = (", ".join(f"{one.name} ({one.size} bytes)" for one in some[:3]) for some in (pointer.inputs, files))
+    before, now = (
+        ", ".join(f"{state.name} ({state.size} bytes)" for state in some[:3]) for some in (pointer.inputs, files)
+    )
     return f"the shards there were made from {before}, and training_data_path holds {now}, with other content"
 
 

@@ -146,19 +146,19 @@ def check_events(
     contract = contract_of(config, texts=texts)
 
     def transform(block: Block) -> tuple[pa.Table, Checked]:
-        block, found = selected(block, config)
-        return _placed(config, block, first, found, *event_table(block, contract))
+        block, checked_block = selected(block, config)
+        return _placed(config, block, first, checked_block, *event_table(block, contract))
 
-    found = Checked()
+    checked = Checked()
     hashes: list[str] = []
     with closing(read_blocks(tuple(files), transform, show, ALL_COLUMNS, hashes)) as blocks:
         for table, of_block in blocks:
-            found.add(of_block)
-            if found.texts and not texts:
-                return found
+            checked.add(of_block)
+            if checked.texts and not texts:
+                return checked
             add(table)
-    found.hashes = hashes
-    return found
+    checked.hashes = hashes
+    return checked
 
 
 def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
@@ -170,27 +170,27 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
         DataError: a column that is missing.
     """
     contract, rows = contract_of(config), block.table.num_rows
-    found, taken = Checked(rows=rows), np.ones(rows, bool)
-    found.logs = {block.file.log: rows} if block.file.log else {}
+    checked, selection = Checked(rows=rows), np.ones(rows, bool)
+    checked.logs = {block.file.log: rows} if block.file.log else {}
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
-        found.alone = rows
-        found.first_alone = block.where(0)
+        checked.alone = rows
+        checked.first_alone = block.where(0)
         block = _as_episodes(block)
     contract.require_columns(block.table.column_names, block.where(0))
     if config.query.tableSample < 100:
         ids = texts(column_of(block, "mdp_id"), Faults(block))
         limit = round(config.query.tableSample / 100 * HASHES)
-        taken &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
+        selection &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
     if contract.dated:
         days = typed_column(column_of(block, "ds"), Faults(block)).cast(pa.string())
-        found.days = [one for one in pc.min_max(days).as_py().values() if one is not None]
+        checked.days = [day for day in pc.min_max(days).as_py().values() if day is not None]
         for bound, than in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):
             if bound is not None:
-                taken &= np.asarray(pc.fill_null(than(days, bound), True))
-    found.taken = int(taken.sum())
-    if found.taken < rows:
-        block = replace(block, table=block.table.filter(pa.array(taken)), lines=block.lines[taken])
-    return block, found
+                selection &= np.asarray(pc.fill_null(than(days, bound), True))
+    checked.taken = int(selection.sum())
+    if checked.taken < rows:
+        block = replace(block, table=block.table.filter(pa.array(selection)), lines=block.lines[selection])
+    return block, checked
 
 
 def _as_episodes(block: Block) -> Block:
@@ -209,7 +209,7 @@ def _placed(
     config: TimelineConfig,
     block: Block,
     first: int,
-    found: Checked,
+    checked: Checked,
     table: pa.Table,
     faults: Faults,
     kinds: dict[str, str],
@@ -217,13 +217,13 @@ def _placed(
     """Returns the rows with their places, and what was found in the block."""
     ids, rows = in_one_piece(table.column("mdp_id")), table.num_rows
     hashes = _hashes(ids)
-    found.seen = {name for name in table.column_names if table.column(name).null_count < rows}
-    found.kinds = {name: {kind} for name, kind in kinds.items()}
-    found.features = faults.features
-    found.texts = bool(faults.levels)
-    found.orders = faults.orders
-    found.unlisted = int(faults.unlisted.sum())
-    found.faults = faults.by_kind()
+    checked.seen = {name for name in table.column_names if table.column(name).null_count < rows}
+    checked.kinds = {name: {kind} for name, kind in kinds.items()}
+    checked.features = faults.features
+    checked.texts = bool(faults.levels)
+    checked.orders = faults.orders
+    checked.unlisted = int(faults.unlisted.sum())
+    checked.faults = faults.by_kind()
     in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
     folder = in_eval & (config.timeline.evalTableName is not None)
     file = np.full(rows, first + block.file_number, np.int32)
@@ -232,14 +232,14 @@ def _placed(
         table = table.append_column(name, pa.array(values, kind))
     named = valid_rows(ids)
     table = table if named.all() else table.filter(pa.array(named))
-    found.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
-    return table, found
+    checked.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
+    return table, checked
 
 
 def _hashes(ids: pa.Array) -> NDArray[np.uint32]:
     """Returns [n, 4] the md5 of each mdp_id as four integers; of null anything."""
     encoded = ids.dictionary_encode()
-    digests = [hashlib.md5(one.encode(), usedforsecurity=False).digest() for one in encoded.dictionary.to_pylist()]
+    digests = [hashlib.md5(name.encode(), usedforsecurity=False).digest() for name in encoded.dictionary.to_pylist()]
     distinct = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)
-    found: NDArray[np.uint32] = distinct[filled(encoded.indices, -1)]
-    return found
+    hashes: NDArray[np.uint32] = distinct[filled(encoded.indices, -1)]
+    return hashes

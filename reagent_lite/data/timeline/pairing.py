@@ -87,7 +87,10 @@ class Pairing:
 
         waiting: deque[Future[None]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, "pair") as pairing, ThreadPoolExecutor(1, "write") as writing:
-            outputs = [stack.enter_context(self.output(*one)) for one in zip(folders, OUTPUTS, strict=False)]
+            outputs = [
+                stack.enter_context(self.output(*folder_and_key))
+                for folder_and_key in zip(folders, OUTPUTS, strict=False)
+            ]
             for rows in tables:
                 # these are paired while those before them are written
                 waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
@@ -95,8 +98,8 @@ class Pairing:
                     waiting.popleft().result()
                 done += rows.num_rows
                 show(min(done, self.found.taken), self.found.taken)
-            for one in waiting:
-                one.result()
+            for write_of_part in waiting:
+                write_of_part.result()
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path, key: str) -> PartFiles:
@@ -143,8 +146,8 @@ def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None
         maps = maps.flatten() if pa.types.is_list(maps.type) else maps
         span = slice(maps.offsets[0].as_py(), maps.offsets[-1].as_py()) if len(maps) else slice(0, 0)
         values, numbers = pc.value_counts(maps.keys[span]).flatten()
-        found = dict(zip(values.to_pylist(), numbers.to_pylist(), strict=True))
-        counts.add(Counts(ids={name: Counter(found)}))
+        rows_by_feature = dict(zip(values.to_pylist(), numbers.to_pylist(), strict=True))
+        counts.add(Counts(ids={name: Counter(rows_by_feature)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,39 +192,39 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
     """Returns the columns of transitions, in order."""
     timeline, seen, spans = pairing.config.timeline, pairing.found.seen, rows.spans
     episodes, at = spans.episodes, spans.at
-    found: dict[str, pa.Array] = {
+    columns: dict[str, pa.Array] = {
         "mdp_id": rows.own("mdp_id"),
         "sequence_number": pa.array(episodes.sequence[at]),
         "sequence_number_ordinal": pa.array(at - episodes.start[at] + 1),
         "time_since_first": pa.array(episodes.since_first[at]),
         "time_diff": pa.array(spans.time_diff),
     }
-    found |= {"step": pa.array(spans.steps)} if timeline.steps > 1 else {}
-    found |= {name: rows.own(name) for name in ("ds", "state_features", "action") if name != "ds" or name in seen}
+    columns |= {"step": pa.array(spans.steps)} if timeline.steps > 1 else {}
+    columns |= {name: rows.own(name) for name in ("ds", "state_features", "action") if name != "ds" or name in seen}
     for name in timeline.rewardColumns:
         if name != "metrics":
             summed = timeline.gamma is not None
             values = filled(rows.column(name), np.nan) if summed else None
-            found[name] = rows.own(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
+            columns[name] = rows.own(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
     if "action_probability" in seen:
-        found["action_probability"] = rows.own("action_probability")
+        columns["action_probability"] = rows.own("action_probability")
     if "metrics" in seen:
         sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.found.metrics
-        found["metrics"] = _metrics(rows, pairing) if sums else rows.own("metrics")
-    found["next_state_features"] = rows.after("state_features", "next_state_features")
-    found["next_action"] = rows.after("action")
+        columns["metrics"] = _metrics(rows, pairing) if sums else rows.own("metrics")
+    columns["next_state_features"] = rows.after("state_features", "next_state_features")
+    columns["next_action"] = rows.after("action")
     if timeline.includePossibleActions and "possible_actions" in seen:
-        found["possible_actions"] = rows.own("possible_actions")
+        columns["possible_actions"] = rows.own("possible_actions")
     if timeline.includePossibleActions and seen & {"possible_actions", "possible_next_actions"}:
         none = pa.array([[]], rows.column("possible_actions").type)
-        found["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
+        columns["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
     for name in timeline.extraFeatureColumns:
         kind = _TYPES[type_of(pairing.found.kinds.get(name, set()))]
-        found |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
-    found |= {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
-    place = to_numpy(rows.column("_place"))[at]
-    part = pa.array((place * pairing.files // HASHES).astype(np.int32))
-    return pa.RecordBatch.from_pydict(found | {"_folder": rows.own("_folder"), "part": part})
+        columns |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
+    columns |= {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
+    places = to_numpy(rows.column("_place"))[at]
+    part = pa.array((places * pairing.files // HASHES).astype(np.int32))
+    return pa.RecordBatch.from_pydict(columns | {"_folder": rows.own("_folder"), "part": part})
 
 
 def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:

@@ -73,10 +73,10 @@ class SparkEngine:
             answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
         reports = [json.loads(answers[number]) for number in range(len(files))]
         raise_any([Problem(**fields) for report in reports for fields in report["problems"]])
-        found = Checked()
+        checked = Checked()
         for report in reports:
-            found.add(_CHECKED.validate_json(report["found"]))
-        if not found.rows:
+            checked.add(_CHECKED.validate_json(report["found"]))
+        if not checked.rows:
             raise no_rows(files)
         parts = [spool / report["part"] for report in reports]
         for part in parts:
@@ -84,7 +84,7 @@ class SparkEngine:
         with problems_of_spark():
             self._session.read.parquet(*map(_uri, parts)).createOrReplaceTempView("events")
         show(total, total)
-        return found
+        return checked
 
     def lengths(self) -> dict[int, int]:
         """Returns how many episodes have each number of rows; see Engine."""
@@ -129,8 +129,8 @@ def _check_files(
 ) -> Iterator[pa.RecordBatch]:
     """Runs in an executor: reads the files of these numbers, and yields what it found as JSON."""
     for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-        found = json.dumps(_checked(config, files[number], number, spool, texts=texts))
-        yield pa.RecordBatch.from_pydict({"file": [number], "found": [found]})
+        answer = json.dumps(_checked(config, files[number], number, spool, texts=texts))
+        yield pa.RecordBatch.from_pydict({"file": [number], "found": [answer]})
 
 
 def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
@@ -144,22 +144,22 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, 
     try:
         with pa.parquet.ParquetWriter(spool / part, event_columns(config, texts=texts), compression="lz4") as writer:
             try:
-                found = check_events(config, [file], number, writer.write_table, None, texts=texts)
+                checked = check_events(config, [file], number, writer.write_table, None, texts=texts)
             except NoRowsError:
-                found = Checked(hashes=[sha256_of(file)])
+                checked = Checked(hashes=[sha256_of(file)])
     except DataError as error:
         return report | {"problems": [asdict(problem) for problem in error.problems]}
-    return report | {"found": _CHECKED.dump_json(found).decode()}
+    return report | {"found": _CHECKED.dump_json(checked).decode()}
 
 
 def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batches) -> Iterator[pa.RecordBatch]:
     """Runs in an executor: pairs and writes rows in the order of their part, and yields what it wrote as JSON."""
     task = uuid.uuid4().hex  # of this attempt alone
-    own = [together / task / str(number) for number in range(folders)]
-    for folder in own:
+    task_folders = [together / task / str(number) for number in range(folders)]
+    for folder in task_folders:
         folder.mkdir(parents=True)
     events = (batch.drop_columns("part") for batch in batches)
-    written, counts = pairing.write(whole_episodes(events), own, lambda done, total: None)
+    written, counts = pairing.write(whole_episodes(events), task_folders, lambda done, total: None)
     files = [(at, number, rows) for at, of in enumerate(written) for number, rows in of.items()]
     report = {"task": task, "counts": _COUNTS.dump_json(counts).decode(), "files": files}
     yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})
@@ -167,7 +167,7 @@ def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batche
 
 def _uri(file: Path) -> str:
     """Returns a local path as Spark takes it: with what would be a pattern for several files escaped."""
-    return "file://" + "".join(f"\\{one}" if one in "{}[]*?\\" else one for one in str(file))
+    return "file://" + "".join(f"\\{sign}" if sign in "{}[]*?\\" else sign for sign in str(file))
 
 
 def _require_here(file: Path, rows: int | None) -> None:
@@ -176,9 +176,11 @@ def _require_here(file: Path, rows: int | None) -> None:
     Raises:
         DataError: it is not.
     """
-    here = pa.parquet.read_metadata(file).num_rows if file.exists() else 0
-    if file.exists() and rows in (None, here):
+    rows_here = pa.parquet.read_metadata(file).num_rows if file.exists() else 0
+    if file.exists() and rows in (None, rows_here):
         return
     todo = "Give outputs, and temporary_directory where it is set, on a folder that all machines share"
     wanted = "a file" if rows is None else counted(rows, "row")
-    raise DataError(Problem(str(file.parent), f"{wanted} that Spark's executors wrote", f"{here:,} rows here", todo))
+    raise DataError(
+        Problem(str(file.parent), f"{wanted} that Spark's executors wrote", f"{rows_here:,} rows here", todo)
+    )

@@ -46,10 +46,10 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
             import pyspark.sql  # noqa: F401 # seconds that other engines need not pay
         except ImportError as error:
             raise _lacks("the package pyspark", str(error)) from error
-        session, own = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
+        session, is_ours = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
-        return session, own
+        return session, is_ours
 
 
 @contextmanager

@@ -132,10 +132,10 @@ def _require_finite(block: EpisodeBlock) -> None:
     for name, values in (by_row | by_episode).items():
         if np.isfinite(values).all():
             continue
-        row, *place = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        row, *indices = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
         episode = row if name in by_episode else int(np.searchsorted(block.lengths.cumsum(), row, "right"))
-        where = f"{name} of episode {block.mdp_ids[episode]}" + "".join(f", {index}" for index in place)
-        got, todo = str(values[(row, *place)]), "The environment computed it: look at its step"
+        where = f"{name} of episode {block.mdp_ids[episode]}" + "".join(f", {index}" for index in indices)
+        got, todo = str(values[(row, *indices)]), "The environment computed it: look at its step"
         raise DataError(Problem(where, "finite numbers", got, todo))
 
 

@@ -133,7 +133,7 @@ def _require_strings(name: str, array: pa.Array) -> None:
     if "" in distinct and name != "next_action":  # where "" means none
         got = "an empty one, which CSV reads as none"
         raise DataError(Problem(f"column {name}", "strings that CSV can hold", got, todo))
-    if kind_of(name) == "action" and any(one.lstrip().startswith("{") for one in distinct):
+    if kind_of(name) == "action" and any(name_of_action.lstrip().startswith("{") for name_of_action in distinct):
         got = "one that starts with { as maps do"
         raise DataError(Problem(f"column {name}", "names that CSV can hold", got, todo))
 
@@ -160,7 +160,9 @@ def _texts(array: pa.Array) -> pa.Array:
     if types.is_list(kind):
         part = slice(array.offsets[0].as_py(), array.offsets[-1].as_py())
         return _joined("[", array, _or_null(_texts(array.values[part])), "]")
-    return pa.array([None if one is None else json.dumps(one, default=str) for one in array.to_pylist()], pa.string())
+    return pa.array(
+        [None if value is None else json.dumps(value, default=str) for value in array.to_pylist()], pa.string()
+    )
 
 
 def _numbers(array: pa.Array) -> pa.Array:
@@ -175,7 +177,7 @@ def _numbers(array: pa.Array) -> pa.Array:
 def _by_distinct(strings: pa.Array) -> pa.Array:
     """Returns strings as JSON texts; each distinct one is encoded once."""
     encoded = strings.dictionary_encode()
-    texts = [json.dumps(one) for one in encoded.dictionary.to_pylist()]
+    texts = [json.dumps(text) for text in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 

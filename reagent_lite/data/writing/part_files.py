@@ -72,7 +72,7 @@ class PartFiles:
                     self._begin(number)
                 self._held.append(kept.slice(start, stop - start))
                 self.rows[number] += stop - start
-                if sum(one.num_rows for one in self._held) >= ROW_GROUP_ROWS:
+                if sum(batch_held.num_rows for batch_held in self._held) >= ROW_GROUP_ROWS:
                     self._flush(whole_groups=True)
 
     def write_empty(self, numbers: Iterable[int]) -> None:
