@@ -30,11 +30,14 @@ if TYPE_CHECKING:  # learners without such a folder do without the extra `data`
 
     from reagent_lite.data.rows.reading import Rows
 
-FIFO, PROTECTED = "fifo", "protected"
+FIFO = "fifo"
+PROTECTED = "protected"
 _SUFFIX: Final = ".parquet"
 _NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
-_GAME, _AGENT = r"[^-]+-\d+-\d+", r"\d{1,9}"
-_EPISODE, _OF_AN_AGENT = re.compile(f"({_GAME})(?:-({_AGENT}))?"), f"^{_GAME}-{_AGENT}$"
+_GAME = r"[^-]+-\d+-\d+"
+_AGENT = r"\d{1,9}"
+_EPISODE = re.compile(f"({_GAME})(?:-({_AGENT}))?")
+_OF_AN_AGENT = f"^{_GAME}-{_AGENT}$"
 _METADATA: Final = b"reagent_lite"
 
 
@@ -88,9 +91,12 @@ class EpisodeFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.fifo = path, path / FIFO
+        self.path = path
+        self.fifo = path / FIFO
         self._identity: FolderIdentity | None = None  # of fifo, since it was first used
-        self._largest, self._failed, self._warned = 0, 0, ""
+        self._largest = 0
+        self._failed = 0
+        self._warned = ""
 
     def require(self) -> FolderIdentity:
         """Returns the identity of fifo, which must be there: what is missing on a share that is away is not gone.
@@ -148,7 +154,8 @@ class EpisodeFolder:
             name = f"{number:010d}-{steps:07d}-{writer}{_SUFFIX}"
             with table_writer(self.fifo / name, within=self.require()) as file:
                 file.write(stamped(table, origin))
-            self._largest, self._failed = number, 0
+            self._largest = number
+            self._failed = 0
         return name
 
     def origin(self, name: str) -> tuple[dict[str, Any], int]:
@@ -237,7 +244,9 @@ def environment_steps(names: Iterable[pa.Array]) -> int:
     """Returns the environment steps of rows by the names of their episodes: those of the agent that stays longest."""
     import pyarrow.compute as pc
 
-    rows, steps, alone = Counter[str](), dict[str, int](), 0
+    rows = Counter[str]()
+    steps = dict[str, int]()
+    alone = 0
     for part in names:
         counts = part.value_counts()
         shared = pc.match_substring_regex(counts.field("values"), _OF_AN_AGENT)

@@ -164,8 +164,10 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
 
 def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Problem]:
     """Yields how the first rows of a log are not of the kind of those of another one."""
-    (name, block), (other_name, other_block) = first, other
-    events, other_events = are_events(block), are_events(other_block)
+    (name, block) = first
+    (other_name, other_block) = other
+    events = are_events(block)
+    other_events = are_events(other_block)
     needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
     lacking = False
     for column in needed:
@@ -264,7 +266,8 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None
         overlap = overlaps[earlier, later]
         before, after = (np.unique(column["episode"][rows_of[log]]) for log in (earlier, later))
         overlap.episodes += len(np.intersect1d(before, after, assume_unique=True))
-        before, after = ordered_of[earlier], ordered_of[later]
+        before = ordered_of[earlier]
+        after = ordered_of[later]
         _, first, other = np.intersect1d(names[before], names[after], return_indices=True)
         # a log may have a row twice, and the other one either
         equal = np.isin(named_contents[after[other]], named_contents[before])

@@ -222,7 +222,8 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
     for name, entry in manifest.files.items():
         if sizes.get(name) != entry["size"]:
             got = f"{sizes[name]} bytes" if name in sizes else "no such file"
-            where, expected = f"{folder.rstrip('/')}/{name}", f"{entry['size']} bytes, as {FILE_NAME} says"
+            where = f"{folder.rstrip('/')}/{name}"
+            expected = f"{entry['size']} bytes, as {FILE_NAME} says"
             problems.append(Problem(where, expected, got, manifest.what.damaged))
     return problems
 
@@ -337,7 +338,8 @@ def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Colum
         DataError: naming the files that have changed or are gone.
     """
     now = data_files(path, columns)
-    expected, todo = "a file that stays as it is while it is read", "Run again when its writer has ended"
+    expected = "a file that stays as it is while it is read"
+    todo = "Run again when its writer has ended"
     present = {(file.path, file.size, file.modified_ns, file.sha256) for file in now}
     changed = [file for file in files if (file.path, file.size, file.modified_ns, file.sha256) not in present]
     raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])

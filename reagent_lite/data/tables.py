@@ -112,7 +112,8 @@ def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str
     fields = merge_fields(before, more)
     for name, column in fields.items():
         if is_text(column) and name in more:
-            expected, todo = f"{before[name].type} in {name}, as in the rows before", "Write its values as of one kind"
+            expected = f"{before[name].type} in {name}, as in the rows before"
+            todo = "Write its values as of one kind"
             raise DataError(Problem(where, expected, str(more[name].type), todo))
     return fields
 

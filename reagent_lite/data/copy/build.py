@@ -278,7 +278,8 @@ class SpooledLog:
 
     def order(self) -> Order:
         """Returns the order of all rows."""
-        sequence, slots = self.read_vector("sequence"), self.read_vector("episode")
+        sequence = self.read_vector("sequence")
+        slots = self.read_vector("episode")
         order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
         require_one_order(self.orders, order.duplicates)
         return order
@@ -316,9 +317,11 @@ class SpooledLog:
 
     def _write_logged_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
         """Writes the rows' states, and behind them the next states that are no row's successor."""
-        rows, same = order.rows, np.zeros(self.num_rows, bool)
+        rows = order.rows
+        same = np.zeros(self.num_rows, bool)
         start = 0
-        states, nexts = self.spools["state"], self.spools["next_state"]
+        states = self.spools["state"]
+        nexts = self.spools["next_state"]
         for after, state in zip(nexts.gathered(rows), states.gathered(np.roll(rows, -1)), strict=True):
             same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
             start += len(after)
@@ -420,7 +423,8 @@ def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDAr
         sequence = rows
     elif len(numbers) < len(slots):
         rows = np.lexsort((sequence, episode))
-        episode, sequence = episode[rows], sequence[rows]
+        episode = episode[rows]
+        sequence = sequence[rows]
         duplicates = int(((np.diff(episode) == 0) & (np.diff(sequence) == 0)).sum())
     return Order(rows=rows, episode=episode, sequence=sequence, mdp_ids=distinct, alone=numbers, duplicates=duplicates)
 

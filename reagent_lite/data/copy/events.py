@@ -137,7 +137,8 @@ class EventLog(SpooledLog):
         self.write_matrix("mask", len(order.rows), self.spools["mask"].gathered(order.rows))
         self.write_matrix("next_mask", len(order.rows), self._next("mask", pairs))
         if self.actions is None:
-            now, after = self.spools["lists"].whole(order.rows), np.concatenate([*self._next("lists", pairs)])
+            now = self.spools["lists"].whole(order.rows)
+            after = np.concatenate([*self._next("lists", pairs)])
         else:
             now = after = np.empty((0, 4), np.int64)
         shared = share(now, after)
@@ -189,9 +190,12 @@ class EventLog(SpooledLog):
             raise DataError(Problem(self._files[file].place(line), NEXT_ACTION, got))
 
     def _vectors(self, pairs: _Pairs) -> dict[str, NDArray[Any]]:
-        first_rows, spans = pairs.order.rows, pairs.spans
-        action, propensity = self.read_vector("action"), self.read_vector("propensity", first_rows)
-        gamma, reward = self.config.timeline.gamma, self.read_vector("reward")
+        first_rows = pairs.order.rows
+        spans = pairs.spans
+        action = self.read_vector("action")
+        propensity = self.read_vector("propensity", first_rows)
+        gamma = self.config.timeline.gamma
+        reward = self.read_vector("reward")
         absent = np.isnan(propensity)
         next_action = np.where(pairs.goes_on, action[pairs.following], NONE)
         self.counts.update(
@@ -215,7 +219,8 @@ class EventLog(SpooledLog):
 
     def _write_paired_states(self, pairs: _Pairs) -> None:
         """Writes the rows' states, and behind them those that follow a row and are no row's, each once."""
-        rows, total = pairs.order.rows, len(pairs.order.rows)
+        rows = pairs.order.rows
+        total = len(pairs.order.rows)
         position = np.full(self.num_rows, -1)
         position[rows] = np.arange(total)
         beside = np.unique(pairs.following[pairs.goes_on & (position[pairs.following] < 0)])
@@ -225,7 +230,8 @@ class EventLog(SpooledLog):
         next_index = np.where(pairs.goes_on, position[pairs.following], numbers)
         next_index[pairs.truncated] = total + len(beside) + limit
         self.save_next(next_index, pairs.goes_on & (next_index == numbers + 1), total + len(beside) + len(limits))
-        states, nexts = self.spools["state"], self.spools["next_state"]
+        states = self.spools["state"]
+        nexts = self.spools["next_state"]
         used = np.concatenate((rows, beside))
         if len(used) < self.num_rows or len(limits) < nexts.num_rows:
             self._without_absent("state", (("state", used), ("next_state", limits)))
@@ -235,7 +241,9 @@ class EventLog(SpooledLog):
             spool.remove()
 
     def _write_metrics(self, pairs: _Pairs) -> None:
-        spool, timeline, rows = self.spools["metrics"], self.config.timeline, pairs.order.rows
+        spool = self.spools["metrics"]
+        timeline = self.config.timeline
+        rows = pairs.order.rows
         if timeline.steps > 1 and "metrics" in timeline.rewardColumns:
             values = spool.whole(pairs.events).astype(np.float64)
             chunks = iter([pairs.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)])
@@ -247,7 +255,8 @@ class EventLog(SpooledLog):
     def _without_absent(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
         """Forgets the columns of matrices that have no value in the rows that are used, (spool, its rows) each."""
         columns = self.keys[key]
-        names, present = sorted(columns), np.zeros(len(columns), bool)
+        names = sorted(columns)
+        present = np.zeros(len(columns), bool)
         for spool, rows in used:
             for values in self.spools[spool].gathered(rows):
                 present |= ~np.isnan(values).all(axis=0)
@@ -291,9 +300,11 @@ class _Pairs:
     @classmethod
     def of(cls, order: Order, kept: NDArray[np.int64], spans: Spans, cut: NDArray[np.int64]) -> _Pairs:
         """Returns the spans of events that are kept of an order; `cut` are the rows that a limit cut."""
-        events, last = order.rows[kept], len(kept) - 1
+        events = order.rows[kept]
+        last = len(kept) - 1
         codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
-        terminal, truncated = spans.terminal, spans.truncated
+        terminal = spans.terminal
+        truncated = spans.truncated
         return cls(
             order=Order(
                 rows=events[spans.at],

@@ -142,14 +142,17 @@ def _union(facts: Sequence[Facts], column: str) -> tuple[Any, ...]:
 
 
 def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Iterator[Problem]:
-    where, of_first = f"{path} on node {other.node}", f"of node {first.node}"
+    where = f"{path} on node {other.node}"
+    of_first = f"of node {first.node}"
     if other.action_names != first.action_names:
         yield Problem(where, f"{_actions(first)}, as on node {first.node}", _actions(other))
     for column in sorted({*first.normalization, *other.normalization}):
         got_hash, wanted_hash = (machine.normalization.get(column, "no file") for machine in (other, first))
         if got_hash != wanted_hash:
-            where_file, expected = f"{column}_norm_data_path on node {other.node}", f"the parameters {of_first}"
-            got, todo = f"others ({got_hash[:12]})", "Copy one file to every node"
+            where_file = f"{column}_norm_data_path on node {other.node}"
+            expected = f"the parameters {of_first}"
+            got = f"others ({got_hash[:12]})"
+            todo = "Copy one file to every node"
             yield Problem(where_file, f"{expected} (sha256 {wanted_hash[:12]})", got, todo)
     if replicas and other.content != first.content:
         expected = f"the {counted(first.rows, 'row')} {of_first}, as data.layout is replicas"

@@ -32,7 +32,8 @@ from reagent_lite.data.rows.maps import candidate_features, candidate_lists, fea
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
-STATE, ACTION = "state_features", "action"
+STATE = "state_features"
+ACTION = "action"
 _BLOCK_BYTES = 8 << 20
 _LINE_BITS = 40  # of a row's position: lines of a file, below the number of the file
 _KINDS = ("names", "objects {id: number}")

@@ -78,7 +78,8 @@ class Spool(Generic[K]):
                 values_of_chunk = np.full((len(chunk), *shape), self._absent, self.dtype)
                 part_of = np.searchsorted(starts, chunk, side="right") - 1
                 for part in np.unique(part_of):
-                    inside, values = part_of == part, self._mapped(part, offsets[part])
+                    inside = part_of == part
+                    values = self._mapped(part, offsets[part])
                     values_of_chunk[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
             yield values_of_chunk if in_order else values_of_chunk[:, ascending]
 

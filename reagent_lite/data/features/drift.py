@@ -128,8 +128,10 @@ def _feature_drift(
     elif feature_id not in training.levels and feature_id not in reference.levels:
         figures = _of_numbers(feature_id, training, reference, settings)
     is_text = feature_id in training.levels or feature_id in reference.levels
-    new, old = training.features[feature_id].moments, reference.features[feature_id].moments
-    present, before = new.count / max(training.rows, 1), old.count / max(reference.rows, 1)
+    new = training.features[feature_id].moments
+    old = reference.features[feature_id].moments
+    present = new.count / max(training.rows, 1)
+    before = old.count / max(reference.rows, 1)
     levels = (
         _level((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
         _level(figures.psi, settings.psi_moderate, settings.psi_large),
@@ -166,7 +168,8 @@ class _Figures:
 
 
 def _of_numbers(feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig) -> _Figures:
-    ours, theirs = training.sampled(feature_id), reference.sampled(feature_id)
+    ours = training.sampled(feature_id)
+    theirs = reference.sampled(feature_id)
     if not len(ours) or not len(theirs):
         return _Figures()
     before = reference.features[feature_id]

@@ -107,7 +107,8 @@ def _fit(
     values = Values(column.features[feature_id], column.sampled(feature_id))
     kind, reason = identify(values, settings)
     if override is not None:
-        kind, reason = override, f"overridden; by itself {kind}"
+        reason = f"overridden; by itself {kind}"
+        kind = override
     try:
         spec = fit_feature(feature_id, kind, values, settings)
     except ValueError as error:
@@ -208,8 +209,11 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
     from sampled to boxcox_k_squared of the sample, the last three None where they were not needed. parameters_from says
     which of the two the normalization's mean, stddev and quantiles are of.
     """
-    summary, sample = values.summary, values.sample
-    moments, distinct, some = summary.moments, summary.distinct, summary.moments.count > 0
+    summary = values.summary
+    sample = values.sample
+    moments = summary.moments
+    distinct = summary.distinct
+    some = summary.moments.count > 0
     figures = {"mean": moments.mean, "stddev": moments.stddev, "low": summary.low, "high": summary.high}
     quantiles = np.quantile(sample, SHOWN_QUANTILES).tolist() if len(sample) else []
     computed = {name: vars(values).get(name, math.nan) for name in ("k_squared", "exponent", "box_cox_k_squared")}
@@ -232,7 +236,8 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
 
 
 def _notes(where: str, kind: FeatureType, values: Values) -> list[str]:
-    summary, count = values.summary, len(values.sample)
+    summary = values.summary
+    count = len(values.sample)
     if not summary.moments.count:
         return [f"{where}: no row has a value"]
     if summary.is_constant:
@@ -250,9 +255,11 @@ def _notes(where: str, kind: FeatureType, values: Values) -> list[str]:
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
     """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
     names = [str(feature) for feature in sorted(ids)]
-    otherwise, problems = f"Known: {listed(names)}", []
+    otherwise = f"Known: {listed(names)}"
+    problems = []
     for key in settings.feature_overrides:
         if str(id_of(key)) not in names:
-            where_key, todo = f"norm_params.feature_overrides.{key}", nearest(key, names, "Did you mean {}?", otherwise)
+            where_key = f"norm_params.feature_overrides.{key}"
+            todo = nearest(key, names, "Did you mean {}?", otherwise)
             problems.append(Problem(where_key, f"a feature of {where}", key, todo))
     raise_any(problems, ConfigError)

@@ -102,7 +102,8 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     if not isinstance(given, dict):
         raise DataError(Problem(where, "an object of parameters, or a JSON string of one", repr(given)[:80]))
     given = {name: value for name, value in given.items() if value is not None}
-    name, problems = given.pop("feature_type", None), []
+    name = given.pop("feature_type", None)
+    problems = []
     if name not in list(FeatureType):
         got = "nothing" if name is None else repr(name)[:80]
         todo = nearest(str(name).upper(), list(FeatureType), "Did you mean {}?", f"Known: {', '.join(FeatureType)}")

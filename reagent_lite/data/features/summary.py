@@ -220,7 +220,8 @@ class Merge:
     """
 
     def __init__(self, num_samples: int, most_distinct: int) -> None:
-        self._num_samples, self._most_distinct = num_samples, most_distinct
+        self._num_samples = num_samples
+        self._most_distinct = most_distinct
         self._rows = self._num_waiting = 0
         self._features: dict[int, FeatureSummary] = {}
         self._levels: Levels = {}
@@ -261,5 +262,6 @@ class Merge:
             values[start:stop] = FeatureMatrix(matrix.ids, matrix.values[kept[start:stop] - first]).aligned(ids)
             first += len(part)
         chosen = hashes[kept], FeatureMatrix(ids, values)
-        self._parts, self._num_waiting = [chosen], 0
+        self._parts = [chosen]
+        self._num_waiting = 0
         return chosen

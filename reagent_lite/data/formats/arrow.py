@@ -29,8 +29,10 @@ BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
 _BYTES_OF_VALUE = 4
 """What a value takes in Parquet, before compression, where few are equal."""
-PARQUET, IPC = "Parquet", "Arrow IPC"
-_FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
+PARQUET = "Parquet"
+IPC = "Arrow IPC"
+_FILE_MAGIC = b"ARROW1"
+_FEATHER_1_MAGIC = b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -46,13 +48,15 @@ def read_parquet(
         parquet = _parquet(stream, file)
         names = parquet.schema_arrow.names
         wanted = [name for name in names if columns is None or name in columns]
-        total, row = parquet.metadata.num_rows, 0
+        total = parquet.metadata.num_rows
+        row = 0
         for batch in parquet.iter_batches(_rows_of_batch(parquet.metadata), columns=wanted):
             for part in _parts(batch, file):
                 row += part.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
-        position.bytes_read, position.sha256 = file.size, digest_of(stream)
+        position.bytes_read = file.size
+        position.sha256 = digest_of(stream)
 
 
 @contextmanager
@@ -94,13 +98,15 @@ def read_ipc(
             names = batch.schema.names
             batch.validate()
             kept = batch.select([name for name in names if columns is None or name in columns])
-            begin, before = position.bytes_read, row
+            begin = position.bytes_read
+            before = row
             num_bytes = min(file.size, stream.tell()) - begin
             for part in _parts(kept, file):
                 row += part.num_rows
                 position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-        position.bytes_read, position.sha256 = file.size, digest_of(stream)
+        position.bytes_read = file.size
+        position.sha256 = digest_of(stream)
 
 
 def _parts(batch: pa.RecordBatch, file: InputFile) -> Iterator[pa.RecordBatch]:

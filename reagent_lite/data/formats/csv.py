@@ -132,7 +132,8 @@ class _CsvParser:
 
 def _end_of_records(text: bytes) -> int:
     """Returns the offset behind the last newline that ends a record, 0 where there is none."""
-    marks, end = text.count(b'"'), len(text)
+    marks = text.count(b'"')
+    end = len(text)
     while (at := text.rfind(b"\n", 0, end)) >= 0:
         marks -= text.count(b'"', at, end)
         if marks % 2 == 0:

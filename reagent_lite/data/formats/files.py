@@ -251,7 +251,8 @@ def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
     stem, extension = os.path.splitext(name.lower())
     compression = ""
     if extension in COMPRESSIONS:
-        compression, extension = extension, os.path.splitext(stem)[1]
+        compression = extension
+        extension = os.path.splitext(stem)[1]
     return InputFile(
         path=path, name=name, extension=extension, compression=compression, size=size, modified_ns=modified_ns
     )

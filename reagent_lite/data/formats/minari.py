@@ -60,7 +60,9 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
     description = _description(data)
     holds_steps = "main_data.hdf5" if description["data_format"] == "hdf5" else MINARI_DESCRIPTION
     if file.name == holds_steps:
-        first, pending, size = 1, list[pa.Table](), 0
+        first = 1
+        pending = list[pa.Table]()
+        size = 0
         dataset = _opened(data, description)
         for index in range(dataset.total_episodes):
             pending.append(_episode(dataset, index, data))
@@ -70,7 +72,9 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
                 lines = np.arange(first, first + len(table))
                 position.bytes_read = file.size * (index + 1) // dataset.total_episodes
                 yield partial(Block, file=replace(file, path=str(data)), file_number=number, table=table, lines=lines)
-                first, pending, size = first + len(table), [], 0
+                first = first + len(table)
+                pending = []
+                size = 0
     position.sha256 = sha256_of(file)
     position.bytes_read = file.size
 

@@ -121,7 +121,8 @@ def _since_1970(time: datetime) -> int:
     return (time.replace(tzinfo=time.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-FIRST_TIME, LAST_TIME = _since_1970(datetime.min), _since_1970(datetime.max)
+FIRST_TIME = _since_1970(datetime.min)
+LAST_TIME = _since_1970(datetime.max)
 """Microseconds since 1970 of the first and the last time that text may have, of the years 1 and 9999."""
 
 

@@ -38,7 +38,10 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "text": ("text", "integer"), "order": ("integer", "time"), "number": ("flag", "integer", "number"),
     "features": ("map",), "metrics": ("map",), "action": ("text", "integer", "map"), "actions": ("list",),
 }  # fmt: skip
-_GIVEN, _SAME, _NAMED, _LAST_WORD = 4, 3, 2, 1
+_GIVEN = 4
+_SAME = 3
+_NAMED = 2
+_LAST_WORD = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,9 +37,12 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.errors import DataError, Problem, counted
 
-NONE, WRONG = -1, -2
+NONE = -1
+WRONG = -2
 """Codes of what is absent or unknown, and of a value that is none of those that are known."""
-INTEGERS, TIMES, CUT = "integers", "times", "parts of a microsecond"
+INTEGERS = "integers"
+TIMES = "times"
+CUT = "parts of a microsecond"
 """What a log has as sequence numbers."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
@@ -217,7 +220,8 @@ def integers(
     """
     array = column.array if array is None else array
     if pa.types.is_integer(array.type):
-        values, present = filled(array, 0), valid_rows(array)
+        values = filled(array, 0)
+        present = valid_rows(array)
         far = (values >= 2**62) | (values <= -(2**62)) if values.dtype.itemsize == 8 else np.zeros(len(values), bool)
         wrong = far
     else:
@@ -351,7 +355,8 @@ def dates(column: Column, faults: Faults) -> pa.Array:
 
     A time with a zone is taken in its zone.
     """
-    array, expected = column.array, "a date such as 2026-01-31"
+    array = column.array
+    expected = "a date such as 2026-01-31"
     if pa.types.is_timestamp(array.type):
         try:
             local = array if array.type.tz is None else pc.local_timestamp(array)
@@ -399,9 +404,12 @@ def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.in
     array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped))
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
-    present, offsets = valid_rows(array), to_numpy(array.offsets).astype(np.int64)
-    elements, lengths = array.values[int(offsets[0]) : int(offsets[-1])], np.diff(offsets)
+    present = valid_rows(array)
+    offsets = to_numpy(array.offsets).astype(np.int64)
+    elements = array.values[int(offsets[0]) : int(offsets[-1])]
+    lengths = np.diff(offsets)
     if array.null_count and lengths[~present].any():
         kept = np.repeat(present, lengths)
-        elements, lengths = elements.filter(pa.array(kept)), np.where(present, lengths, 0)
+        elements = elements.filter(pa.array(kept))
+        lengths = np.where(present, lengths, 0)
     return lengths, Column(column.name, elements, column.text, np.repeat(np.arange(len(lengths)), lengths))

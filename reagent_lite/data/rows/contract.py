@@ -79,7 +79,8 @@ def require_columns(
     Raises:
         DataError: naming those that are missing and the nearest that are there.
     """
-    got, problems = f"columns {listed(sorted(names))}", []
+    got = f"columns {listed(sorted(names))}"
+    problems = []
     for name in dict.fromkeys(wanted):
         if name not in names:
             says = f", as columns.{field_of[name]} says" if field_of else ""
@@ -136,7 +137,8 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
     with np.errstate(over="ignore"):
         wrong = column.present & ~np.isfinite(values.astype(np.float32))
 
-    expected, rule = f"a finite number in {column.name}", f"{column.name}_not_finite"
+    expected = f"a finite number in {column.name}"
+    rule = f"{column.name}_not_finite"
     faults.add(wrong, expected, lambda row: values[row], rule=rule)
     if required:
         faults.add(~column.present, expected, lambda _: "null", rule=rule)
@@ -152,7 +154,8 @@ def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float6
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
     """Returns ([n] float64 probability with which the action was taken, NaN without one; [n] whether there is one)."""
     first_column, second_column = (column_of(block, name) for name in PROPENSITIES)
-    first, second = numbers(first_column, faults), numbers(second_column, faults)
+    first = numbers(first_column, faults)
+    second = numbers(second_column, faults)
     differ = first_column.present & second_column.present & (first != second)
     faults.add(
         differ, f"{' and '.join(PROPENSITIES)} alike", lambda row: f"{first[row]:g} and {second[row]:g}", "Keep one"

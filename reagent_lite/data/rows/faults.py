@@ -70,7 +70,8 @@ class Faults:
 
     def by_kind(self) -> FaultsByKind:
         """Returns the faults with the first rows of each kind, in the order in which rows have them."""
-        faults, rows = FaultsByKind(), self.rows
+        faults = FaultsByKind()
+        rows = self.rows
         kinds, first, counts = np.unique(self.kind[rows], return_index=True, return_counts=True)
         for number in np.argsort(first).tolist():
             rule, expected, todo = self.kinds[kinds[number]]

@@ -41,7 +41,8 @@ def list_hashes(lists: Lists) -> tuple[Hashes, Hashes]:
     starts = np.cumsum(lists.lengths) - lists.lengths
     position = (np.arange(int(lists.lengths.sum())) - np.repeat(starts, lists.lengths)).astype(np.uint64)
     values = lists.features.values
-    first, second = mix(position), mix(position ^ np.uint64(0xA5A5A5A5A5A5A5A5))
+    first = mix(position)
+    second = mix(position ^ np.uint64(0xA5A5A5A5A5A5A5A5))
     for index, id_hash in enumerate(mix(ids)):
         column = np.ascontiguousarray(values[:, index])
         cell = mix(column.view(np.uint32).astype(np.uint64) + id_hash)

@@ -260,11 +260,13 @@ class _Reading:
         return Named(names, values, self.column.present)
 
     def of_pairs(self) -> Named:
-        array, present = self.column.array, self.column.present
+        array = self.column.array
+        present = self.column.present
         offsets = to_numpy(array.offsets).astype(np.int64)
         span = slice(int(offsets[0]), int(offsets[-1]))
         if pa.types.is_map(array.type):
-            keys, items = array.keys[span], array.items[span]
+            keys = array.keys[span]
+            items = array.items[span]
         else:
             keys, items = (pc.struct_field(array.values[span], name) for name in _PAIR)
         row = np.repeat(np.arange(len(array)), np.diff(offsets))
@@ -331,7 +333,8 @@ class _Reading:
         return np.append(codes_of(texts), np.float32(np.nan))[number]
 
     def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
-        label, array = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}", items.array
+        label = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}"
+        array = items.array
         if pa.types.is_null(array.type):
             return np.full(len(array), np.nan, np.float32)
         if not is_number(array.type):
@@ -362,11 +365,13 @@ def candidate_lists(column: Column, faults: Faults) -> Lists:
 def match(action: FeatureMatrix, present: Mask, lists: Lists) -> NDArray[np.int32]:
     """Returns [n] index of the first candidate whose features equal the action's, absent = absent; NONE without one."""
     ids = tuple(dict.fromkeys(lists.features.ids + action.ids))
-    candidates, wanted = lists.features.aligned(ids), action.aligned(ids)
+    candidates = lists.features.aligned(ids)
+    wanted = action.aligned(ids)
     rows = lists.rows
     equal = present[rows]
     for index in range(len(ids)):
-        of_candidates, of_actions = candidates[:, index], wanted[rows, index]
+        of_candidates = candidates[:, index]
+        of_actions = wanted[rows, index]
         equal &= (of_candidates == of_actions) | (np.isnan(of_candidates) & np.isnan(of_actions))
     indices = np.full(len(present), NONE, np.int32)
     starts = np.cumsum(lists.lengths) - lists.lengths

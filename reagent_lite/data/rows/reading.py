@@ -58,7 +58,8 @@ from reagent_lite.errors import counted
 MOST_STEPS = 255
 """Rows that a transition may span: what fits into a byte of the training copy."""
 NEXT_ACTION = "a possible next action in a row that is not terminal"
-_ZERO, _ONE = -3, -4
+_ZERO = -3
+_ONE = -4
 """Codes of the elements of a list with 0 or 1 per action."""
 
 
@@ -117,11 +118,13 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     Raises:
         DataError: for what makes the block unreadable; faults of single rows are in the result.
     """
-    faults, column = Faults(block), partial(column_of, block)
+    faults = Faults(block)
+    column = partial(column_of, block)
     # what has no value of its column's type comes first, as other faults follow from it
     state, with_state = features(column("state_features"), faults, rule="state_features_infinite")
     next_state, shown = features(column("next_state_features"), faults, rule="next_state_features_infinite")
-    ends, truncated = flags(column("terminal"), faults), flags(column("truncated"), faults) == 1
+    ends = flags(column("terminal"), faults)
+    truncated = flags(column("truncated"), faults) == 1
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
     measured = metrics(column("metrics"), faults)
@@ -131,8 +134,10 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         choices = _discrete(column, faults, contract)
 
     if contract.events:
-        terminal, goes_on = ends == 1, truncated & shown
-        empty, both = np.all(np.isnan(state.values), axis=1), terminal & truncated
+        terminal = ends == 1
+        goes_on = truncated & shown
+        empty = np.all(np.isnan(state.values), axis=1)
+        both = terminal & truncated
         dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
         named = episode >= 0
         require_event(
@@ -149,7 +154,8 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
     reward = finite(column("reward"), faults, required=True)
-    time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
+    time_diff = finite(column("time_diff"), faults)
+    step = _steps(column("step"), faults)
     probability, given = propensity(block, faults)
     return Rows(
         block=block,
@@ -224,7 +230,9 @@ class _Choices:
 
 def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _Choices:
     actions = contract.actions or ()
-    rule, logged, after = ActionRule(actions), column("action"), column("next_action")
+    rule = ActionRule(actions)
+    logged = column("action")
+    after = column("next_action")
     action = rule.codes(logged, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
     faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
@@ -233,7 +241,8 @@ def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contrac
     impossible = (action >= 0) & ~_at(mask, action)
     faults.add(impossible, "an action among possible_actions", logged.value, rule="action_not_possible")
     if not contract.choices:
-        mask, next_mask = np.ones_like(mask), np.ones_like(next_mask)
+        mask = np.ones_like(mask)
+        next_mask = np.ones_like(next_mask)
     return _Choices(
         action=action,
         next_action=next_action,
@@ -252,7 +261,8 @@ def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
 
 def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
     """Returns [n, A] possible actions of lists of names or of 0 and 1, ones where the row has no list."""
-    present, num = column.present, len(actions)
+    present = column.present
+    num = len(actions)
     if not present.any():
         return np.ones((len(present), num), np.uint8)
     expected = f"0 or 1 for each of {counted(num, 'action')}, or names of actions"
@@ -268,7 +278,8 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
             return index.get(value, WRONG)
         return (_ZERO if value == 0 else _ONE) if isinstance(value, int | float) and value in (0, 1) else WRONG
 
-    codes, rows = per_distinct(elements, code, WRONG), elements.rows
+    codes = per_distinct(elements, code, WRONG)
+    rows = elements.rows
     assert rows is not None
     position = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
     of_names, of_flags = (np.bincount(rows[of_kind], minlength=len(lengths)) for of_kind in (codes >= 0, codes < WRONG))
@@ -290,8 +301,10 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    without, after = ~(column("possible_actions").present & contract.choices), column("possible_next_actions")
-    lists, index = lists.or_alone(action, present, without), np.where(without & present, 0, index)
+    without = ~(column("possible_actions").present & contract.choices)
+    after = column("possible_next_actions")
+    lists = lists.or_alone(action, present, without)
+    index = np.where(without & present, 0, index)
     next_lists = candidate_lists(after, faults).distinct()
     next_lists = next_lists.or_alone(next_action, next_taken, ~(after.present & contract.choices))
     next_index = match(next_action, next_taken, next_lists)

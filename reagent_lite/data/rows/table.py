@@ -66,7 +66,9 @@ Texts = Mapping[int, Mapping[float, str]]
 _NO_NAMES: Mapping[int, str] = {}
 _LISTS = tuple(name for name, column in COLUMNS.items() if column.kind == "actions")
 _Integers = Callable[[Column, Faults], tuple[NDArray[np.int64], Mask]]
-_NAME, _INDEX, _MAP = 0, 1, 2
+_NAME = 0
+_INDEX = 1
+_MAP = 2
 _WORDS = ("a name", "an index", "a map")
 
 
@@ -87,7 +89,8 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     Raises:
         DataError: what makes the block unreadable.
     """
-    faults, wanted = Faults(block), event_schema(contract)
+    faults = Faults(block)
+    wanted = event_schema(contract)
     column = {name: column_of(block, name) for name in wanted.names}
     arrays: dict[str, pa.Array] = {}
     # what has no value of its column's type comes first, as other faults follow from it
@@ -99,7 +102,8 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         if name not in contract.rewards:
             arrays[name], kinds[name] = as_text(column[name], faults)
     arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
-    states, both = arrays["state_features"], filled(arrays["terminal"], 0) & filled(arrays["truncated"], 0)
+    states = arrays["state_features"]
+    both = filled(arrays["terminal"], 0) & filled(arrays["truncated"], 0)
     require_event(
         faults,
         named=valid_rows(arrays["mdp_id"]),
@@ -129,7 +133,8 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     """Returns the columns of actions: names, null where one is unknown; without `actions` any name is one."""
-    arrays, logged = {name: _names(column[name], actions, faults) for name in _LISTS}, column["action"]
+    arrays = {name: _names(column[name], actions, faults) for name in _LISTS}
+    logged = column["action"]
     if actions:
         codes = ActionRule(actions).codes(logged, faults)
         action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
@@ -201,7 +206,8 @@ def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _
     if pa.types.is_list(kind):
         elements = features_as(array.values, kind.value_type, names)
         return pa.ListArray.from_arrays(array.offsets, elements, mask=array.is_null())
-    keys, items = array.keys, array.items
+    keys = array.keys
+    items = array.items
     if keys.type != kind.key_type:
         encoded = keys.dictionary_encode()
         texts = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
@@ -360,7 +366,9 @@ def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask | N
 
 def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     """Returns a further column's values as text, and of what kind they are, "" without any; bytes are faults."""
-    array, kind, types = column.array, column.array.type, pa.types
+    array = column.array
+    kind = column.array.type
+    types = pa.types
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
     if column.text:

@@ -68,7 +68,8 @@ class ReadPlan:
 
         Shards without rows are not counted: the order of the others does not depend on them.
         """
-        rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
+        rows = self.shards[shard]
+        number = sum(1 for before in self.shards[:shard] if before)
         order: NDArray[np.int32 | np.int64] = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
         np.random.default_rng([self.seed, epoch, number]).shuffle(order)
         return order
@@ -87,10 +88,13 @@ class ReadPlan:
 
         A part is (start, stop), of the permutation of its shard in the epoch.
         """
-        start, rows, count = self.position(step)[1], self.rows_of_step(step), self.minibatches_per_step
+        start = self.position(step)[1]
+        rows = self.rows_of_step(step)
+        count = self.minibatches_per_step
         shard = self.reads[rank]
         edges = [apportion(self.shards, start + rows * i // count)[shard] for i in range(count + 1)]
-        before, readers = self.reads[:rank].count(shard), self.reads.count(shard)
+        before = self.reads[:rank].count(shard)
+        readers = self.reads.count(shard)
         return [
             (low + (high - low) * before // readers, low + (high - low) * (before + 1) // readers)
             for low, high in pairwise(edges)
@@ -109,7 +113,8 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
     """
     if len(shards) == 1:
         return [count]
-    total, num = max(sum(shards), 1), len(shards)
+    total = max(sum(shards), 1)
+    num = len(shards)
     # below (count - num / 2) / total of the way there are at least count - num rows, and at most count
     counts = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]
     waiting = [(_way(j, rows), shard) for shard, (j, rows) in enumerate(zip(counts, shards, strict=True)) if rows]

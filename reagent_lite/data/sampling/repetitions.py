@@ -23,7 +23,8 @@ SAMPLED_ROWS = 1024
 """Most rows of a shard that are looked for in the others: 16 KiB a machine."""
 
 _BLOCK_ROWS = 1 << 18
-_LISTS_AT_ONCE, _VALUES_AT_ONCE = 1 << 16, 1 << 22  # some 30 MB; longer blocks are slower
+_LISTS_AT_ONCE = 1 << 16
+_VALUES_AT_ONCE = 1 << 22  # some 30 MB; longer blocks are slower
 
 
 def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
@@ -90,9 +91,11 @@ def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: 
     """
     for later in range(len(tables)):
         for earlier in range(later):
-            sampled, repeated = later, tables[earlier][later]
+            sampled = later
+            repeated = tables[earlier][later]
             if not repeated:
-                sampled, repeated = earlier, tables[later][earlier]
+                sampled = earlier
+                repeated = tables[later][earlier]
             if repeated:
                 compared = counted(samples[sampled].shape[1], "row")
                 yield Problem(

@@ -225,7 +225,8 @@ def build_rows(
 
 def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
-    parametric, first = spec.parametric, torch.zeros(1, dtype=torch.int32, device=device)
+    parametric = spec.parametric
+    first = torch.zeros(1, dtype=torch.int32, device=device)
     candidates = Candidates(
         features=Columns(
             values=torch.zeros(1, spec.num_action_features, device=device), width=spec.num_action_features
@@ -262,7 +263,10 @@ class LoggedSource:
     """
 
     def __init__(self, rows: LoggedRows, plan: ReadPlan, rank: int, device: torch.device) -> None:
-        self._rows, self._plan, self._rank, self._device = rows, plan, rank, device
+        self._rows = rows
+        self._plan = plan
+        self._rank = rank
+        self._device = device
         self._step = 0
         self.numbers = torch.zeros(0, dtype=torch.int64)
         self._batches = self._read()
@@ -288,7 +292,8 @@ class LoggedSource:
         step = self._step
         while step < plan.num_steps:
             epoch = step // plan.steps_per_epoch
-            order, end_of_epoch = plan.permutation(epoch, plan.reads[self._rank]), (epoch + 1) * plan.steps_per_epoch
+            order = plan.permutation(epoch, plan.reads[self._rank])
+            end_of_epoch = (epoch + 1) * plan.steps_per_epoch
             while step < end_of_epoch:
                 steps = range(step, min(step + block_steps, end_of_epoch))
                 yield from self._block(order, steps)
@@ -300,7 +305,9 @@ class LoggedSource:
         Rows are weighted by their share in the loss. In place of an empty part there is one row of weight 0: it takes
         part in the collectives of the step.
         """
-        plan, rows, none = self._plan, self._rows, np.zeros(1, order.dtype)
+        plan = self._plan
+        rows = self._rows
+        none = np.zeros(1, order.dtype)
         parts = [(step, start, stop) for step in steps for start, stop in plan.parts(step, self._rank)]
         places = np.concatenate([order[start:stop] if stop > start else none for _, start, stop in parts])
         counts = [max(stop - start, 1) for _, start, stop in parts]
@@ -330,7 +337,8 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
 
 
 def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], device: torch.device) -> Tensor | None:
-    now, after = np.asarray(copy.mask, bool), spans.at_end(np.asarray(copy.next_mask, bool))
+    now = np.asarray(copy.mask, bool)
+    after = spans.at_end(np.asarray(copy.next_mask, bool))
     if now.all() and after[bootstrap > 0].all():
         return None  # masks behind an end do not matter: nothing is bootstrapped there
     return torch.from_numpy(np.stack((now, after), axis=1)).to(device)

@@ -166,7 +166,8 @@ class Episodes:
         if limit is not None:
             at = at[self.since_first[at] <= limit]
         steps = np.ones(len(at), np.int64)
-        going, over = np.ones(len(at), bool), self.over
+        going = np.ones(len(at), bool)
+        over = self.over
         for k in range(1, self.section.steps):
             now = np.minimum(at + k, len(self) - 1)
             going &= ~over[now - 1] & (at + k < self.stop[at]) & complete[now]
@@ -196,7 +197,8 @@ class Spans:
     @property
     def terminal(self) -> Mask:
         """[m] whether the last row is a true end; without another word the last of an episode is one."""
-        end, rows = self.end, self.episodes
+        end = self.end
+        rows = self.episodes
         return rows.terminal[end] | ~(rows.over[end] | rows.followed[end])
 
     @property
@@ -207,7 +209,8 @@ class Spans:
     @property
     def time_diff(self) -> Indices:
         """[m] sequence numbers up to what follows; one beyond the last row at a limit, whose time no log has."""
-        sequence, end = self.episodes.sequence, self.end
+        sequence = self.episodes.sequence
+        end = self.end
         following = sequence[np.minimum(end + 1, len(sequence) - 1)] if len(sequence) else sequence
         behind = np.where(self.truncated, sequence[end] + 1, following)
         return np.where(self.terminal, 0, behind - sequence[self.at])

@@ -35,7 +35,9 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.table import event_schema, event_table, typed_column
 from reagent_lite.feature_ids import read, written
 
-_SAMPLE, _EVAL, _PLACE = 0, 1, 2
+_SAMPLE = 0
+_EVAL = 1
+_PLACE = 2
 """The four bytes of md5(mdp_id) that decide whether an episode is taken, its folder, and its place there."""
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
 ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
@@ -169,8 +171,10 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
     Raises:
         DataError: a column that is missing.
     """
-    contract, rows = contract_of(config), block.table.num_rows
-    checked, selection = Checked(rows=rows), np.ones(rows, bool)
+    contract = contract_of(config)
+    rows = block.table.num_rows
+    checked = Checked(rows=rows)
+    selection = np.ones(rows, bool)
     checked.logs = {block.file.log: rows} if block.file.log else {}
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
         checked.alone = rows
@@ -215,7 +219,8 @@ def _placed(
     kinds: dict[str, str],
 ) -> tuple[pa.Table, Checked]:
     """Returns the rows with their places, and what was found in the block."""
-    ids, rows = in_one_piece(table.column("mdp_id")), table.num_rows
+    ids = in_one_piece(table.column("mdp_id"))
+    rows = table.num_rows
     hashes = _hashes(ids)
     checked.seen = {name for name in table.column_names if table.column(name).null_count < rows}
     checked.kinds = {name: {kind} for name, kind in kinds.items()}

@@ -36,7 +36,8 @@ class LocalEngine:
         # Arrow's own pool keeps what threads have freed: 10 M rows with 200 MB take 492 MB with it, 426 with this one
         self._pool = pa.default_memory_pool()
         pa.set_memory_pool(pa.system_memory_pool())
-        self._folder, self._memory_bytes = folder, memory_bytes
+        self._folder = folder
+        self._memory_bytes = memory_bytes
         self._groups: list[Group] = []
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:

@@ -77,7 +77,8 @@ class Pairing:
         Returns:
             (rows of each file that has some, by folder; what was counted).
         """
-        counts, done = Counts(), 0
+        counts = Counts()
+        done = 0
 
         def write(paired: Future[pa.RecordBatch]) -> None:
             batch = paired.result()
@@ -163,7 +164,8 @@ class _Transitions:
 
     def own(self, name: str) -> pa.Array:
         """Returns [m] what the first row has."""
-        column, at = self.column(name), self.spans.at
+        column = self.column(name)
+        at = self.spans.at
         return column if len(at) == len(column) else column.take(pa.array(at))
 
     def after(self, name: str, beyond: str = "", at_end: pa.Array | None = None) -> pa.Array:
@@ -174,15 +176,20 @@ class _Transitions:
             beyond: the column of what a row has that a limit cut; "": nothing.
             at_end: [1] what there is behind a true end where the first row has a value in the column; None: nothing.
         """
-        column, end = self.column(name), self.spans.end
-        terminal, truncated = self.spans.terminal, self.spans.truncated
+        column = self.column(name)
+        end = self.spans.end
+        terminal = self.spans.terminal
+        truncated = self.spans.truncated
         sources = [column, *([self.column(beyond).cast(column.type)] if beyond and truncated.any() else [])]
-        following, some = end + 1, ~terminal & ~truncated
+        following = end + 1
+        some = ~terminal & ~truncated
         if len(sources) == 2:
-            following, some = np.where(truncated, len(column) + end, following), some | truncated
+            following = np.where(truncated, len(column) + end, following)
+            some = some | truncated
         if at_end is not None:
             there = terminal & valid_rows(column)[self.spans.at]
-            following, some = np.where(there, sum(map(len, sources)), following), some | there
+            following = np.where(there, sum(map(len, sources)), following)
+            some = some | there
             sources.append(at_end)
         source = pa.concat_arrays(sources) if len(sources) > 1 else column
         return source.take(pa.array(following, mask=~some))
@@ -190,8 +197,11 @@ class _Transitions:
 
 def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
     """Returns the columns of transitions, in order."""
-    timeline, seen, spans = pairing.config.timeline, pairing.found.seen, rows.spans
-    episodes, at = spans.episodes, spans.at
+    timeline = pairing.config.timeline
+    seen = pairing.found.seen
+    spans = rows.spans
+    episodes = spans.episodes
+    at = spans.at
     columns: dict[str, pa.Array] = {
         "mdp_id": rows.own("mdp_id"),
         "sequence_number": pa.array(episodes.sequence[at]),
@@ -229,7 +239,8 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
 
 def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     """Returns [m] maps with the sum of every metric of the log."""
-    names, maps = sorted(pairing.found.metrics), rows.column("metrics")
+    names = sorted(pairing.found.metrics)
+    maps = rows.column("metrics")
     values = np.full((len(maps), len(names)), np.nan)
     offsets = to_numpy(maps.offsets)
     part = slice(int(offsets[0]), int(offsets[-1])) if len(maps) else slice(0, 0)

@@ -77,7 +77,8 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
     if share is None or not (pairs := sorted(lengths().items())):
         return None
     each, numbers = np.array(pairs, np.int64).T
-    behind, total = np.cumsum(numbers), int(numbers.sum())
+    behind = np.cumsum(numbers)
+    total = int(numbers.sum())
     if config.timeline.percentileFunction == "percentile":
         position = share * (total - 1)
         low, high = (each[np.searchsorted(behind, int(at), "right")] for at in (position, np.ceil(position)))
@@ -85,7 +86,8 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
     else:
         longest = float(each[np.searchsorted(behind / total, share)])
     longer = each > longest
-    episodes, rows = int(numbers[longer].sum()), int((numbers * each)[longer].sum())
+    episodes = int(numbers[longer].sum())
+    rows = int((numbers * each)[longer].sum())
     machine_logger.info(
         f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
     )
@@ -97,8 +99,10 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
 
 def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
     """Logs what was refused, paired and left out."""
-    figures, first = counts.figures, _first_places(checked)
-    info, warning = machine_logger.info, machine_logger.warning
+    figures = counts.figures
+    first = _first_places(checked)
+    info = machine_logger.info
+    warning = machine_logger.warning
     for rule, number in _by_rows(checked):
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
@@ -177,7 +181,8 @@ def report_of(
     config: TimelineConfig, checked: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
 ) -> dict[str, Any]:
     """Returns what was read, refused, left out and made, as manifests have it; `rows` are those of each output."""
-    figures, timeline = counts.figures, config.timeline
+    figures = counts.figures
+    timeline = config.timeline
     reasons = _reasons(config, checked, counts)
     shares = shares_of(timeline.inputTableName, checked.logs)
     total = counted(checked.rows, "event")

@@ -41,7 +41,8 @@ _LENGTHS = (
     "SELECT length, COUNT(*) AS episodes FROM (SELECT COUNT(DISTINCT sequence_number) AS length FROM events "
     "GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length"
 )
-_CHECKED, _COUNTS = TypeAdapter(Checked), TypeAdapter(Counts)
+_CHECKED = TypeAdapter(Checked)
+_COUNTS = TypeAdapter(Counts)
 
 
 class SparkEngine:
@@ -93,7 +94,8 @@ class SparkEngine:
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes each file in one task; see Engine."""
-        files, total = pairing.files, pairing.found.taken
+        files = pairing.files
+        total = pairing.found.taken
         show(0, total)
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (
@@ -105,7 +107,8 @@ class SparkEngine:
         with problems_of_spark():
             task = partial(_write_files, pairing, together, len(folders))
             answers = self._session.sql(ordered).mapInArrow(task, "written STRING").collect()
-        written, counts = [dict[int, int]() for _ in folders], Counts()
+        written = [dict[int, int]() for _ in folders]
+        counts = Counts()
         for (answer,) in answers:
             report = json.loads(answer)
             counts.add(_COUNTS.validate_json(report["counts"]))
@@ -136,7 +139,8 @@ def _check_files(
 def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
     part = f"{uuid.uuid4().hex}.parquet"  # of this attempt alone
     report: dict[str, Any] = {"problems": [], "part": part}
-    expected, todo = "a path that every executor of Spark sees", "Give folders that all machines share"
+    expected = "a path that every executor of Spark sees"
+    todo = "Give folders that all machines share"
     for path in (str(spool), *(() if file.remote else (file.path,))):
         if not os.path.exists(path):
             problem = Problem(path, expected, f"nothing there on {socket.gethostname()}", todo)

@@ -85,7 +85,8 @@ def _require_server(master: str) -> None:
     address = re.match(r"sc://(\[[^\]]+\]|[^:/;]+)(?::(\d+))?(?:/|$)", master)
     if address is None:
         raise ConfigError(Problem("master", "an address such as sc://host:15002", repr(master)))
-    host, port = address.group(1).strip("[]"), int(address.group(2) or _CONNECT_PORT)
+    host = address.group(1).strip("[]")
+    port = int(address.group(2) or _CONNECT_PORT)
     try:
         socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:

@@ -78,7 +78,8 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
         DataError: a number that would be written is NaN or infinite.
     """
     _require_finite(block)
-    num_rows, num_episodes = len(block.state), len(block.lengths)
+    num_rows = len(block.state)
+    num_episodes = len(block.lengths)
     ends = block.lengths.cumsum()
     episode = np.repeat(np.arange(num_episodes), block.lengths)
     last = np.zeros(num_rows, bool)
@@ -86,7 +87,8 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
     num_choices = block.features.shape[1] if block.features is not None else len(_fixed_actions(schema))
     mask = np.ones((num_rows, num_choices), bool) if block.mask is None else block.mask
     last_mask = np.ones((num_episodes, num_choices), bool) if block.last_mask is None else block.last_mask
-    state, last_state = _maps(block.state), _maps(block.last_state)
+    state = _maps(block.state)
+    last_state = _maps(block.last_state)
     if block.features is None:
         action = _fixed_actions(schema).take(pa.array(block.action))
     else:
@@ -135,7 +137,8 @@ def _require_finite(block: EpisodeBlock) -> None:
         row, *indices = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
         episode = row if name in by_episode else int(np.searchsorted(block.lengths.cumsum(), row, "right"))
         where = f"{name} of episode {block.mdp_ids[episode]}" + "".join(f", {index}" for index in indices)
-        got, todo = str(values[(row, *indices)]), "The environment computed it: look at its step"
+        got = str(values[(row, *indices)])
+        todo = "The environment computed it: look at its step"
         raise DataError(Problem(where, "finite numbers", got, todo))
 
 

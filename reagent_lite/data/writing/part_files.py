@@ -42,7 +42,8 @@ class PartFiles:
     """
 
     def __init__(self, folder: Path, key: str, names: Sequence[str], columns: pa.Schema) -> None:
-        self._folder, self._key = folder, key
+        self._folder = folder
+        self._key = key
         self._columns = pa.schema([pa.field(name, columns.field(at).type) for at, name in enumerate(names)])
         self.rows: dict[int, int] = {}
         self._held: list[pa.RecordBatch] = []
