@@ -45,7 +45,7 @@ class Group:
         """Returns the rows; each table has the columns with which its rows were added.
 
         Args:
-            last: whether nobody reads them again, which frees their disk.
+            last: whether this is the last read, which frees their disk.
         """
         tables = list(self.held)
         for path in filter(Path.exists, self.paths):

@@ -99,7 +99,7 @@ class EpisodeFolder:
         self._warned = ""
 
     def require(self) -> FolderIdentity:
-        """Returns the identity of fifo, which must be there: what is missing on a share that is away is not gone.
+        """Returns the identity of fifo, which must exist: files missing on an unmounted share are not gone.
 
         Raises:
             OSError: it is not, or is not the folder any more that it was.
@@ -199,7 +199,7 @@ class EpisodeFolder:
     def keep_below(self, most: int) -> None:
         """Removes the oldest files of fifo while it has more than `most` bytes; only its one editor calls this.
 
-        The newest file stays. What killed writers left half written is removed a day later. Warns once of each reason
+        The newest file stays. Half-written files of killed writers are removed a day later. Warns once of each reason
         why files cannot be removed.
         """
         sizes: dict[Path, int] = {}

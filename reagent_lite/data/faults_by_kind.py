@@ -16,10 +16,10 @@ class FaultKind:
     """Rows with the same fault.
 
     Attributes:
-        rule: the name of the rule they break; "" for what cannot be read.
+        rule: the name of the rule they break; "" for rows that cannot be read.
         expected, todo: as in Problem.
         count: how many rows.
-        examples: where and what the first MAX_EXAMPLES of them have instead.
+        examples: place and value of the first MAX_EXAMPLES of them.
     """
 
     rule: str = ""

@@ -230,7 +230,7 @@ def _hashes_of(matrix: FeatureMatrix) -> Hashes:
 
 @dataclass(slots=True)
 class _Overlap:
-    """What a log and an earlier one have in common.
+    """Episodes and rows that a log and an earlier one share.
 
     Attributes:
         episodes: mdp_ids of both.
@@ -250,7 +250,7 @@ class _Overlap:
 
 
 def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None:
-    """Adds what logs have in common in rows that are all of some episodes; by the numbers of the earlier and later."""
+    """Adds the overlaps of logs in a table with all rows of some episodes, by numbers of an earlier and a later log."""
     column: dict[str, NDArray[Any]] = {
         name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
     }
@@ -282,7 +282,7 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None
 
 
 def _prefixes(logs: Iterable[int], overlaps: Mapping[tuple[int, int], _Overlap], numbered: set[int]) -> dict[int, str]:
-    """Returns what begins the mdp_ids of each log: nothing, or a number that begins no mdp_id of any log.
+    """Returns the prefix of each log's mdp_ids: "", or a number that begins no mdp_id of any log.
 
     Logs that contain rows of each other have one numbering of episodes.
     """

@@ -1,4 +1,4 @@
-"""Folders that a stage leaves: data files, and a manifest that says what they hold and what they were made from.
+"""Folders that a stage leaves: data files, and a manifest of their content and inputs.
 
     <folder>/manifest.json        kind, rows, columns, feature ids, settings, inputs, report, files with size and sha256
              part-00000.parquet   data
@@ -85,17 +85,17 @@ def unchanged(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageManifest:
-    """What a stage's folder holds.
+    """The manifest of a stage's folder.
 
     Attributes:
         kind: name of the stage, such as "timeline".
         rows: number of rows of all data files.
         columns: {name: Arrow type} of the data files, in their order.
         state_ids, action_ids, metric_names: features of states and candidates and names of metrics, ascending.
-        settings: what the content depends on, JSON.
-        inputs: what it was made from; their names distinguish the files of several inputs.
+        settings: settings that the content depends on, JSON.
+        inputs: states of the input files; their names distinguish the files of several inputs.
         parent: sha256 of the manifest of the folder it was made from; "" where that had none.
-        report: what was read, kept, refused and why, JSON.
+        report: rows read, kept and refused, with reasons, JSON.
         files: {name: {"size": bytes, "sha256": hex, "rows": rows}} of the data files.
     """
 
@@ -116,7 +116,7 @@ class StageManifest:
 
     @classmethod
     def above(cls, path: DataPath) -> Self | None:
-        """Returns the manifest of the stage that made the input; None where there is none, or several logs."""
+        """Returns the manifest of the stage that made the input; None without one, or for several logs."""
         return cls.read(path) if isinstance(path, str) else None
 
     @property
@@ -217,7 +217,7 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
 
 
 def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:
-    """Returns what is not as the manifest says, by names and sizes."""
+    """Returns a problem for each file whose name or size differs from the manifest."""
     problems = []
     for name, entry in manifest.files.items():
         if sizes.get(name) != entry["size"]:
@@ -294,7 +294,7 @@ def _files_of(path: str, own_names: OwnNames | None, items: ItemTable | None) ->
 
 
 def left_out(path: DataPath) -> tuple[str, ...]:
-    """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before.
+    """Returns sentences about entries of a path that are not read, and rows that the stage which made it left out.
 
     Also which logs have no rows.
     """
@@ -318,7 +318,7 @@ def _left_out_before(manifest: StageManifest) -> list[str]:
 
 
 def require_own(folder: Path, kind: str, key: str) -> None:
-    """Raises ConfigError, naming `key`, where a path holds what this kind of stage did not make."""
+    """Raises ConfigError, naming `key`, if a path holds files that this kind of stage did not make."""
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     manifest = None
     with suppress(DataError):
@@ -346,7 +346,7 @@ def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Colum
 
 
 def require_apart(source: DataPath, files: Sequence[InputFile], outputs: Mapping[str, Path]) -> None:
-    """Checks that no output takes the place of an input or of another output, wherever links lead.
+    """Checks that no output overlaps an input or another output, links followed.
 
     Args:
         source: paths or URLs of the input.

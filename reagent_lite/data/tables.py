@@ -30,7 +30,7 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
     """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from.
 
     Raises:
-        DataError: what is wrong in the data, with file and line; sequence numbers of two kinds.
+        DataError: faults of the data, with file and line; sequence numbers of two kinds.
     """
     orders: dict[str, str] = {}
     with progress(doing, "bytes") as show:
@@ -59,7 +59,7 @@ class Survey:
 
 
 def survey(files: tuple[InputFile, ...]) -> Survey:
-    """Returns what all rows of files have, read once."""
+    """Returns the columns of all rows of files, read once."""
     columns = Survey()
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
@@ -95,7 +95,7 @@ def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str
     """Returns the columns of typed tables that hold the values of all seen so far.
 
     Args:
-        before: what it returned for the tables before.
+        before: the result for the tables before.
         table: the next, as `typed_table` gives it.
         where: names its first row in errors.
 

@@ -128,7 +128,7 @@ class SpooledLog:
             choices, and the columns of records of lists.
         vocabulary: texts of features.
         counts, notes: as in TrainingCopy, once the arrays are written.
-        report: what was read and left out, of events.
+        report: rows read and left out of a log of events, as in the manifest; empty for transitions.
     """
 
     vectors: ClassVar[dict[str, DTypeLike]] = VECTORS
@@ -160,7 +160,7 @@ class SpooledLog:
 
     @property
     def readers(self) -> dict[str, Reader] | None:
-        """What reads the files; None for the readers of the columns that training reads."""
+        """Readers of the files; None: those of the columns that training reads."""
         return None
 
     @property
@@ -190,7 +190,7 @@ class SpooledLog:
             self.first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
 
     def collect_faults(self, rows: Rows) -> None:
-        """Adds the faults of a block, its columns, and what its sequence numbers are."""
+        """Adds the faults of a block, its columns, and whether its sequence numbers are integers or times."""
         self.seen_columns |= set(rows.block.table.column_names)
         self.orders = {**rows.faults.orders, **self.orders}
         self.faults.merge(rows.faults.by_kind())
@@ -228,7 +228,7 @@ class SpooledLog:
         self.num_rows += len(rows)
 
     def spool_next(self, rows: Rows, which: slice | NDArray[np.int64]) -> None:
-        """Adds what some of the rows have as their next values."""
+        """Adds the next values of some of the rows."""
         self.spools["next_state"].append(_canonical(rows.next_state.values[which]), rows.next_state.ids)
         self.spools["next_mask"].append(rows.next_mask[which], tuple(range(rows.mask.shape[1])))
         self._spool_lists("next_lists", rows.next_lists, which)
@@ -285,7 +285,7 @@ class SpooledLog:
         return order
 
     def count(self, order: Order, terminal: Mask, truncated: NDArray[np.uint8]) -> None:
-        """Counts what the copy has."""
+        """Counts rows, episodes and ends of the copy."""
         self.counts.update(
             rows=len(order.rows),
             episodes=order.num_episodes,
@@ -316,7 +316,7 @@ class SpooledLog:
             spool.remove()
 
     def _write_logged_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
-        """Writes the rows' states, and behind them the next states that are no row's successor."""
+        """Writes the states of all rows, then the next states that are not the state of the following row."""
         rows = order.rows
         same = np.zeros(self.num_rows, bool)
         start = 0

@@ -45,7 +45,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class EventLog(SpooledLog):
-    """Events in temporary files, of which transitions are made as the arrays are written.
+    """Events in temporary files, which become transitions when the arrays are written.
 
     Of next values only those of rows that a limit cut are spooled.
 
@@ -70,7 +70,7 @@ class EventLog(SpooledLog):
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """What reads the files: the columns that training reads, dates, and further ones of the config."""
+        """Readers of the files: the columns that training reads, dates, and further ones of the config."""
         return readers_of((*TRAINING_COLUMNS, "ds", *self.contract.extra))
 
     @property
@@ -218,7 +218,7 @@ class EventLog(SpooledLog):
         }
 
     def _write_paired_states(self, pairs: _Pairs) -> None:
-        """Writes the rows' states, and behind them those that follow a row and are no row's, each once."""
+        """Writes the rows' states, then the other states that follow a row, each once."""
         rows = pairs.order.rows
         total = len(pairs.order.rows)
         position = np.full(self.num_rows, -1)
@@ -264,7 +264,7 @@ class EventLog(SpooledLog):
             del columns[name]
 
     def _next(self, name: str, pairs: _Pairs) -> Iterator[NDArray[Any]]:
-        """Yields what rows have at their next state: what the following row has, or a row that a limit cut; else 0."""
+        """Yields values at the next state: those of the following row, or the row's own where a limit cut, else 0."""
         for start in range(0, len(pairs.cut), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             values = self.spools[name].whole(pairs.following[part])
@@ -281,7 +281,7 @@ class _Pairs:
     Attributes:
         order: the copy's order of their first rows.
         events: [n] the events that are kept, in order.
-        spans: what each transition spans of these.
+        spans: the span of each transition among these.
         goes_on: [R] whether a row follows.
         terminal, truncated: [R], see Spans.
         following: [R] the row that follows, any where none does.

@@ -33,7 +33,7 @@ _ABSENCES = (
 
 
 def content_of(copy: TrainingCopy) -> str:
-    """Returns sha256 over the rows in the copy's order, the same for a copy built again; "" where there are none."""
+    """Returns sha256 over the rows in the copy's order, the same for a copy built again; "" without rows."""
     manifest = CopyManifest.read(str(copy.folder)) if len(copy) else None
     if manifest is None:
         return ""
@@ -116,7 +116,7 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool) -> Agreement:
         replicas: whether each machine must have the same rows.
 
     Raises:
-        DataError: what cannot be merged, with the numbers of the machines; no rows on any.
+        DataError: data that cannot be merged, with the numbers of the machines; no rows on any.
     """
     problems = [problem for other in facts[1:] for problem in _differences(facts[0], other, path, replicas)]
     problems += _mixed(facts, path)

@@ -1,4 +1,4 @@
-"""What needs no full read of logged data: a copy made of it, rows by metadata, and its first rows."""
+"""Facts about logged data that need no full read: the copy made of it, the row count in metadata, the first rows."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
-    """Returns what the columns of a model's training log are in another log, or in several; see own_columns.remembered.
+    """Returns the names of a model's columns in another log, or in several; see own_columns.remembered.
 
     Raises:
         DataError: files that are not there, or cannot be read.
@@ -103,7 +103,7 @@ def first_rows(
     """Reads and checks the first rows of the first file that has some, of each of several logs.
 
     Raises:
-        DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
+        DataError: a file that cannot be read, or a fault in these rows, with file and line.
     """
     files = data_files(path, columns, items)
     require_one_kind(files, path)

@@ -65,7 +65,7 @@ def settings_of(
     timeline: TimelineConfig | None,
     items: ItemTable | None = None,
 ) -> dict[str, Any]:
-    """Returns what a copy's content depends on in addition to its inputs."""
+    """Returns the settings that a copy's content depends on in addition to its inputs."""
     paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
     renamed = {"columns": columns} if columns else {}
     return {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
@@ -77,7 +77,7 @@ class Place:
 
     Attributes:
         parent: the folder.
-        stem: what the names of the path's copies begin with.
+        stem: first part of the names of the path's copies.
         settings: the settings of the copy.
     """
 

@@ -33,7 +33,7 @@ _MOST = 1 + 1e-6  # as float32 may have it
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a block has: lengths [n] of its rows, and the probabilities in order."""
+    """Probabilities of a block: lengths [n] of its rows, and the values in order."""
 
     file: int
     lines: NDArray[np.int64]
@@ -52,7 +52,7 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
         columns: the log's own names for columns of the contract.
 
     Raises:
-        DataError: no such column, or what is wrong with its values, with file and line.
+        DataError: no such column, or faults of its values, with file and line.
     """
     files = data_files(path, columns)
     parts = list(read_blocks(files, lambda block: _part(block, name, copy), readers=readers_of((name,))))
@@ -85,7 +85,7 @@ def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
     """Returns the probabilities of a block.
 
     Raises:
-        DataError: values that are none.
+        DataError: values that are not probabilities.
     """
     require_columns(block.table.column_names, (name,), block.where(0))
     faults = Faults(block)

@@ -53,7 +53,7 @@ def _first_place(copy: TrainingCopy, side: str, feature: int) -> str:
 def count_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
     """Returns {id: how often its value is other} of the one-hot features of states, or of candidates as rows list them.
 
-    A value is other if it is none of the feature's possible values: a text that is no level, or an integer.
+    A value is other if it is not among the feature's possible values: a text that is not a level, or an integer.
     """
     ids = copy.state_ids if side == "state" else copy.action_ids
     one_hot = [

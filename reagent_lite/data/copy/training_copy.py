@@ -139,7 +139,7 @@ class TrainingCopy:
         return place(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
 
     def refuse(self, rows: NDArray[np.bool_], expected: str, got: Callable[[int], str], todo: str = "") -> None:
-        """Raises DataError where a row is true in `rows` [R]; `got` says what the first one has instead."""
+        """Raises DataError where a row is true in `rows` [R]; `got` returns the value of a row, for the message."""
         if rows.any():
             first = int(rows.argmax())
             more = f"{got(first)} ({int(rows.sum())} such rows)"
@@ -233,7 +233,7 @@ def prepare_training_copy(
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
-        DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are;
+        DataError: faults of the data, with file and line of a few rows of each kind, and how many there are;
             files that change while they are read; no folder that can be written.
     """
     path = paths_of(log)

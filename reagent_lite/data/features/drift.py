@@ -48,7 +48,7 @@ class FeatureDrift:
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
         mean, reference_mean: over all rows; None where there is no value, and of categories.
-        other, reference_other: of a one-hot feature the share of values that are none of the reference's: of a category
+        other, reference_other: of a one-hot feature the share of values that the reference lacks: of a category
             none of its MOST_LEVELS most frequent, of integers none of its sample; None of other features.
     """
 
@@ -159,7 +159,7 @@ class _Figures:
 
     Attributes:
         psi, ks: see FeatureDrift.
-        other: shares of values that are none of the reference's, in the training data and in the reference.
+        other: shares of values that the reference lacks, in the training data and in the reference.
     """
 
     psi: Figure = (None, None)

@@ -27,7 +27,7 @@ from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
-"""Raised by each change in what is computed from the same rows, so that older normalizations are fitted again."""
+"""Raised when the same rows give other parameters, so that older normalizations are fitted again."""
 
 _NUMERAL = re.compile(r"[-+]?[0-9][0-9.,' ]*")
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -39,7 +39,7 @@ class Fitted:
 
     Attributes:
         spec: in column order.
-        notes: what is unusual about features.
+        notes: sentences about unusual features.
         statistics: rows (or candidates) of the column, how many of them are sampled, and the entry of each feature by
             the text of its id; see `_report`.
     """
@@ -55,7 +55,7 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
     Args:
         columns: summaries of all rows, by name.
         settings: how to identify; overrides of features that no column has are ignored.
-        where: what errors and notes name, such as the data's path.
+        where: name of the data in errors and notes, such as its path.
 
     Raises:
         DataError: a column without feature; fewer than 20 present values, or values that an override's type cannot be

@@ -129,7 +129,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
 
 
 def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator[Problem]:
-    """Yields what is wrong with the levels of a category."""
+    """Yields the problems of a category's levels."""
     codes = tuple(code_of(level) for level in parameters.levels)
     if name != FeatureType.ENUM:
         yield Problem(f"{where}: levels", f"levels of {FeatureType.ENUM} alone", f"levels of {name}")

@@ -3,7 +3,7 @@
     values [n, F] and a hash of each row ─► ColumnSummary ─┐
     values [n, F] and a hash of each row ─► ColumnSummary ─┴► Merge ─► ColumnSummary of all rows ─► bytes ─► Merge …
 
-Parts are blocks of a file, blocks of a training copy, or what other machines have found. Counts, extremes and distinct
+Parts are blocks of a file, blocks of a training copy, or summaries of other machines. Counts, extremes and distinct
 values do not depend on how rows are divided; float64 means and squares do in their last digits only. The sample depends
 on the rows alone: it is those of least hash.
 """
@@ -159,7 +159,7 @@ class ColumnSummary:
         Args:
             matrix: values [n, F].
             hashes: [n] of the rows.
-            most_distinct: most distinct values that are told apart.
+            most_distinct: limit of the distinct values that are listed.
             texts: {id: {code: text}} of features whose values are texts.
         """
         columns = dict(zip(matrix.ids, matrix.values.T, strict=True))

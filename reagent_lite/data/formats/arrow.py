@@ -28,7 +28,7 @@ from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
 BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
 _BYTES_OF_VALUE = 4
-"""What a value takes in Parquet, before compression, where few are equal."""
+"""Bytes of a value in Parquet, before compression, if few are equal."""
 PARQUET = "Parquet"
 IPC = "Arrow IPC"
 _FILE_MAGIC = b"ARROW1"

@@ -1,4 +1,4 @@
-"""CSV files as blocks: a header, a row a record, feature maps as JSON cells or as columns of their own.
+"""CSV files as blocks: a header, then a record a row, feature maps as JSON cells or as columns of their own.
 
     block of whole records ─► cells as strings, by Arrow's parser ─► values of each column's kind
 
@@ -65,14 +65,14 @@ def read_csv(
     Columns that no log has are strings.
 
     Raises:
-        DataError: damaged compression, no header, a name twice, or records that are none, with file and line.
+        DataError: damaged compression, no header, a name twice, or malformed records, with file and line.
     """
     return read_text(file, position, _end_of_records, _CsvParser(file, number, columns).parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeaderCell:
-    """What a column of the file is.
+    """A column of the file.
 
     Attributes:
         name: in the header.
@@ -131,7 +131,7 @@ class _CsvParser:
 
 
 def _end_of_records(text: bytes) -> int:
-    """Returns the offset behind the last newline that ends a record, 0 where there is none."""
+    """Returns the offset after the last newline that ends a record, 0 without one."""
     marks = text.count(b'"')
     end = len(text)
     while (at := text.rfind(b"\n", 0, end)) >= 0:
@@ -229,7 +229,7 @@ def _cells(
         invalid: called with records that have another number of cells than the header.
 
     Raises:
-        ArrowInvalid: such a record without `invalid`; what is not UTF-8.
+        ArrowInvalid: such a record without `invalid`; text that is not UTF-8.
     """
     if not header:
         return {}
@@ -274,7 +274,7 @@ def _line_of(text: bytes, offset: int, line: int) -> int:
 
 
 def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
-    """Returns cells of text as values of a kind; a cell that is none stays a string among the others.
+    """Returns cells of text as values of a kind; a cell of another kind stays a string.
 
     Actions are JSON where one of them begins with a brace.
     """

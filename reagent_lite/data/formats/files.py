@@ -32,7 +32,7 @@ _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "
 
 
 class OwnNames(Protocol):
-    """What a user calls the columns of the contract; see rows/own_columns.py."""
+    """A user's own names of the contract's columns; see rows/own_columns.py."""
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
@@ -204,7 +204,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
 
 
 def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a sentence that names what lies in an input folder and is not read; none where there is nothing.
+    """Returns a sentence that names the unread entries of an input folder; none if there are none.
 
     Raises:
         DataError: see `list_input`.
@@ -223,7 +223,7 @@ def _counted_names(names: list[str]) -> str:
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
-    """Returns the files of a Minari dataset, its description first; none where the folder is none."""
+    """Returns the files of a Minari dataset, its description first; none for another folder."""
     try:
         places = (Path(folder, "data"), Path(folder))
         data = next(

@@ -1,4 +1,4 @@
-"""Minari datasets as events: what offline reinforcement learning shares its episodes in (https://minari.farama.org).
+"""Minari datasets as events: a format for episodes of offline reinforcement learning (https://minari.farama.org).
 
     <dataset>/data/metadata.json    spaces, environment, format
                    main_data.hdf5   episodes, T + 1 observations and T actions each (format hdf5)

@@ -143,7 +143,7 @@ READERS: dict[str, Reader] = {
 
 
 def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
-    """Returns readers of these columns, of all for None; those of JSON lines and Minari read what they always do."""
+    """Returns readers of these columns, of all for None; those of JSON lines and Minari read all columns anyway."""
     narrowed = (read_parquet, read_ipc, read_csv)
     return {
         name: partial(reader, columns=columns) if reader in narrowed else reader for name, reader in READERS.items()

@@ -17,7 +17,7 @@ TEXT_METADATA = {b"reagent_lite": b"json"}
 
 
 INTEGER_OR_TIME = "an integer or a time such as 2026-01-31T10:00:00"
-"""What the order of an episode's rows is written as, in errors."""
+"""Words for a sequence number, in errors."""
 
 
 def is_text(field: pa.Field) -> bool:

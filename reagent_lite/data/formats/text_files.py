@@ -35,7 +35,7 @@ _NO_TEXT = {
     b"\x1f\x8b": ("gzip", _UNPACK),
     b"\x28\xb5\x2f\xfd": ("Zstandard", _UNPACK),
 }
-"""First bytes of what is often taken for text, what it is, and what to do."""
+"""First bytes of files that are often taken for text, the name of their format, and advice."""
 
 
 def read_text(
@@ -46,7 +46,7 @@ def read_text(
     Args:
         file: plain or compressed.
         position: kept up to date with what has been read.
-        end_of_rows: returns the offset behind the last row that is whole, 0 where there is none.
+        end_of_rows: returns the offset after the last whole row, 0 without one.
         parse: returns the block of some rows' text, given with the line in which it begins; called in any thread and
             order.
 

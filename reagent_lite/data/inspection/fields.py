@@ -62,7 +62,7 @@ class Candidate:
 
 
 def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidate]:
-    """Returns what each column may be, the strongest reasons first.
+    """Returns the fields that each column may be, the strongest reasons first.
 
     Args:
         columns: those of the log.

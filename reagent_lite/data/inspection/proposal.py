@@ -1,4 +1,4 @@
-"""A config for a log that nobody has described, and what is left to decide.
+"""A config for a log without a description, and the choices left to the user.
 
 columns ─► fields ─► episodes or single decisions ─► actions, features ─► config ─► checked by loader and readers
 """
@@ -54,13 +54,13 @@ class Inspected:
         rows: number of rows read.
         whole: whether these are all.
         columns: those of the log.
-        candidates: what columns may be and why, the strongest reasons first.
+        candidates: fields that columns may be and why, the strongest reasons first.
         fields: {field of the contract: the column that the config reads as it}; features are in the config.
         propensities: whether the probabilities of actions are plausible, in sentences.
         episodes: how long episodes are; "" without.
         config: a training config for the log; None if there is none, and `problems` say why.
         problems: reasons why there is no config.
-        decide: what is left to decide.
+        decide: choices left to the user.
     """
 
     path: str
@@ -135,7 +135,7 @@ class Inspected:
 
 
 def inspect_log(config: InspectConfig) -> Inspected:
-    """Returns the columns of a log, what they may be, and a training config.
+    """Returns the columns of a log, the fields they may be, and a training config.
 
     Raises:
         DataError: a file that cannot be read, with file and line.

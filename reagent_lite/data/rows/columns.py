@@ -39,11 +39,11 @@ from reagent_lite.errors import DataError, Problem, counted
 
 NONE = -1
 WRONG = -2
-"""Codes of what is absent or unknown, and of a value that is none of those that are known."""
+"""Codes of an absent or unknown value, and of an invalid one."""
 INTEGERS = "integers"
 TIMES = "times"
 CUT = "parts of a microsecond"
-"""What a log has as sequence numbers."""
+"""Kinds of sequence numbers."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
@@ -167,7 +167,7 @@ def typed(
         faults: the faults of the block.
         expected: in words, without the column's name.
         fits: whether an Arrow type is one that the caller reads.
-        parsed: (type, what makes its value of a value parsed from JSON, or None of one that is wrong).
+        parsed: (type, function that converts a value parsed from JSON, None for an invalid one).
         todo: advice.
     """
     kind, convert = parsed
@@ -215,7 +215,7 @@ def integers(
 ) -> tuple[NDArray[np.int64], Mask]:
     """Returns ([n] int64, [n] whether there is one) of a column of integers; NaN counts as null.
 
-    Other values are faults, also floats that are not exact and what is not within ±2^62, where differences have no
+    Other values are faults, also floats that are not exact and values beyond ±2^62, where differences have no
     int64. `array` has the integers of a column that has something else.
     """
     array = column.array if array is None else array

@@ -1,4 +1,4 @@
-"""What the values of a row must be, and the words of what is wrong; config/columns.py says which columns there are.
+"""The rules for the values of a row, and the words of their errors; config/columns.py lists the columns.
 
 Events are logged decisions; transitions also have what followed them. Rules of their values:
 
@@ -41,12 +41,12 @@ ALONE = "each row is a decision of its own, as no column says what follows one; 
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
-"""What pandas makes of an integer in a CSV file where its column has gaps, as next_action has at every end."""
+"""An integer as pandas writes it to CSV if its column has gaps, as next_action has at every end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What the rows of one log are.
+    """The kind of the rows of one log.
 
     Attributes:
         actions: names of discrete actions, () where any name is one; None: actions are maps, chosen from candidates.
@@ -90,7 +90,7 @@ def require_columns(
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
-    """Records a fault where a row lacks what no row may lack."""
+    """Records a fault where a row lacks a required value."""
     words = {"mdp_id": "an mdp_id", "sequence_number": "a sequence_number", "action": "an action"}
     faults.add(~present, words.get(name, name), lambda _: "null", todo, f"{name}_absent")
 
@@ -132,7 +132,7 @@ def are_events(block: Block) -> bool:
 
 
 def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
-    """Returns [n] float64, NaN where null; what is NaN or, as float32, infinite is a fault, and null if required."""
+    """Returns [n] float64, NaN where null; NaN, values infinite as float32 and, if required, null are faults."""
     values = numbers(column, faults)
     with np.errstate(over="ignore"):
         wrong = column.present & ~np.isfinite(values.astype(np.float32))
@@ -187,7 +187,7 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
 
 
 class ActionRule:
-    """What a logged value of a discrete action means: an integer is an index and a string a name, or else the other.
+    """The meaning of a logged discrete action: an integer is an index and a string a name, or else the other way round.
 
     Attributes:
         expected: in words.

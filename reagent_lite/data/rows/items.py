@@ -26,9 +26,9 @@ from reagent_lite.item_table import ItemTable
 
 _TABLE = "the item table"
 ACTION = "action"
-"""What has the features of items."""
+"""The column whose features the table has."""
 ROW_LABELS = ("Unnamed: ", "__index_level_")
-"""What the names of columns begin with that hold a frame's row labels, which are no features."""
+"""First letters of columns with a frame's row labels, which are not features."""
 
 
 def given_items(path: str | None, id_column: str) -> ItemTable | None:

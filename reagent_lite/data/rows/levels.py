@@ -1,8 +1,8 @@
-"""Texts of features, which are categories: what each has in a log, and that all its values are of one kind.
+"""Texts of features, which are categories: those of each in a log, and the check that all its values are of one kind.
 
     block ─► Faults.levels ─► Vocabulary, block after block ─► {side: {id: {text: values}}}
 
-A side is what has the features: "state", or "action" for candidates.
+Features belong to a side: "state", or "action" for candidates.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Vocabulary:
         """Checks that features have numbers, or texts, as in the blocks before.
 
         Args:
-            side: what has the features.
+            side: "state" or "action".
             matrix: those of a block.
             texts: ids of those whose values are texts.
             block: the block.

@@ -56,7 +56,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import counted
 
 MOST_STEPS = 255
-"""Rows that a transition may span: what fits into a byte of the training copy."""
+"""Rows that a transition may span: it is a byte in the training copy."""
 NEXT_ACTION = "a possible next action in a row that is not terminal"
 _ZERO = -3
 _ONE = -4
@@ -77,7 +77,7 @@ class Rows:
         episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
         mdp_ids: distinct ids of the block.
         has_sequence: whether the row has a sequence_number.
-        counts: what was counted, by name.
+        counts: figures by name.
         faults: those of all rows of the block.
         refused: {rule: mdp_ids of the rows that break it}.
     """
@@ -116,7 +116,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     """Reads a block of transitions, or of events where the contract says so.
 
     Raises:
-        DataError: for what makes the block unreadable; faults of single rows are in the result.
+        DataError: the block is unreadable; faults of single rows are in the result.
     """
     faults = Faults(block)
     column = partial(column_of, block)
@@ -209,7 +209,7 @@ def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """What a block says about actions, before it is known which rows end; other attributes as in Rows.
+    """Actions of a block, before it is known which rows end; other attributes as in Rows.
 
     Attributes:
         next_listed: [n] whether the row has a list of next actions.

@@ -60,7 +60,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
-"""Features of which none has texts."""
+"""Features without texts."""
 Texts = Mapping[int, Mapping[float, str]]
 """{id: {code: text}} of the features whose values are texts."""
 _NO_NAMES: Mapping[int, str] = {}
@@ -87,7 +87,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     Features are null where the block has texts, see Faults.levels, and the contract none.
 
     Raises:
-        DataError: what makes the block unreadable.
+        DataError: the block is unreadable.
     """
     faults = Faults(block)
     wanted = event_schema(contract)
@@ -289,7 +289,7 @@ def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
 
 
 def _one_kind(column: Column, faults: Faults) -> int:
-    """Returns what all values of a column are: names, indices or maps; others than the first are faults."""
+    """Returns the kind of a column's values, names, indices or maps; those of another kind than the first are faults."""
 
     def code(value: object) -> int:
         if isinstance(value, int | float):
@@ -316,7 +316,7 @@ _KINDS: dict[ColumnKind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]
     "action": (FEATURES, _action),
     "actions": (pa.list_(FEATURES), lambda column, faults: _choices(column, None, faults)),
 }
-"""Type in a table of events, where names of actions are text, and what reads a column of any table."""
+"""By kind: type in a table of events, where names of actions are text, and reader of a column of any table."""
 
 
 def map_array(named: Named | FeatureMatrix, present: Mask, texts: Texts | None = None) -> pa.Array:
@@ -358,14 +358,14 @@ def _values(
 
 
 def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask | None = None) -> pa.Array:
-    """Returns lists [n] of the elements in order, null where there is none; None: there is one in every row."""
+    """Returns lists [n] of the elements in order, null in rows that are not present; None: all are."""
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     absent = None if present is None else pa.array(~present)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=absent)
 
 
 def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
-    """Returns a further column's values as text, and of what kind they are, "" without any; bytes are faults."""
+    """Returns a further column's values as text, and their kind, "" without values; bytes are faults."""
     array = column.array
     kind = column.array.type
     types = pa.types
@@ -392,7 +392,7 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
 def _dumped(scalar: pa.Scalar) -> str | None:
     """Returns JSON, a map as an object, dates and times by ISO 8601 and decimals by their digits.
 
-    None of null, of what has bytes, and of what Python has no value for.
+    None for null, for bytes, and for values that Python does not have.
     """
 
     def plain(value: object) -> str:

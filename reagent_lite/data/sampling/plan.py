@@ -4,8 +4,9 @@
                                 └► minibatches of nearly equal size ─► of each shard its share of them
     shard ─(seed, epoch, number)─► permutation ─► its share of a minibatch ─► an equal part for each of its ranks
 
-The union over ranks is what one process reads, no row comes twice in an epoch, and the position is a step number.
-Shards of any sizes are used up together: what a node has read of its own is the same share everywhere.
+All ranks together read the rows that one process reads, no row comes twice in an epoch, and the position is a step
+number.
+Shards of any sizes are used up together: every node has read the same share of its own.
 """
 
 import heapq
@@ -84,7 +85,7 @@ class ReadPlan:
         return epoch, step_of_epoch * self.rows_per_step
 
     def parts(self, step: int, rank: int) -> list[tuple[int, int]]:
-        """Returns what a rank reads for each minibatch of a step; some may be empty.
+        """Returns the part that a rank reads of each minibatch of a step; some may be empty.
 
         A part is (start, stop), of the permutation of its shard in the epoch.
         """

@@ -326,7 +326,7 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
     """Yields given rows in their order, in large batches of weight 1, for evaluation.
 
     Args:
-        rows: what to read.
+        rows: the rows to read from.
         numbers: [n] row numbers.
         device: where batches go.
     """

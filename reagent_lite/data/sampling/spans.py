@@ -1,4 +1,4 @@
-"""What each row spans: one step, a time difference, or n rows of its episode.
+"""The span of each row: one step, a time difference, or n rows of its episode.
 
 one step     r_t                              steps 1            next state of row t
 time         r_t                              steps Δt / unit    next state of row t
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """What each of R rows spans.
+    """The spans of R rows.
 
     Attributes:
         reward: [R] float32, summed and discounted over the span.

@@ -61,7 +61,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     """Writes every shard of an input as a stage's folder of Parquet files.
 
     Args:
-        config: the input, how many shards, of what, and the seed.
+        config: the input, the number and layout of shards, and the seed.
         folder: empty; gets a folder for each shard, whole on the disk afterwards.
         progress: called with (bytes done, bytes to do).
 

@@ -2,7 +2,7 @@
 
     shared folder or bucket ─► manifest.json, then every other file, hashed and renamed ─► <local_path>
 
-What was fetched before and has its sha256 is kept: after an interruption, and where one file of many was altered. Until
+Files fetched before that have their sha256 are kept: after an interruption, and if one file of many was altered. Until
 all files are there, readers of the folder refuse it, as its manifest names them all. One process at a time fetches to a
 place; another waits, and finds the shard there.
 """

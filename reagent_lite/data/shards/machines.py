@@ -1,7 +1,7 @@
 """Shards for all machines: made once, awaited by the others, fetched by each.
 
 1 check    shards.json fits the config, and the input is unchanged
-2 make     machine 0, or whoever gives no node_index: shards and shards.json, in place of older ones
+2 make     machine 0, or a command without node_index: shards and shards.json, in place of older ones
 3 wait     the other machines, until shards.json fits, or is of the generation that machine 0 made
 4 fetch    one shard ─► local_path, every byte verified
 """
@@ -54,7 +54,7 @@ def shard(config: ShardConfig) -> Sharded:
 
     Raises:
         ConfigError: paths that overlap.
-        DataError: what is wrong with the input or with one of the paths.
+        DataError: the input or one of the paths cannot be used.
     """
     if problems := list(config.problems()):
         raise ConfigError(problems)
@@ -80,7 +80,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
     """Fetches the shard of node_index of a generation that another process has made, without a look at the input.
 
     Raises:
-        DataError: shards.json is of another generation; what is wrong with the shard or with one of the paths.
+        DataError: shards.json is of another generation; the shard or one of the paths cannot be used.
     """
     start = time.monotonic()
     store = Store(config.shards_path)
@@ -177,7 +177,7 @@ def _awaited(store: Store, misfit: Callable[[Pointer], str], seconds: float, tod
         todo: advice where none appear.
 
     Raises:
-        DataError: none that fit within that time, with what is there instead.
+        DataError: none fit within that time; says which are there.
     """
     waiting = Waiting(quiet_seconds=0)
     while True:

@@ -1,4 +1,4 @@
-"""Events of whole episodes in order: which are kept, which lead somewhere, and what each spans. Arrays only.
+"""Events of whole episodes in order: which are kept, which lead to a known state, and the span of each. Arrays only.
 
 Row t is complete when it is known where it led: to the next row, to a true end, or, cut by a limit, to a state that the
 row itself has. A transition spans complete rows only, and ends with the first that ends the episode.
@@ -23,7 +23,7 @@ MAX_DUPLICATES = 3
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted while episodes were paired; counts of parts add up.
+    """Figures of paired episodes; those of parts add up.
 
     Attributes:
         figures: the figures of all rows, by name.
@@ -73,7 +73,7 @@ class Episodes:
     def of(
         cls, section: TimelineSection, code: NDArray[np.int32], sequence: Indices, ends: tuple[Mask, Mask, Mask]
     ) -> Episodes:
-        """Returns events by the code of each row's episode and by what ends them: terminal, truncated and shown."""
+        """Returns events by the code of each row's episode and their ends: terminal, truncated and shown."""
         first = np.append(True, code[1:] != code[:-1])[: len(code)]
         starts = np.flatnonzero(first)
         number = np.cumsum(first) - 1
@@ -103,7 +103,7 @@ class Episodes:
         return np.flatnonzero(whole & ~twice), np.flatnonzero(twice)
 
     def no_longer(self, longest: float | None, at: Indices, counts: Counts) -> tuple[Indices, Episodes]:
-        """Returns what of `at` [n] and of the events is of no longer episodes, None of all; counts the others."""
+        """Returns `at` [n] and the events without those of longer episodes, which it counts; None keeps all."""
         if longest is None:
             return at, self
         outliers = (self.stop - self.start) > longest
@@ -142,7 +142,7 @@ class Episodes:
         return self.sequence - self.sequence[self.start]
 
     def figures(self) -> Counter[str]:
-        """Returns what there is of everything that a timeline reports."""
+        """Returns the figures that a timeline reports."""
         follows = ~self.first
         figures = {
             "paired_rows": np.ones(len(self), bool),

@@ -1,4 +1,4 @@
-"""Events read, checked and taken: what an engine sorts, and what reading them has found.
+"""Events read, checked and selected for an engine to sort, with the facts found while reading.
 
     files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► an engine
 
@@ -41,12 +41,12 @@ _PLACE = 2
 """The four bytes of md5(mdp_id) that decide whether an episode is taken, its folder, and its place there."""
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
 ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
-"""What an engine sorts events by."""
+"""Columns that an engine sorts events by."""
 Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
 
 
 def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
-    """Returns what the rows of the events must be; `texts`: whether some features are texts."""
+    """Returns the contract of the events; `texts`: whether some features are texts."""
     rewards = tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
     return Contract(
         actions=config.query.actions if config.timeline.actionDiscrete else None,
@@ -61,7 +61,7 @@ def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
 
 @dataclass(slots=True)
 class Checked:
-    """What reading events has found, in addition to their rows.
+    """Facts found while reading events, in addition to their rows.
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
@@ -96,7 +96,7 @@ class Checked:
     faults: FaultsByKind = field(default_factory=FaultsByKind)
 
     def add(self, other: Checked) -> None:
-        """Adds what was found in later rows."""
+        """Adds the facts of later rows."""
         self.rows += other.rows
         self.taken += other.taken
         for log, rows in other.logs.items():
@@ -166,7 +166,7 @@ def check_events(
 def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
     """Returns the rows of a block that are of the dates and episodes that are asked for, and how many those are.
 
-    Rows without mdp_id or date are among them: what cannot be placed is reported, not passed over.
+    Rows without mdp_id or date are among them: rows that cannot be placed are reported.
 
     Raises:
         DataError: a column that is missing.
@@ -218,7 +218,7 @@ def _placed(
     faults: Faults,
     kinds: dict[str, str],
 ) -> tuple[pa.Table, Checked]:
-    """Returns the rows with their places, and what was found in the block."""
+    """Returns the rows with their places, and the facts found in the block."""
     ids = in_one_piece(table.column("mdp_id"))
     rows = table.num_rows
     hashes = _hashes(ids)

@@ -29,7 +29,7 @@ class LocalEngine:
 
     Args of the constructor:
         folder: temporary folder of its own, on a local disk.
-        memory_bytes: what events may take; more go to the folder.
+        memory_bytes: memory for events; more go to the folder.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:

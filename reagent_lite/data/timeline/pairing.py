@@ -53,8 +53,8 @@ class Pairing:
     """Makes the transitions of one timeline.
 
     Attributes:
-        config: what is made.
-        found: what reading the events found.
+        config: the config of the timeline.
+        found: facts found while reading the events.
         files: the files of each folder.
         longest: rows of the longest episodes that are kept; None keeps all.
     """
@@ -75,7 +75,7 @@ class Pairing:
             show: called with (events done, events in all).
 
         Returns:
-            (rows of each file that has some, by folder; what was counted).
+            (rows of each file that has some, by folder; figures).
         """
         counts = Counts()
         done = 0
@@ -104,7 +104,7 @@ class Pairing:
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path, key: str) -> PartFiles:
-        """Returns what writes the files of a folder, which a config key names."""
+        """Returns the writer of a folder's files; a config key names the folder."""
         columns = self.paired(event_columns(self.config, texts=self.found.texts).empty_table(), Counts()).schema
         return PartFiles(folder, key, columns.names[:-2], columns)
 
@@ -163,18 +163,18 @@ class _Transitions:
         return in_one_piece(self.events.column(name))
 
     def own(self, name: str) -> pa.Array:
-        """Returns [m] what the first row has."""
+        """Returns [m] values of the first row."""
         column = self.column(name)
         at = self.spans.at
         return column if len(at) == len(column) else column.take(pa.array(at))
 
     def after(self, name: str, beyond: str = "", at_end: pa.Array | None = None) -> pa.Array:
-        """Returns [m] what follows the span.
+        """Returns [m] values after the span.
 
         Args:
             name: the column of the events.
-            beyond: the column of what a row has that a limit cut; "": nothing.
-            at_end: [1] what there is behind a true end where the first row has a value in the column; None: nothing.
+            beyond: the column with the values of a row that a limit cut; "": none.
+            at_end: [1] value after a true end if the first row has a value in the column; None: none.
         """
         column = self.column(name)
         end = self.spans.end

@@ -1,4 +1,4 @@
-"""What a timeline reads, refuses, leaves out and makes: as errors, in the log, and as its report."""
+"""The results of a timeline, rows read, refused, left out and made: as errors, in the log, and as its report."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _by_rows(checked: Checked) -> list[tuple[str, int]]:
 
 
 def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]]) -> float | None:
-    """Returns how many rows an episode may have; logs what that leaves out.
+    """Returns how many rows an episode may have; logs how many are left out.
 
     Args:
         config: the config of the timeline.
@@ -98,7 +98,7 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
 
 
 def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
-    """Logs what was refused, paired and left out."""
+    """Logs how many rows were refused, paired and left out."""
     figures = counts.figures
     first = _first_places(checked)
     info = machine_logger.info
@@ -162,7 +162,7 @@ def _without_an_end(config: TimelineConfig, counts: Counts) -> int:
 
 
 def none_complete(config: TimelineConfig, checked: Checked, counts: Counts) -> NoRowsError:
-    """Returns the error of events of which none leads to a known state: why, and what to add."""
+    """Returns the error if no event leads to a known state: why, and what to add."""
     todo = []
     if _without_an_end(config, counts):
         todo.append(
@@ -180,7 +180,7 @@ def none_complete(config: TimelineConfig, checked: Checked, counts: Counts) -> N
 def report_of(
     config: TimelineConfig, checked: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns what was read, refused, left out and made, as manifests have it; `rows` are those of each output."""
+    """Returns the report for manifests: rows read, refused, left out and made; `rows` are those of each output."""
     figures = counts.figures
     timeline = config.timeline
     reasons = _reasons(config, checked, counts)

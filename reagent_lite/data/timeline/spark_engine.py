@@ -130,7 +130,7 @@ class SparkEngine:
 def _check_files(
     config: TimelineConfig, files: tuple[InputFile, ...], spool: Path, texts: bool, batches: Batches
 ) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor: reads the files of these numbers, and yields what it found as JSON."""
+    """Runs in an executor: reads the files of these numbers, and yields the facts found as JSON."""
     for number in (number for batch in batches for number in batch.column(0).to_pylist()):
         answer = json.dumps(_checked(config, files[number], number, spool, texts=texts))
         yield pa.RecordBatch.from_pydict({"file": [number], "found": [answer]})
@@ -157,7 +157,7 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, 
 
 
 def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor: pairs and writes rows in the order of their part, and yields what it wrote as JSON."""
+    """Runs in an executor: pairs and writes rows in the order of their part, and yields a report as JSON."""
     task = uuid.uuid4().hex  # of this attempt alone
     task_folders = [together / task / str(number) for number in range(folders)]
     for folder in task_folders:
@@ -170,7 +170,7 @@ def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batche
 
 
 def _uri(file: Path) -> str:
-    """Returns a local path as Spark takes it: with what would be a pattern for several files escaped."""
+    """Returns a local path for Spark, with the characters of patterns escaped."""
     return "file://" + "".join(f"\\{sign}" if sign in "{}[]*?\\" else sign for sign in str(file))
 
 

@@ -36,7 +36,7 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
 
     Args:
         master: as the config has it.
-        folder: for what does not fit into the memory of a local master.
+        folder: for data that does not fit into the memory of a local master.
 
     Raises:
         ConfigError: no pyspark, no Java, no server at the address, an address that Spark does not take.
@@ -54,7 +54,7 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silences what pyspark warns of pandas 3, which is not used here."""
+    """Silences pyspark's warnings about pandas 3, which is not used here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
@@ -136,7 +136,7 @@ def _problems_of_master(master: str) -> Iterator[None]:
 
 @contextmanager
 def problems_of_spark() -> Iterator[None]:
-    """Turns what Spark finds wrong with its executors, files and disks into errors of ours."""
+    """Turns Spark's errors about executors, files and disks into ours."""
     try:
         with _without_warnings():
             yield

@@ -1,4 +1,4 @@
-"""The timeline as a stage: from logged decisions to folders of transitions; folders that are there are kept.
+"""The timeline as a stage: from logged decisions to folders of transitions; folders that are up to date are kept.
 
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
@@ -81,18 +81,18 @@ class Engine(Protocol):
         """Sorts the events by events.ORDER, and writes their transitions.
 
         Returns:
-            (rows of each file that has some, by folder; what was counted).
+            (rows of each file that has some, by folder; figures).
         """
         ...
 
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees the engine's resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineOutcome:
-    """What was made; printed as the last line of standard output.
+    """Outcome of a run; printed as the last line of standard output.
 
     Attributes:
         train, eval: folders of transitions; eval is None where none was asked for.
@@ -114,7 +114,7 @@ class TimelineOutcome:
 
 
 def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> TimelineOutcome:
-    """Makes the folders that the config asks for, unless they are there, and returns what is in them.
+    """Makes the folders that the config asks for, unless they are up to date, and describes them.
 
     Args:
         config: the config of the timeline.
@@ -176,7 +176,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     """Makes the folders of a timeline, and returns their manifests.
 
     Args:
-        config: what to make.
+        config: the config of the timeline.
         engine: the engine that does it.
         files: the events.
 
@@ -237,7 +237,7 @@ def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
 
 
 def _work_folder(config: TimelineConfig, target: Path) -> AbstractContextManager[Path]:
-    """Returns a folder on a local disk for what does not fit into memory."""
+    """Returns a folder on a local disk for data that does not fit into memory."""
     parent = Path(config.temporary_directory).expanduser().absolute() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     return work_folder(parent, target.name)

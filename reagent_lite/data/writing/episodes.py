@@ -1,6 +1,6 @@
 """Episodes in numpy as rows of a log in Arrow: logged decisions or transitions.
 
-events       one row per decision, as a service logs it: what was seen, what could be done, what was done and how likely
+events       one row per decision, as a service logs it: state, possible actions, action and its probability
 transitions  the same rows with next state, next action and its choices, as training reads them
 """
 
@@ -149,7 +149,7 @@ def _fixed_actions(schema: LogSchema) -> pa.Array:
 
 
 def _choices(mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
-    """Returns lists of the choices that are there, of mask [n, K]."""
+    """Returns lists of the possible choices, by mask [n, K]."""
     every = _fixed_actions(schema).take(pa.array(np.nonzero(mask)[1])) if features is None else _maps(features[mask])
     return list_array(every, mask.sum(1))
 

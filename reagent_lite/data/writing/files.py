@@ -62,7 +62,7 @@ class TableWriter:
             self._append()
 
     def finish(self) -> None:
-        """Writes what is still being encoded."""
+        """Writes the tables that are still being encoded."""
         while self._pending:
             self._append()
 
