@@ -19,16 +19,17 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, read_bytes, sha256_of
 from reagent_lite.data.formats.frames import Logs, paths_of
+from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
-from reagent_lite.feature_ids import FeatureId, read, written
+from reagent_lite.feature_ids import FeatureId
 from reagent_lite.files import is_writable, write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
@@ -44,7 +45,6 @@ from reagent_lite.manifest import (
 )
 
 T = TypeVar("T")
-FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -41,30 +40,13 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
             yield table, where
 
 
-@dataclass(slots=True)
-class Survey:
-    """The columns of a log, with the types that hold all values."""
-
-    fields: dict[str, pa.Field] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        """Columns that have a value in some row."""
-        return [name for name, column in self.fields.items() if not pa.types.is_null(column.type)]
-
-    @property
-    def indices(self) -> bool:
-        """Whether actions are numbers of names."""
-        return "action" in self.fields and bool(pa.types.is_integer(self.fields["action"].type))
-
-
-def survey(files: tuple[InputFile, ...]) -> Survey:
-    """Returns the columns of all rows of files, read once."""
-    columns = Survey()
+def survey(files: tuple[InputFile, ...]) -> dict[str, pa.Field]:
+    """Returns the columns of all rows of files, with types that hold all values; reads them once."""
+    fields: dict[str, pa.Field] = {}
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
-            columns.fields = merged(columns.fields, table, where)
-    return columns
+            fields = merged(fields, table, where)
+    return fields
 
 
 class _Own(Section):

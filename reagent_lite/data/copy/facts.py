@@ -17,7 +17,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.rows.levels import ONE_KIND
-from reagent_lite.data.stage import FeatureIds
+from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import Problem, counted, listed, raise_any
 from reagent_lite.types import NormalizationSpec
 

@@ -25,7 +25,8 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.stage import FeatureIds, StageManifest
+from reagent_lite.data.rows.matrices import FeatureIds
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
@@ -103,22 +104,22 @@ class Place:
             DataError: the disk is full, or a limit of the system is reached.
         """
         temporary = self.parent / f".{self.stem}-{process_mark()}.tmp"
-        try:
-            with made_folder(self.parent):
+        with made_folder(self.parent):
+            try:
                 sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
                 temporary.mkdir()
                 yield temporary
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            written = sum(file.stat().st_size for file in temporary.glob("*"))
-            free = free_disk_bytes(self.parent)
-            expected = f"room for the training copy, more than {written:,} bytes"
-            got = f"{error.strerror or error}: {written + free:,} bytes free before, {free:,} now"
-            todo = "Make room, or let data.training_copy_dir name a folder on another disk"
-            raise DataError(Problem(str(self.parent), expected, got, todo)) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                written = sum(file.stat().st_size for file in temporary.glob("*"))
+                free = free_disk_bytes(self.parent)
+                expected = f"room for the training copy, more than {written:,} bytes"
+                got = f"{error.strerror or error}: {written + free:,} bytes free before, {free:,} now"
+                todo = "Make room, or let data.training_copy_dir name a folder on another disk"
+                raise DataError(Problem(str(self.parent), expected, got, todo)) from error
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
 
     def publish(self, temporary: Path, manifest: CopyManifest) -> Path:
         """Renames a built copy to its name, removes copies of other inputs, and returns the folder.

@@ -21,8 +21,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from reagent_lite.data.rows.hashes import Hashes
 from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, add_levels, most_frequent
-from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.data.stage import FeatureIds
+from reagent_lite.data.rows.matrices import FeatureIds, FeatureMatrix
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]

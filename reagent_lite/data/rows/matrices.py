@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.data.rows.hashes import mix
+from reagent_lite.feature_ids import read, written
 
 Mask = NDArray[np.bool_]
+FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
+"""Ids that JSON has by their names."""
 
 
 @dataclass(frozen=True, slots=True)

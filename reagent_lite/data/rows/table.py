@@ -289,7 +289,7 @@ def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
 
 
 def _one_kind(column: Column, faults: Faults) -> int:
-    """Returns the kind of a column's values, names, indices or maps; those of another kind than the first are faults."""
+    """Returns the kind of a column's values: names, indices or maps; those of another kind are faults."""
 
     def code(value: object) -> int:
         if isinstance(value, int | float):
