@@ -16,8 +16,8 @@ from pathlib import Path
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.console import Waiting, machine_logger, progress
 from reagent_lite.data.formats.files import POINTER
-from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import fetch_shard
+from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import NO_PLACE, Pointer, Store, describe
 from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted

@@ -21,7 +21,7 @@ from typing import IO, Any
 import fsspec
 
 from reagent_lite.data.formats.files import POINTER, local_path
-from reagent_lite.data.shards.dealing import folder_name
+from reagent_lite.data.shards.partition import folder_name
 from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_folder, disk_errors, scratch_folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -124,22 +125,27 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
 
 
 def _require_finite(block: EpisodeBlock) -> None:
-    by_row = {"state_features": block.state, "reward": block.reward, "action_probability": block.propensity}
-    by_episode = {"next_state_features": block.last_state}
+    episodes = np.arange(len(block.lengths))
+    of_rows = np.repeat(episodes, block.lengths)
+    written: list[tuple[str, NDArray[Any], Ints]] = [
+        ("state_features", block.state, of_rows),
+        ("reward", block.reward, of_rows),
+        ("action_probability", block.propensity, of_rows),
+        ("next_state_features", block.last_state, episodes),
+    ]
     if block.features is not None and block.mask is not None:
-        by_row["possible_actions"] = np.where(block.mask[:, :, None], block.features, np.float32(0))
+        written.append(("possible_actions", np.where(block.mask[:, :, None], block.features, 0), of_rows))
     if block.last_features is not None and block.last_mask is not None:
         present = block.last_mask & ~block.terminal[:, None]
-        by_episode["possible_next_actions"] = np.where(present[:, :, None], block.last_features, np.float32(0))
-    for name, values in (by_row | by_episode).items():
-        if np.isfinite(values).all():
-            continue
-        row, *indices = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
-        episode = row if name in by_episode else int(np.searchsorted(block.lengths.cumsum(), row, "right"))
-        where = f"{name} of episode {block.mdp_ids[episode]}" + "".join(f", {index}" for index in indices)
-        got = str(values[(row, *indices)])
-        todo = "The environment computed it: look at its step"
-        raise DataError(Problem(where, "finite numbers", got, todo))
+        last = np.where(present[:, :, None], block.last_features, 0)
+        written.append(("possible_next_actions", last, episodes))
+    for name, values, episode_of in written:
+        wrong = np.argwhere(~np.isfinite(values))
+        if len(wrong):
+            row, *indices = wrong[0].tolist()
+            where = f"{name} of episode {block.mdp_ids[episode_of[row]]}" + "".join(f", {index}" for index in indices)
+            got = str(values[(row, *indices)])
+            raise DataError(Problem(where, "finite numbers", got, "The environment computed it: look at its step"))
 
 
 def _fixed_actions(schema: LogSchema) -> pa.Array:

@@ -3,8 +3,8 @@
     a timeline's files ─► whole, as hard links, to the machine with the fewest rows
     all other rows     ─► to the machine that a hash of the episode names ─► Parquet, a file for each chunk of rows
 
-Files of a timeline never share an episode. Where there are too few of them, or very unequal ones, their rows are dealt
-like those of all other input, which is read once. Memory is that of a chunk and of the readers' blocks.
+Files of a timeline never share an episode. Where there are too few of them, or very unequal ones, their rows go
+to machines like those of all other input, which is read once. Memory is that of a chunk and of the readers' blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_n
 
 KIND = "shard"
 CHUNK_BYTES = 1 << 25
-"""Size in memory of the rows that are dealt at once; each machine gets a file of its part of them."""
+"""Size in memory of the rows that are written at once; each machine gets a file of its part of them."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
 _SLACK = 0.1
@@ -89,7 +89,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     hashes = [file.sha256 for file in files]
     logs: dict[int, int] = {}
     if whole is None:
-        rows, hashes, schema, logs = _deal(files, config, folders, progress)
+        rows, hashes, schema, logs = _write_rows(files, config, folders, progress)
         manifest = replace(manifest, columns={field.name: str(field.type) for field in schema})
     else:
         rows = [_linked(some, shard, manifest) for some, shard in zip(whole, folders, strict=True)]
@@ -114,7 +114,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
 def whole_files(
     files: tuple[InputFile, ...], parent: StageManifest, config: ShardConfig
 ) -> list[list[InputFile]] | None:
-    """Returns the files of each machine, or None where rows have to be dealt.
+    """Returns the files of each machine, or None if rows have to be divided.
 
     Files stay whole if no two share an episode, and no machine gets clearly more than an equal share of the rows.
     """
@@ -148,7 +148,7 @@ def _linked(files: list[InputFile], folder: Path, parent: StageManifest) -> dict
     return {part_name(number): parent.files[file.name]["rows"] for number, file in enumerate(files)}
 
 
-def _deal(
+def _write_rows(
     files: tuple[InputFile, ...], config: ShardConfig, folders: list[Path], progress: Show | None
 ) -> tuple[list[dict[str, int]], list[str], list[pa.Field], dict[int, int]]:
     """Writes the rows of files to the folders of their machines.
