@@ -68,12 +68,12 @@ class FaultsByKind:
         so_far.count += kind.count
         so_far.examples = (so_far.examples + kind.examples)[:MAX_EXAMPLES]
 
-    def by_rule(self) -> Counter[str]:
-        """Returns how many rows break each rule."""
+    def by_rule(self) -> list[tuple[str, int]]:
+        """Returns how many rows break each rule, the most broken first."""
         counts = Counter[str]()
         for kind in self.kinds.values():
             counts[kind.rule] += kind.count
-        return counts
+        return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
     def merge(self, later: "FaultsByKind") -> None:
         """Adds the faults of later rows."""

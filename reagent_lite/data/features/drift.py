@@ -30,6 +30,7 @@ Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
 Figure = tuple[float, float] | tuple[None, None]
 """A figure, and the limit below which it stays by chance alone."""
+_UNKNOWN: Figure = (None, None)
 CHANCE = 0.95
 MOST_TABLE_ROWS = 40
 MOST_LEVELS = 100
@@ -122,73 +123,63 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
 def _feature_drift(
     feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
 ) -> FeatureDrift:
-    figures = _Figures()
-    if feature_id in training.levels and feature_id in reference.levels:
-        figures = _of_levels(training.levels[feature_id], reference.levels[feature_id])
-    elif feature_id not in training.levels and feature_id not in reference.levels:
-        figures = _of_numbers(feature_id, training, reference, settings)
-    is_text = feature_id in training.levels or feature_id in reference.levels
+    texts = [feature_id in summary.levels for summary in (training, reference)]
+    psi = ks = other = _UNKNOWN
+    if all(texts):
+        psi, other = _of_levels(training.levels[feature_id], reference.levels[feature_id])
+    elif not any(texts):
+        psi, ks, other = _of_numbers(feature_id, training, reference, settings)
     new = training.features[feature_id].moments
     old = reference.features[feature_id].moments
     present = new.count / max(training.rows, 1)
     before = old.count / max(reference.rows, 1)
     levels = (
         _level((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
-        _level(figures.psi, settings.psi_moderate, settings.psi_large),
-        _level(figures.ks, settings.ks_moderate, settings.ks_large),
+        _level(psi, settings.psi_moderate, settings.psi_large),
+        _level(ks, settings.ks_moderate, settings.ks_large),
     )
     return FeatureDrift(
         feature_id=feature_id,
         verdict=VERDICTS[max(levels)],
-        psi=figures.psi[0],
-        psi_by_chance=figures.psi[1],
-        ks=figures.ks[0],
-        ks_by_chance=figures.ks[1],
+        psi=psi[0],
+        psi_by_chance=psi[1],
+        ks=ks[0],
+        ks_by_chance=ks[1],
         present=present,
         reference_present=before,
-        mean=new.mean if new.count and not is_text else None,
-        reference_mean=old.mean if old.count and not is_text else None,
-        other=figures.other[0],
-        reference_other=figures.other[1],
+        mean=new.mean if new.count and not any(texts) else None,
+        reference_mean=old.mean if old.count and not any(texts) else None,
+        other=other[0],
+        reference_other=other[1],
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """Figures of one feature.
-
-    Attributes:
-        psi, ks: see FeatureDrift.
-        other: shares of values that the reference lacks, in the training data and in the reference.
-    """
-
-    psi: Figure = (None, None)
-    ks: Figure = (None, None)
-    other: Figure = (None, None)
-
-
-def _of_numbers(feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig) -> _Figures:
+def _of_numbers(
+    feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
+) -> tuple[Figure, Figure, Figure]:
+    """Returns (psi, ks, shares of values that the reference lacks, in the training data and in the reference)."""
     ours = training.sampled(feature_id)
     theirs = reference.sampled(feature_id)
     if not len(ours) or not len(theirs):
-        return _Figures()
+        return _UNKNOWN, _UNKNOWN, _UNKNOWN
     before = reference.features[feature_id]
-    other: Figure = (None, None)
+    other: Figure = _UNKNOWN
     if before.low >= 0 and before.high > 1 and before.whole and before.distinct is not None:
         other = float((~np.isin(ours, np.array(before.distinct))).mean()), 0.0
-    return _Figures(psi=stability_index(ours, theirs, settings.num_bins), ks=distance(ours, theirs), other=other)
+    return stability_index(ours, theirs, settings.num_bins), distance(ours, theirs), other
 
 
-def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> _Figures:
+def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> tuple[Figure, Figure]:
+    """Returns (psi, shares of values that the reference lacks, in the training data and in the reference)."""
     levels = [text for text, _ in most_frequent(reference, MOST_LEVELS)]
     counts = []
     for counts_by_text in (training, reference):
         of_levels = [counts_by_text.get(text, 0) for text in levels]
         counts.append(np.array([*of_levels, sum(counts_by_text.values()) - sum(of_levels)]))
     if not all(of_bins.sum() for of_bins in counts):
-        return _Figures()
+        return _UNKNOWN, _UNKNOWN
     ours, theirs = (float(of_bins[-1] / of_bins.sum()) for of_bins in counts)
-    return _Figures(psi=_index(*counts), other=(ours, theirs))
+    return _index(*counts), (ours, theirs)
 
 
 def _level(figure: Figure, moderate: float, large: float) -> int:

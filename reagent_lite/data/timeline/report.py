@@ -59,11 +59,7 @@ def _small_sample(config: TimelineConfig) -> str:
 
 
 def _by_rule(checked: Checked) -> str:
-    return ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(checked))
-
-
-def _by_rows(checked: Checked) -> list[tuple[str, int]]:
-    return sorted(checked.faults.by_rule().items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{rows:,} {rule}" for rule, rows in checked.faults.by_rule())
 
 
 def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]]) -> float | None:
@@ -103,7 +99,7 @@ def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files:
     first = _first_places(checked)
     info = machine_logger.info
     warning = machine_logger.warning
-    for rule, number in _by_rows(checked):
+    for rule, number in checked.faults.by_rule():
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
     if checked.alone:
@@ -194,7 +190,7 @@ def report_of(
         **({"logs": {log: number for log, number, _ in shares}} if shares else {}),
         "refused": [
             {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
-            for rule, number in _by_rows(checked)
+            for rule, number in checked.faults.by_rule()
         ],
         **figures,
         "candidates_unknown_rows": checked.unlisted,

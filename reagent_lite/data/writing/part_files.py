@@ -60,6 +60,7 @@ class PartFiles:
         finally:
             if self._writer is not None:
                 self._writer.is_open = False  # after an error; its destructor writes if it is open
+                self._stream.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""
@@ -84,12 +85,14 @@ class PartFiles:
     def _begin(self, number: int) -> None:
         self._end()
         self.rows[number] = 0
-        self._writer = pa.parquet.ParquetWriter(self._folder / part_name(number), self._columns, **PARQUET)
+        self._stream = (self._folder / part_name(number)).open("wb")
+        self._writer = pa.parquet.ParquetWriter(self._stream, self._columns, **PARQUET)
 
     def _end(self) -> None:
         if self._writer is not None:
             self._flush(whole_groups=False)
             self._writer.close()
+            self._stream.close()
             self._writer = None
 
     def _flush(self, *, whole_groups: bool) -> None:
