@@ -139,7 +139,7 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
     logs: list[tuple[str, Block]] = []
     for number, of_log in itertools.groupby(files, lambda file: file.log):
         if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
-            logs.append((place(path[number - 1]), first[0]))
+            logs.append((place(path[number - 1]), first))
     raise_any([problem for other in logs[1:] for problem in _unlike(logs[0], other)])
 
 

@@ -33,7 +33,7 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
             with suppress(NoRowsError):
                 plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(log))
                 if (first := first_block(plain)) is not None:
-                    known_columns |= remembered(columns, first[0].table.column_names)
+                    known_columns |= remembered(columns, first.table.column_names)
     return known_columns
 
 
@@ -117,10 +117,9 @@ def first_rows(
 
 
 def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None) -> FirstRows:
-    first = first_block(files)
-    if first is None:
+    block = first_block(files)
+    if block is None:
         return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
-    block = first[0]
     events = are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
@@ -150,4 +149,4 @@ def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
 def hold_events(files: tuple[InputFile, ...]) -> bool:
     """Returns whether the first rows of files are events; see holds_events."""
     first = first_block(files)
-    return first is not None and are_events(first[0])
+    return first is not None and are_events(first)

@@ -158,15 +158,11 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
         rows.append(row)
         lines.append(line)
     raise_unread(problems)
-    return table_of(rows), np.array(lines, np.int64)
-
-
-def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    """Returns an Arrow table of JSON objects; a column without a common type becomes text."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [column_of(name, [row.get(name) for row in rows]) for name in names]
     # A table without columns forgets its rows; no log has such rows, but errors should count them.
-    return table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
+    table = table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
+    return table, np.array(lines, np.int64)
 
 
 def table_of_columns(columns: Sequence[NamedArray]) -> pa.Table:

@@ -103,14 +103,13 @@ def read_blocks(
         raise no_rows(files)
 
 
-def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> tuple[Block, int] | None:
-    """Returns the first block with rows and the stored bytes read for it; None where no file has rows."""
+def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> Block | None:
+    """Returns the first block with rows; None if no file has rows."""
     for number, file in enumerate(files):
-        position = Position()
-        with closing(parses_of(file, number, position, readers)) as blocks:
+        with closing(parses_of(file, number, Position(), readers)) as blocks:
             for parse in blocks:
                 if (block := parse()).table.num_rows:
-                    return block, position.bytes_read
+                    return block
     return None
 
 
