@@ -88,6 +88,7 @@ class EventLog(SpooledLog):
             whole = ~rows.faults.rows
             block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
             kept = read_rows(block, self.contract)
+            rows.faults.levels = kept.faults.levels
             rows = replace(kept, faults=rows.faults, refused=rows.refused)
         return rows
 
