@@ -74,9 +74,9 @@ def standing_copy(
         items: the item table.
     """
     files = data_files(path, columns)
-    for place in places_of(path, actions, directory, columns, timeline, items):
-        for folder in place.copies():
-            manifest = CopyManifest.whole(folder, KIND, place.settings)
+    for place_of_copy in places_of(path, actions, directory, columns, timeline, items):
+        for folder in place_of_copy.copies():
+            manifest = CopyManifest.whole(folder, KIND, place_of_copy.settings)
             if manifest is not None and untouched(manifest.inputs, files):
                 return folder, manifest
     return None
