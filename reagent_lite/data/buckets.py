@@ -19,12 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece
 
 HASHES = 2**32
 """Hashes are below it."""
-_BUCKETS = 1024
-_CHUNK_BYTES = 1 << 26  # of which each bucket gets 64 KiB: smaller pieces are slow
+BUCKET_BYTES = 1 << 20
+"""Stored bytes of the files for each bucket, which are some MB in memory."""
+_MOST_BUCKETS = 1024
+_CHUNK_BYTES = 1 << 26  # of which each bucket gets 64 KiB or more: smaller pieces are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +65,21 @@ class Buckets:
 
     Args of the constructor:
         folder: empty; gets a file for each bucket, as soon as memory does not suffice.
+        files: those that the rows are from; their size decides how many buckets there are.
         memory_bytes: how many bytes rows take in memory, at most.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int) -> None:
+    def __init__(self, folder: Path, files: Sequence[InputFile], memory_bytes: int) -> None:
         # half of the memory is for rows that stay there, the rest for the chunk and its copy in order
         self._room = memory_bytes // 2
         self._chunk_bytes = min(memory_bytes // 4, _CHUNK_BYTES)
-        self._paths = [folder / f"{number}.arrows" for number in range(_BUCKETS)]
+        self._count = min(_MOST_BUCKETS, 1 + sum(file.size for file in files) // BUCKET_BYTES)
+        self._paths = [folder / f"{number}.arrows" for number in range(self._count)]
         self._chunk: list[tuple[pa.Table, NDArray[Any]]] = []
         self._chunk_size = 0
         self._bytes = 0
         self._partitioned: list[tuple[pa.Table, NDArray[np.int64]]] = []
-        self._rows = np.zeros(_BUCKETS, np.int64)
+        self._rows = np.zeros(self._count, np.int64)
 
     def add(self, table: pa.Table, hashes: NDArray[Any]) -> None:
         """Adds n rows with their hashes [n], integers below HASHES."""
@@ -88,10 +93,10 @@ class Buckets:
 
     def _partition(self) -> None:
         tables, hashes = zip(*self._chunk, strict=True)
-        bucket = (np.concatenate(hashes).astype(np.int64) * _BUCKETS // HASHES).astype(np.uint16)
+        bucket = (np.concatenate(hashes).astype(np.int64) * self._count // HASHES).astype(np.uint16)
         order = np.argsort(bucket, kind="stable")
         table = in_order(tables, pa.array(order))
-        bounds = np.searchsorted(bucket[order], np.arange(_BUCKETS + 1))
+        bounds = np.searchsorted(bucket[order], np.arange(self._count + 1))
         self._rows += np.diff(bounds)
         self._bytes += self._chunk_size
         self._chunk = []
@@ -112,7 +117,7 @@ class Buckets:
             self._partition()
         size = self._bytes / max(1, self._rows.sum())
         changes = np.diff(np.cumsum(self._rows) * size // num_bytes)
-        bounds = (0, *(np.flatnonzero(changes) + 1).tolist(), _BUCKETS)
+        bounds = (0, *(np.flatnonzero(changes) + 1).tolist(), self._count)
         return [group for start, stop in itertools.pairwise(bounds) if (group := self._group(start, stop)).rows]
 
     def _group(self, start: int, stop: int) -> Group:

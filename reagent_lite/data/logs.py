@@ -79,7 +79,7 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
     require_one_kind(files, path)
     numbered: set[int] = set()
     with work_folder(folder, "logs") as work:
-        buckets = Buckets(work, _MEMORY_BYTES)
+        buckets = Buckets(work, files, _MEMORY_BYTES)
         with progress("comparing the logs", "bytes") as show:
             for rows, starts in read_blocks(files, _rows_of, show, ALL_COLUMNS):
                 numbered |= starts

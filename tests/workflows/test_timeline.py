@@ -314,6 +314,7 @@ def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: P
 def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives the engine a thousandth of its memory, so that small events go to the disk and are sorted in groups."""
     monkeypatch.setattr(local_engine, "GROUP_BYTES", 1 << 14)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 12)
     monkeypatch.setattr(stage, "LocalEngine", lambda folder, memory: LocalEngine(folder, memory // 1000))
 
 

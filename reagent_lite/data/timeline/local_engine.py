@@ -45,7 +45,7 @@ class LocalEngine:
         for file in self._folder.iterdir():  # of events that were read without texts
             file.unlink()
         with room_in(self._folder, "temporary_directory"):
-            buckets = Buckets(self._folder, self._memory_bytes)
+            buckets = Buckets(self._folder, files, self._memory_bytes)
 
             def add(table: pa.Table) -> None:
                 buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
