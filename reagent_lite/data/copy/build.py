@@ -316,7 +316,13 @@ class SpooledLog:
             spool.remove()
 
     def _write_logged_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
-        """Writes the states of all rows, then the next states that are not the state of the following row."""
+        """Writes the states of all rows, then the next states that are not the state of the following row.
+
+        state          row 0, row 1, ..., row R - 1 │ side row 0, side row 1, ...
+        next_index[i]  i + 1  where row i + 1 is of the same episode and has row i's next state, bit for bit
+                       i      at a true end
+                       R + k  else, of the k-th such row
+        """
         rows = order.rows
         same = np.zeros(self.num_rows, bool)
         start = 0
