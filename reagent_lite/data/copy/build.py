@@ -76,7 +76,7 @@ def build(
         files: the input; none for the copy of a machine without rows.
         log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
         progress: called with (bytes read, total bytes).
-        settings: the settings of the copy, see `place.settings_of`.
+        settings: the settings of the copy, see `place.Place`.
         log_notes: sentences about several logs that the files are of.
 
     Raises:

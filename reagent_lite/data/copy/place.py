@@ -60,18 +60,6 @@ class CopyManifest(StageManifest):
     without_value: dict[str, FeatureIds]
 
 
-def settings_of(
-    actions: tuple[str, ...] | None,
-    columns: Columns | None,
-    timeline: TimelineConfig | None,
-    items: ItemTable | None = None,
-) -> dict[str, Any]:
-    """Returns the settings that a copy's content depends on in addition to its inputs."""
-    paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
-    renamed = {"columns": columns} if columns else {}
-    return {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A folder that may hold the training copies of a path.
@@ -79,7 +67,7 @@ class Place:
     Attributes:
         parent: the folder.
         stem: first part of the names of the path's copies.
-        settings: the settings of the copy.
+        settings: what a copy's content depends on in addition to its inputs.
     """
 
     parent: Path
@@ -164,7 +152,9 @@ def places_of(
         timeline: how events are paired; None without settings of their own.
         items: the item table; another one makes another copy.
     """
-    settings = settings_of(actions, columns, timeline, items)
+    paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
+    renamed = {"columns": columns} if columns else {}
+    settings = {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
     logs = [local_path(log) for log in logs_of(path)]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", logs[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     input_paths = logs[0] if isinstance(path, str) else logs

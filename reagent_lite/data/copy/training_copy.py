@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.copy.place import CopyManifest, places_of, settings_of
+from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Logs, paths_of, place
@@ -204,7 +204,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     from reagent_lite.data.copy.build import SpooledLog, build
 
     with scratch_folder() as folder:
-        manifest = build((), SpooledLog(folder, actions), None, settings_of(actions, None, None))
+        manifest = build((), SpooledLog(folder, actions), None, {})
         return dataclasses.replace(_opened(folder, manifest), folder=Path())
 
 

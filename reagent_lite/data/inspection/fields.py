@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reagent_lite.config.columns import COLUMNS, Columns
@@ -116,9 +116,3 @@ def chosen(candidates: Sequence[Candidate]) -> dict[str, str]:
         if candidate.field not in fields and candidate.column not in fields.values():
             fields[candidate.field] = candidate.column
     return fields
-
-
-def columns_section(fields: Mapping[str, str], features: Sequence[str]) -> Columns:
-    """Returns data.columns: the names that are not those of the contract."""
-    columns: Columns = {field: column for field, column in fields.items() if column not in (field, "propensity")}
-    return {**columns, **({"state_features": list(features)} if features else {})}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.features import ACTION, STATE, summarize_copy
@@ -26,7 +26,7 @@ from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
-from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen, columns_section
+from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen
 from reagent_lite.data.result_frames import frame_of
 from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import data_files
@@ -411,7 +411,11 @@ class _Inspection:
         }
         if self.actions is not None:
             tree["actions"] = list(self.actions)
-        columns = columns_section(self.fields, features)
+        columns: Columns = {
+            field: column for field, column in self.fields.items() if column not in (field, "propensity")
+        }
+        if features:
+            columns["state_features"] = list(features)
         items = self.config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
         if columns or items:
             tree["data"] = {**({"columns": columns} if columns else {}), **items}
