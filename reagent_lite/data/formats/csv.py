@@ -112,12 +112,11 @@ class _CsvParser:
         elif not self.header and line > 1:
             raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
         try:
-            cells, invalid = _cells(rows, self.header)
+            cells = _cells(rows, self.header)
         except pa.ArrowInvalid:
             _require_utf_8(text, line, path)
+            _require_as_many_cells(rows, lines, self.header, path)
             raise
-        expected = f"{len(self.header)} cells, as the header has"
-        raise_unread([Problem(f"{path}:{lines[row.number - 1]}", expected, str(row.actual_columns)) for row in invalid])
         columns: list[NamedArray] = []
         for cell in self.header:
             if cell.read and not cell.feature:
@@ -219,23 +218,24 @@ def _header(
     return tuple(header)
 
 
-def _cells(text: bytes, header: tuple[_HeaderCell, ...]) -> tuple[dict[str, pa.Array], list[pa.csv.InvalidRow]]:
-    """Returns the cells of whole records as strings, null where empty, and the records with more or fewer cells.
+def _cells(
+    text: bytes, header: tuple[_HeaderCell, ...], invalid: Callable[[pa.csv.InvalidRow], str] | None = None
+) -> dict[str, pa.Array]:
+    """Returns the cells of the columns that are read as strings, null where empty.
+
+    Args:
+        text: whole records, but the header.
+        header: the columns.
+        invalid: called with records that have another number of cells than the header.
 
     Raises:
-        ArrowInvalid: text that is not UTF-8.
+        ArrowInvalid: such a record without `invalid`; text that is not UTF-8.
     """
-    invalid: list[pa.csv.InvalidRow] = []
     if not header:
-        return {}, invalid
-
-    def skip(row: pa.csv.InvalidRow) -> str:
-        invalid.append(row)
-        return "skip"
-
+        return {}
     names = [cell.name for cell in header]
     read = pa.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 2)
-    parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
+    parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=invalid)
     convert = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         include_columns=[cell.name for cell in header if cell.read],
@@ -245,7 +245,19 @@ def _cells(text: bytes, header: tuple[_HeaderCell, ...]) -> tuple[dict[str, pa.A
     )
     # behind a newline a byte order mark is part of its cell; Arrow leaves out one at the start
     cells = pa.csv.read_csv(pa.BufferReader(b"\n" + text), read, parse, convert)
-    return {name: in_one_piece(cells.column(name)) for name in cells.column_names}, invalid
+    return {name: in_one_piece(cells.column(name)) for name in cells.column_names}
+
+
+def _require_as_many_cells(text: bytes, lines: Offsets, header: tuple[_HeaderCell, ...], path: str) -> None:
+    problems: list[Problem] = []
+
+    def note(row: pa.csv.InvalidRow) -> str:
+        expected = f"{row.expected_columns} cells, as the header has"
+        problems.append(Problem(f"{path}:{lines[row.number - 1]}", expected, str(row.actual_columns)))
+        return "skip"
+
+    _cells(text, header, note)
+    raise_unread(problems)
 
 
 def _require_utf_8(text: bytes, line: int, path: str) -> None:
