@@ -26,6 +26,10 @@ from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]
 
+STATE = "state_features"
+ACTION = "action"
+"""Columns that are summarised."""
+
 MISSING = np.float32(MISSING_VALUE)
 """The preprocessor reads it as missing, so statistics do too."""
 

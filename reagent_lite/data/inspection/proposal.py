@@ -19,11 +19,12 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy.features import ACTION, STATE, summarize_copy
+from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
+from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen

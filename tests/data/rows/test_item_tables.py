@@ -13,9 +13,10 @@ from oracles.logs import write_lines
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.facts import content_of
-from reagent_lite.data.copy.features import summarize_copy, summarize_log
+from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.items import read_items

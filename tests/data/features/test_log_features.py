@@ -17,8 +17,8 @@ from oracles.logs import candidate_rows, write_lines
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy.features import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.features.fitting import Fitted, fit_columns
+from reagent_lite.data.features.log_features import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
 
