@@ -75,7 +75,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
         DataError: what is wrong in the data, features that cannot be fitted, or a full disk.
     """
     with needing("data", "training_data_path"):
-        from reagent_lite.data.features.log_features import ACTION, STATE
+        from reagent_lite.data.features.summary import ACTION, STATE
         from reagent_lite.data.rows.items import given_items
     start = time.monotonic()
     folder, key = Path(config.norm_params.output_dir or "").expanduser().absolute(), "norm_params.output_dir"
