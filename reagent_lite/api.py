@@ -81,8 +81,9 @@ def train(
     checked = _checked(model, config, tree)
     processes = choose_processes(checked)
     _require_one_process(checked, processes)
-    device, wait = processes.device(0), checked.rendezvous.startup_timeout_seconds
-    with _torch_left_as_found(device), joined(ProcessRanks(), device, wait, gpus=processes.gpus) as group:
+    device = processes.device(0)
+    timeout = checked.rendezvous.startup_timeout_seconds
+    with _torch_restored(device), joined(ProcessRanks(), device, timeout, gpus=processes.gpus) as group:
         return training.train(checked, group, callback or training.Callback())
 
 
@@ -115,7 +116,7 @@ def evaluate(
         tree["simulation"] = {**_section(config or {}, "simulation"), "env": env}
     if items is not None:
         tree["items"] = path_of(items, "items")
-    with _torch_left_as_found():
+    with _torch_restored():
         return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
 
 
@@ -141,7 +142,7 @@ def inspect(
     return inspect_log(check(InspectConfig, tree))
 
 
-def simulate(config: Source) -> simulation.Simulated:
+def simulate(config: Source) -> simulation.SimulatedLog:
     """Plays a policy in an environment and writes its log, as `workflows.simulate` does.
 
     Args:
@@ -150,7 +151,7 @@ def simulate(config: Source) -> simulation.Simulated:
     Raises:
         ReagentLiteError: as the command, with the same message.
     """
-    with _torch_left_as_found():
+    with _torch_restored():
         return simulation.simulate(_checked(SimulateConfig, config, {}))
 
 
@@ -192,11 +193,11 @@ def _folder(key: str, model: Folder) -> str:
 
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
     tree, problems = read_tree(config)
-    own, _ = read_tree({key: value for key, value in given.items() if value is not None})
-    for key in own.keys() & tree.keys() - {"simulation", "data"}:
-        if tree[key] not in (own[key], None, ""):
+    arguments, _ = read_tree({key: value for key, value in given.items() if value is not None})
+    for key in arguments.keys() & tree.keys() - {"simulation", "data"}:
+        if tree[key] not in (arguments[key], None, ""):
             logger.warning(f"{key}: the config has {tree[key]!r}; the argument of the call is used")
-    return check(model, {**tree, **own}, problems)
+    return check(model, {**tree, **arguments}, problems)
 
 
 def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
@@ -218,7 +219,7 @@ def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
 
 
 @contextmanager
-def _torch_left_as_found(device: torch.device = _CPU) -> Iterator[None]:
+def _torch_restored(device: torch.device = _CPU) -> Iterator[None]:
     """Restores torch's number of threads and random numbers after the block."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng([device] if device.type == "cuda" else ()):

@@ -568,11 +568,11 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
         time.sleep(_POLL_SECONDS)
     with suppress(OSError):  # a full disk: the lock counts, not its content
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_own_record()).encode(), 0)
+        os.pwrite(descriptor, json.dumps(_process_record()).encode(), 0)
         os.fsync(descriptor)
 
 
-def _own_record() -> dict[str, Any]:
+def _process_record() -> dict[str, Any]:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
 

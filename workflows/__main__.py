@@ -9,7 +9,8 @@ from pathlib import Path
 
 import workflows
 
-_COMMANDS = sorted(one.name for one in pkgutil.iter_modules(workflows.__path__) if not one.name.startswith("_"))
+_MODULES = (module.name for module in pkgutil.iter_modules(workflows.__path__))
+_COMMANDS = sorted(name for name in _MODULES if not name.startswith("_"))
 
 
 def _purpose(name: str) -> str:

@@ -51,17 +51,17 @@ def convert(config: ConvertConfig) -> Converted:
     require_apart(config.input_path, files, {"output_path": target})
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
-    found = Survey() if jsonl else survey(files)
-    names = dict.fromkeys(found.names)
+    surveyed = Survey() if jsonl else survey(files)
+    names = dict.fromkeys(surveyed.names)
     rows = 0
     with closing(typed_tables(files, "converting")) as tables, table_writer(target) as writer:
         for table, _ in tables:
             # each row of JSON lines may have columns of its own
-            writer.write(table if jsonl else with_types(table, found.fields))
+            writer.write(table if jsonl else with_types(table, surveyed.fields))
             rows += table.num_rows
-            names |= dict.fromkeys(Survey(fields={one.name: one for one in table.schema}).names)
+            names |= dict.fromkeys(Survey(fields={field.name: field for field in table.schema}).names)
     logger.info(f"{target}: {counted(rows, 'row')}")
-    if found.indices and target.name.endswith(".csv"):
+    if surveyed.indices and target.name.endswith(".csv"):
         logger.info("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
     seconds = time.monotonic() - start
     return Converted(

@@ -65,9 +65,9 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
     """Returns rows on this machine, rows on all machines together, and the number of this machine."""
     rows = [*checked("versions", machine.versions)]
     name = options.workflow or choose_workflow(options.config, options.set)
-    model, workflow = _WORKFLOWS[name], f"workflows.{name}"
+    workflow = f"workflows.{name}"
     try:
-        config: WorkflowConfig = load_config(model, options.config, tuple(options.set))
+        config: WorkflowConfig = load_config(_WORKFLOWS[name], options.config, tuple(options.set))
         rows.append(ok("config", f"{options.config} is valid for {workflow}"))
     except ConfigError as error:
         rows += [of_error(f"config of {workflow}", error), skipped("all else", "there is no valid config")]
@@ -83,8 +83,8 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
         why = "there is one machine" if node.count == 1 else "--alone"
         return rows, [skipped("machines meet", why)], node
     failed = tuple(row.name for row in rows if row.state == "FAILED")
-    own = Machine(config=config, node=node, processes=processes, failed=failed)
-    return rows, [*checked("machines meet", lambda: meet(own, options.wait))], node
+    this_machine = Machine(config=config, node=node, processes=processes, failed=failed)
+    return rows, [*checked("machines meet", lambda: meet(this_machine, options.wait))], node
 
 
 def choose_workflow(path: str, overrides: list[str]) -> str:

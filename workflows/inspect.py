@@ -56,21 +56,21 @@ def inspect(config: InspectConfig) -> Described:
         require_writable(target.parent, "output_path")
     for note in left_out(config.data_path):
         logger.warning(note)
-    found = inspect_log(config)
-    for line in found.lines():
+    inspected = inspect_log(config)
+    for line in inspected.lines():
         logger.info(line)
     if target is not None:
-        if found.config is None:
+        if inspected.config is None:
             expected = "a log that a config can be written for"
-            raise DataError([Problem(config.data_path, expected, one) for one in found.problems])
-        write_whole(target, json.dumps(found.config, indent=2, ensure_ascii=False).encode() + b"\n")
-        logger.info(f"written to {target}: python -m workflows.{found.workflow} --config {config.output_path}")
+            raise DataError([Problem(config.data_path, expected, reason) for reason in inspected.problems])
+        write_whole(target, json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n")
+        logger.info(f"written to {target}: python -m workflows.{inspected.workflow} --config {config.output_path}")
     return Described(
         config=None if target is None else str(target),
-        workflow=found.workflow,
-        rows=found.rows,
-        columns=found.facts(),
-        decide=found.decide,
+        workflow=inspected.workflow,
+        rows=inspected.rows,
+        columns=inspected.facts(),
+        decide=inspected.decide,
         seconds=round(time.monotonic() - start, 3),
     )
 

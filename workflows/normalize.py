@@ -1,6 +1,6 @@
 """Types, statistics and drift of features: python -m workflows.normalize --config x.json.
 
-1 look      input files and output folder; nothing to do where the folder stands and its inputs are unchanged
+1 look      input files and output folder; the folder stays if it is up to date
 2 read      training data ─► LogSummary; reference data ─► LogSummary
 3 fit       LogSummary ─► normalization files, statistics.json
 4 compare   two LogSummaries ─► drift.json
@@ -78,21 +78,24 @@ def normalize(config: NormalizeConfig) -> Normalized:
         from reagent_lite.data.features.log import ACTION, STATE
         from reagent_lite.data.rows.items import given_items
     start = time.monotonic()
-    folder, key = Path(config.norm_params.output_dir or "").expanduser().absolute(), "norm_params.output_dir"
+    folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
+    key = "norm_params.output_dir"
     items = given_items(config.items, config.item_id)
     files = _files(config, items)
-    inputs = tuple(replace(one, name=f"{side}/{one.name}") for side, some in files.items() for one in some)
+    inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": items and items.sha256}
     if manifest := StageManifest.standing(folder, KIND, settings, inputs):
-        logger.info(f"{folder}: made from these inputs by these settings; nothing to do")
+        logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
     require_own(folder, KIND, key)
     require_writable(folder.parent, key)
 
     training = _summary(config, files["training"], config.training_data_path, "reading", config.parametric)
-    fitted, drifts, hashes = _fitted(config, training), dict[str, Drift](), training.hashes
+    fitted = _fitted(config, training)
+    drifts = dict[str, Drift]()
+    hashes = training.hashes
     parent = StageManifest.above(config.training_data_path)
     if config.reference_data_path is not None:
         source = config.reference_data_path
@@ -115,8 +118,9 @@ def normalize(config: NormalizeConfig) -> Normalized:
         report={
             "parametric": training.parametric,
             "rows_by_position": training.rows_by_position,
-            "types": {name: _counts(one.feature_type for one in fit.spec.features) for name, fit in fitted.items()},
-            "drift": {name: _counts(one.verdict for one in drift.features) for name, drift in drifts.items()} or None,
+            "types": {name: _counts(spec.feature_type for spec in fit.spec.features) for name, fit in fitted.items()},
+            "drift": {name: _counts(shift.verdict for shift in drift.features) for name, drift in drifts.items()}
+            or None,
             "notes": [note for fit in fitted.values() for note in fit.notes],
         },
         files={name: {"rows": rows} for name, (rows, _) in documents.items()},
@@ -132,13 +136,13 @@ def normalize(config: NormalizeConfig) -> Normalized:
 
 def _files(config: NormalizeConfig, items: ItemTable | None) -> dict[str, tuple[InputFile, ...]]:
     """Returns the files of the training and the reference data."""
-    found: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
+    files: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
     for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
         if path is not None:
             for note in left_out(path):
                 logger.warning(note)
-            found[side] = data_files(path, config.columns, items)
-    return found
+            files[side] = data_files(path, config.columns, items)
+    return files
 
 
 def _documents(
@@ -146,7 +150,7 @@ def _documents(
 ) -> dict[str, tuple[int, Json]]:
     """Returns (number of features, content) of each file by its name."""
     numbers = {name: len(column.features) for name, column in training.columns.items()}
-    found: dict[str, tuple[int, Json]] = {
+    documents: dict[str, tuple[int, Json]] = {
         f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
     }
     about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
@@ -154,11 +158,11 @@ def _documents(
     logs = {log: rows for log, rows, _ in shares_of(config.training_data_path, training.logs)}
     about |= {"logs": logs} if logs else {}
     about = {"data": config.training_data_path, "seed": config.seed, **about, "columns": statistics}
-    found["statistics.json"] = (sum(numbers.values()), about)
+    documents["statistics.json"] = (sum(numbers.values()), about)
     if drifts:
         compared = sum(len(drift.features) for drift in drifts.values())
-        found["drift.json"] = (compared, {name: drift.document() for name, drift in drifts.items()})
-    return found
+        documents["drift.json"] = (compared, {name: drift.document() for name, drift in drifts.items()})
+    return documents
 
 
 def _summary(
@@ -168,11 +172,11 @@ def _summary(
     from reagent_lite.data.logs import tell_apart
 
     with scratch_folder() as folder:
-        told = tell_apart(files, path, folder)
-    for note in told.notes:
+        logs = tell_apart(files, path, folder)
+    for note in logs.notes:
         logger.warning(note)
     with progress(title, "bytes") as show:
-        summary = summarize_log(told.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
+        summary = summarize_log(logs.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
     if shares := shares_of(path, summary.logs):
         logger.info(f"rows by log: {shares_in_words(shares)}")
     return summary
@@ -185,11 +189,12 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
         ConfigError: no column to fit; an override for a feature that no column has.
         DataError: all features that cannot be fitted.
     """
-    params, where = config.norm_params, shown(config.training_data_path)
+    params = config.norm_params
+    where = shown(config.training_data_path)
     if not training.columns:
         expected = "state_features among them where actions are names"
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
-    check_overrides(params, {one for column in training.columns.values() for one in column.features}, where)
+    check_overrides(params, {feature for column in training.columns.values() for feature in column.features}, where)
     return fit_columns(training.columns, params, where=where)
 
 
@@ -222,7 +227,7 @@ def _log_results(config: NormalizeConfig, manifest: StageManifest, drifts: dict[
             f"note: {unnamed} without mdp_id or sequence_number; which of them are sampled depends on their order"
         )
     for name, types in report["types"].items():
-        logger.info(f"{name}: {', '.join(f'{count} {one}' for one, count in types.items())}")
+        logger.info(f"{name}: {', '.join(f'{count} {feature_type}' for feature_type, count in types.items())}")
     for note in report["notes"]:
         logger.warning(note)
     for line in (line for name, drift in drifts.items() for line in drift_lines(name, drift)):

@@ -26,7 +26,7 @@ _PATIENCE = 5
 _LEAST_GAIN = 0.001
 _FIRST = 0.1  # scale of a fit's first outputs, which are random; at 0 gradients cancel, and Adam follows rounding
 
-Policy = Callable[[Tensor, Actions], Tensor]
+PolicyProbabilities = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -181,7 +181,7 @@ class EarlyStopping:
 def fit_heads(
     heads: CPEHeads,
     batches: Iterable[TransitionBatch],
-    policy: Policy,
+    policy: PolicyProbabilities,
     optimizer: torch.optim.Optimizer,
     *,
     loss: Loss | None = None,

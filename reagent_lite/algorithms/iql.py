@@ -60,11 +60,11 @@ class IQL(ActorCritic):
     @classmethod
     def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns the learner that iql, rl and training describe."""
-        one_value = SourceSpec(num_state_features=spec.num_state_features, action_names=("value",))
+        state_value_spec = SourceSpec(num_state_features=spec.num_state_features, action_names=("value",))
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),
             configured_network(config, spec, outputs=1, dueling=False),
-            build_q_network(one_value, network_settings(config, outputs=1, dueling=False)),
+            build_q_network(state_value_spec, network_settings(config, outputs=1, dueling=False)),
             ScalarHead(config.rl.q_network_loss),
             TargetSettings.of(config, return_bounds),
             config.iql or IQLConfig(),

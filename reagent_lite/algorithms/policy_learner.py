@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network, own_network
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network, custom_network
 from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.models.value_heads import Scorer
 from reagent_lite.rl.td import Bounds, discount
@@ -203,4 +203,4 @@ def configured_network(config: WorkflowConfig, spec: SourceSpec, *, outputs: int
     """Returns a network of the class that training.network names, else one of this package."""
     settings = network_settings(config, outputs=outputs, dueling=dueling)
     network_class = config.training.network
-    return build_q_network(spec, settings) if network_class is None else own_network(network_class, spec, settings)
+    return build_q_network(spec, settings) if network_class is None else custom_network(network_class, spec, settings)

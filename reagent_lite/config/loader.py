@@ -65,7 +65,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
         except ValidationError as error:
             faults: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
             for fault in error.errors():
-                faults.setdefault(_known_prefix(tree, fault["loc"]), []).append(fault)
+                faults.setdefault(_existing_prefix(tree, fault["loc"]), []).append(fault)
             for location, several in faults.items():  # several: one for each type that a value may have
                 problems += _problems(model, location, several, tree)
             for location in faults:
@@ -216,7 +216,7 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
     return []
 
 
-def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _existing_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Cuts pydantic's location down to what is in the JSON: it appends names of union members."""
     prefix: list[int | str] = []
     for part in location:

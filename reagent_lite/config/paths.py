@@ -19,11 +19,11 @@ def _paths(path: str | tuple[str, ...]) -> Iterator[Problem]:
         yield Problem("", "every log once", f"{log!r} {path.count(log)} times")
 
 
-def _without_list_of_one(path: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def _single_path(path: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return path[0] if isinstance(path, tuple) and len(path) == 1 else path
 
 
-DataPath = Annotated[str | tuple[str, ...], checked_by(_paths), AfterValidator(_without_list_of_one)]
+DataPath = Annotated[str | tuple[str, ...], checked_by(_paths), AfterValidator(_single_path)]
 """Path or URL of a log, or the list of those of several logs; a list of one is the path."""
 
 

@@ -17,7 +17,7 @@ from reagent_lite.data.features.normalization import check_covers, read_normaliz
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.distributed.network import addresses, listening, own_address, resolved
+from reagent_lite.distributed.network import addresses, listening, local_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import host_and_port
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
@@ -78,7 +78,7 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     if node.count == 1:
         yield skipped("network", f"one machine needs none; there are {listed}")
         return
-    address = own_address(settings.interface)
+    address = local_address(settings.interface)
     text = f"{address.interface} {address.address} of {listed}"
     if not address.is_loopback:
         yield ok("network", text)

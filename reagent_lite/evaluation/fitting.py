@@ -19,7 +19,7 @@ from reagent_lite.algorithms.cpe_heads import (
     FEWEST_STEPS,
     CPEHeads,
     EarlyStopping,
-    Policy,
+    PolicyProbabilities,
     fit_heads,
 )
 from reagent_lite.algorithms.optimizers import optimizer_class
@@ -190,7 +190,7 @@ class PolicyModels:
         rehearse(self._wrapped, lambda: self._wrapped(*rows)[0])
 
     def fit(
-        self, batches: Iterable[TransitionBatch], policy: Policy, checked: Sequence[Asked] = ()
+        self, batches: Iterable[TransitionBatch], policy: PolicyProbabilities, checked: Sequence[Asked] = ()
     ) -> dict[str, float]:
         """Takes one optimizer step per batch and returns the mean losses of all ranks.
 

@@ -38,7 +38,7 @@ FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
 ItemId = str | int
 ChoiceKind = Literal["named actions", "candidates", "items"]
 """What a model chooses among: items are candidates that are named by ids, whose features a table has."""
-Columns = dict[str, str | list[str]]
+ColumnNames = dict[str, str | list[str]]
 """{field of the contract: name of the log's column, or the names of one column for each feature}."""
 
 
@@ -94,7 +94,7 @@ class Bundle:
         manifest: dict[str, Any],
         session: "InferenceSession",
         golden: bytes,
-        columns: Columns | None = None,
+        columns: ColumnNames | None = None,
         normalization: Mapping[str, Mapping[str, Any]] | None = None,
         items: ItemTable | None = None,
         item_id: str = "",

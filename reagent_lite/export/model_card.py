@@ -14,9 +14,9 @@ _USE: Final = """```python
 from reagent_lite import load_bundle
 
 bundle = load_bundle("model")
-found = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
-found.greedy  # {greedy}
-found.draw()  # drawn as the policy says: index and propensity, to log with the decision
+prediction = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
+prediction.greedy  # {greedy}
+prediction.draw()  # drawn from the policy: index and propensity, to log with the decision
 ```
 
 Loading compares every byte with `manifest.json` and needs only numpy and onnxruntime. Other languages run `model.onnx`
@@ -125,11 +125,11 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     rows = []
     categories = []
     for name in map(str, ids):
-        known = json.loads(parameters.get(name, "{}"))
-        levels = known.get("levels") or ()
-        kind = f"{counted(len(levels), 'level')}, as texts" if levels else known.get("feature_type", "")
+        feature = json.loads(parameters.get(name, "{}"))
+        levels = feature.get("levels") or ()
+        kind = f"{counted(len(levels), 'level')}, as texts" if levels else feature.get("feature_type", "")
         rows.append(f"| {plain(name)} | {kind} |")
-        codes = zip(levels, known.get("possible_values") or (), strict=False)
+        codes = zip(levels, feature.get("possible_values") or (), strict=False)
         categories += [f"| {plain(name)} | {_code(level)} | {code!r} |" for level, code in codes]
     table = "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
     if not categories:

@@ -70,7 +70,7 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
     return parametric if predictor.parametric else discrete
 
 
-class _Contract(nn.Module):
+class _CallContract(nn.Module):
     """Shared part of both call contracts: the state's preprocessor and the ids of columns."""
 
     state_ids: list[int]
@@ -93,7 +93,7 @@ class _Contract(nn.Module):
         return self.action_ids
 
 
-class DiscreteModule(_Contract):
+class DiscreteModule(_CallContract):
     """Discrete call contract around a predictor's parts."""
 
     action_names: list[str]
@@ -113,7 +113,7 @@ class DiscreteModule(_Contract):
         return self.action_names, self.scorer(state, mask)
 
 
-class ParametricModule(_Contract):
+class ParametricModule(_CallContract):
     """Parametric call contract around a predictor's parts.
 
     Where q depends on the other candidates, rows whose preprocessed states are equal are one list.
@@ -169,7 +169,7 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
     return states, features, mask, group, slot
 
 
-class _Served(nn.Module):
+class _RestrictedScorer(nn.Module):
     """A scorer that lowers q of what the restriction excludes."""
 
     def __init__(self, predictor: Predictor) -> None:
@@ -184,7 +184,7 @@ class _Served(nn.Module):
 
 def _traced(predictor: Predictor, *example: Tensor) -> nn.Module:
     # torch's own check would compare on the example; the file's check compares on many rows
-    traced: nn.Module = torch.jit.trace(_Served(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
+    traced: nn.Module = torch.jit.trace(_RestrictedScorer(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
     return traced
 
 

@@ -228,7 +228,7 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
     return networks[spec.parametric, settings.dueling](spec, settings)
 
 
-def own_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
+def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
     """Returns a network of a class outside this package, called once on an example.
 
     Where a candidate's values depend on it and its state alone, `needs_candidate_list = False` in the class saves time.

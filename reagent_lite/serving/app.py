@@ -41,7 +41,7 @@ from reagent_lite.serving.bodies import (
 )
 from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog
-from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, StrictRoute, refused
 from reagent_lite.serving.served_model import ServedModel
@@ -73,7 +73,7 @@ class Worker:
     config: ServeConfig
     model: ServedModel
     log: DecisionLog
-    figures: Figures
+    figures: ServerFigures
     decider: Decider
 
 
@@ -206,7 +206,7 @@ def create_app(config: ServeConfig, number: int, model: ServedModel, log: Decisi
         model: the model that decides.
         log: the log of the server.
     """
-    figures = Figures()
+    figures = ServerFigures()
     rng = np.random.default_rng(None if config.seed is None else [config.seed, number])
     routers = (_OF_CHOICES[model.bundle.choices], of_any_model)
     routes = [route for router in routers for route in router.routes]

@@ -18,7 +18,7 @@ from typing_extensions import TypeAliasType
 
 from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.export import Bundle
-from reagent_lite.export.bundle import Columns
+from reagent_lite.export.bundle import ColumnNames
 from reagent_lite.item_table import id_text
 
 _LARGEST = 3.4e38  # of float32
@@ -76,7 +76,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class _Row(Body):
+class _StateRow(Body):
     state_features: StateFeatures
     """Raw features by id or name, as in the log that the model learned from; absent or null is missing, as there.
     Categories are texts; those that the model does not know count as other.
@@ -85,7 +85,7 @@ class _Row(Body):
     """
 
 
-class _Decided(_Row):
+class _Decided(_StateRow):
     mdp_id: Name | None = None
     """The episode; absent: the decision is an episode of its own, and its end."""
     sequence_number: Annotated[int, Field(ge=-_ORDER, le=_ORDER), BeforeValidator(_whole)] | None = None
@@ -101,7 +101,7 @@ class NamedRow(_Decided):
     """Actions that are allowed; absent: all."""
 
 
-class CandidateList(_Row):
+class CandidateList(_StateRow):
     """Candidates to rank."""
 
     possible_actions: Annotated[list[CandidateFeatures], Field(min_length=1)]
@@ -112,7 +112,7 @@ class CandidateRow(_Decided, CandidateList):
     """One decision among candidates."""
 
 
-class ItemList(_Row):
+class ItemList(_StateRow):
     """Items to rank."""
 
     possible_actions: Annotated[list[ItemName], Field(min_length=1)] | None = None
@@ -234,7 +234,7 @@ class Health(BaseModel):
     """Decisions of this worker that are in no Parquet file yet."""
 
 
-def with_contract_names(tree: Any, columns: Columns) -> Any:
+def with_contract_names(tree: Any, columns: ColumnNames) -> Any:
     """Returns a body in which the names that the model's training log has for fields are those of the contract.
 
     Args:
@@ -246,16 +246,16 @@ def with_contract_names(tree: Any, columns: Columns) -> Any:
     rows = tree.get("rows")
     if isinstance(rows, list):
         return {**tree, "rows": [with_contract_names(row, columns) for row in rows]}
-    found = dict(tree)
+    renamed = dict(tree)
     for name, source in columns.items():
         if name in tree:
             continue
         if isinstance(source, str):
-            if source in found:
-                found[name] = found.pop(source)
-        elif features := {feature: found.pop(feature) for feature in source if feature in found}:
-            found[name] = features
-    return found
+            if source in renamed:
+                renamed[name] = renamed.pop(source)
+        elif features := {feature: renamed.pop(feature) for feature in source if feature in renamed}:
+            renamed[name] = features
+    return renamed
 
 
 def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
 from reagent_lite.serving.bodies import CandidateRow, ItemRow, NamedRow
 from reagent_lite.serving.decision_log import DecisionLog
-from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.refusals import RefusedError
 from reagent_lite.serving.served_model import ServedModel
 
@@ -91,7 +91,7 @@ class Decider:
         rng: draws the actions.
     """
 
-    def __init__(self, model: ServedModel, log: DecisionLog, figures: Figures, rng: np.random.Generator) -> None:
+    def __init__(self, model: ServedModel, log: DecisionLog, figures: ServerFigures, rng: np.random.Generator) -> None:
         self._model = model
         self._log = log
         self._figures = figures

@@ -16,7 +16,7 @@ from reagent_lite.serving.served_model import ServedModel
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
-class Figures:
+class ServerFigures:
     """Counters of one worker.
 
     Attributes:

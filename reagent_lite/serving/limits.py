@@ -6,7 +6,7 @@ from typing import Any
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import Problem
-from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.refusals import TRY_LATER, RefusedError, refusal
 
 _MOST_AT_ONCE = 1000  # bodies that a worker reads or decides; another is answered 503, not late
@@ -16,7 +16,7 @@ _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json
 class Limits:
     """ASGI middleware that reads bodies within limits and measures requests."""
 
-    def __init__(self, app: Any, config: ServeConfig, figures: Figures) -> None:
+    def __init__(self, app: Any, config: ServeConfig, figures: ServerFigures) -> None:
         self._app = app
         self._config = config
         self._figures = figures

@@ -23,7 +23,7 @@ TRY_LATER = "Try again later"
 Answers = dict[int | str, dict[str, Any]]
 
 
-class Faults(BaseModel):
+class Problems(BaseModel):
     """Everything that is wrong."""
 
     problems: list[Problem]
@@ -62,12 +62,12 @@ class StrictRoute(APIRoute):
 
 
 def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Returns the answer of `Faults`."""
+    """Returns the answer of `Problems`."""
     return JSONResponse({"problems": [asdict(problem) for problem in problems]}, status, headers)
 
 
 def _answers(texts: dict[int, str]) -> Answers:
-    return {status: {"model": Faults, "description": text} for status, text in texts.items()}
+    return {status: {"model": Problems, "description": text} for status, text in texts.items()}
 
 
 ERRORS = _answers(

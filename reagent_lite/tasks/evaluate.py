@@ -90,7 +90,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     start = time.monotonic()
     given = None if config.output_path is None else Path(config.output_path).expanduser()
     policies = _policies(config)
-    folders = [one.path.resolve().parent for one in policies if isinstance(one, ExportedModel)]
+    folders = [policy.path.resolve().parent for policy in policies if isinstance(policy, ExportedModel)]
     folder = folders[0] if given is None else given.parent
     require_writable(folder, "output_path")
     findings = _findings(config, policies)
@@ -122,12 +122,13 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
 
 def _name(findings: Findings) -> str:
     """Returns the name of the report's file: another one for another model, log or config."""
-    config, estimates = findings.config, findings.estimates
+    config = findings.config
+    estimates = findings.estimates
     log = "" if estimates is None else content_of(estimates.log.copy)
     parts = [
         fingerprint(config),
         log,
-        *(one.bundle.manifest for one in findings.models if isinstance(one, ExportedModel)),
+        *(model.bundle.manifest for model in findings.models if isinstance(model, ExportedModel)),
     ]
     source = logs_of(config.data_path)[0] or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
@@ -135,7 +136,8 @@ def _name(findings: Findings) -> str:
 
 
 def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> Findings:
-    gamma = next((one for one in (config.gamma, *(policy.gamma for policy in policies)) if one is not None), None)
+    discounts = (config.gamma, *(policy.gamma for policy in policies))
+    gamma = next((discount for discount in discounts if discount is not None), None)
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     if gamma is None and models:
         raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))
@@ -145,7 +147,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
         config = _with_columns(config, models)
         items = _items(config, models)
         copy, columns = _read(config, policies, items)
-        gamma = _one_row_gamma(copy) if gamma is None else gamma
+        gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
         log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
     assert gamma is not None, "models alone play"
     played = None if arena is None else arena.play(gamma)
@@ -163,7 +165,7 @@ def _with_columns(config: EvaluateConfig, models: list[ExportedModel]) -> Evalua
     return config.model_copy(update={"columns": remembered_columns(config.data_path, models[0].bundle.columns)})
 
 
-def _one_row_gamma(copy: TrainingCopy) -> float:
+def _gamma_of_single_rows(copy: TrainingCopy) -> float:
     """Returns a discount that has no effect, as every episode is one row.
 
     Raises:
@@ -189,8 +191,8 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     )
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     actions = [model.bundle.action_names for model in models]
-    if len({frozenset(one) for one in actions}) > 1:
-        shown = [", ".join(one) or "candidates" for one in actions]
+    if len({frozenset(names) for names in actions}) > 1:
+        shown = [", ".join(names) or "candidates" for names in actions]
         raise BundleError(
             Problem(f"against {models[1].path}", f"a model that decides as {models[0].path}: {shown[0]}", shown[1])
         )
@@ -207,9 +209,11 @@ def _read(
     """
     with needing("data", "data_path"):
         from reagent_lite.data.copy.policy_column import read_policy_column
-    actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
+    models = (policy for policy in policies if isinstance(policy, ExportedModel))
+    actions = next((model.bundle.action_names for model in models), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
-    names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
+    given = (policy for policy in policies if isinstance(policy, GivenPolicy))
+    names = {policy.key: policy.column for policy in given if policy.column}
     path, timeline = _rows_of(config, actions, tuple(names.values()), items)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(

@@ -21,7 +21,7 @@ from reagent_lite.files import require_writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredFile:
     """The written scores; printed as the last line of standard output.
 
     Attributes:
@@ -41,7 +41,7 @@ class Scored:
     seconds: float
 
 
-def score(config: ScoreConfig) -> Scored:
+def score(config: ScoreConfig) -> ScoredFile:
     """Writes the action and the score of every row.
 
     Raises:
@@ -71,7 +71,7 @@ def score(config: ScoreConfig) -> Scored:
     if undecided:
         logger.warning(f"no action in {counted(undecided, 'row')}, as none is possible or no score is a number")
     seconds = time.monotonic() - start
-    return Scored(
+    return ScoredFile(
         scores=str(target),
         rows=rows,
         undecided_rows=undecided,

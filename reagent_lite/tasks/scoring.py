@@ -82,43 +82,46 @@ def scored_tables(
     """
     if isinstance(config.columns.get("state_features"), list):
         _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
-    rng, seen, positions = np.random.default_rng(config.seed), (set[int](), set[int]()), [Position() for _ in files]
-    columns, readers = set[str](), readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
+    rng = np.random.default_rng(config.seed) if config.policy == "acting" else None
+    columns = set[str]()
+    state_ids = set[int]()
+    action_ids = set[int]()
+    positions = [Position() for _ in files]
+    readers = readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
         progress("scoring", "bytes") as show,
         closing(read_blocks(files, partial(_predicted, bundle, config.keep), positions, show, readers)) as blocks,
     ):
         for block in blocks:
-            for part in block:
-                columns.update(part.columns)
-                seen[0].update(part.state_ids)
-                seen[1].update(part.candidates.features.ids if part.candidates else ())
-                others.update(part.others)
-                yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
+            for rows in block:
+                columns.update(rows.columns)
+                state_ids.update(rows.state_ids)
+                action_ids.update(rows.candidates.features.ids if rows.candidates else ())
+                others.update(rows.others)
+                yield rows.scored(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
         logger.warning(f"feature {feature}: {counted(count, 'value')} that the model has no column for")
     where = place(config.data_path)
     require_columns(sorted(columns), config.keep, where)
-    _require_features("state", bundle.state_feature_ids, seen[0], where)
-    _require_features("candidate", bundle.action_feature_ids, seen[1], where)
+    _require_features("state", bundle.state_feature_ids, state_ids, where)
+    _require_features("candidate", bundle.action_feature_ids, action_ids, where)
 
 
-def _require_features(what: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
-    """Refuses rows that have nothing under the name of a feature, not even null."""
-    have = sorted(map(str, given))
-    missing = [str(one) for one in reads if str(one) not in have]
-    got = f"features {listed(have)}" if have else "none"
-    raise_any(
-        [
-            Problem(where, f"the {what} feature {one}, which the model reads", got, nearest(one, have, "Nearest: {!r}"))
-            for one in missing
-        ]
-    )
+def _require_features(kind: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
+    """Refuses rows that have no column for a feature, not even one of nulls."""
+    names = sorted(map(str, given))
+    missing = [str(feature) for feature in reads if str(feature) not in names]
+    got = f"features {listed(names)}" if names else "none"
+    problems = []
+    for name in missing:
+        expected = f"the {kind} feature {name}, which the model reads"
+        problems.append(Problem(where, expected, got, nearest(name, names, "Nearest: {!r}")))
+    raise_any(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Rows of a block.
+class _PredictedRows:
+    """Rows of a block with the model's predictions.
 
     Attributes:
         columns: names of columns that the block has, the log's own of those to keep.
@@ -141,14 +144,15 @@ class _Part:
     prediction: Prediction
 
     def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
-        found = self.prediction
-        index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else self._drawn(rng)
-        none, at = index < 0, np.maximum(index, 0)
+        q = self.prediction.q
+        index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._drawn(rng)
+        none = index < 0
+        at = np.maximum(index, 0)
         columns = {
             **dict(zip(self.keys.column_names, self.keys.columns, strict=True)),
             "action": self._actions(bundle, index),
             "index": pa.array(index, mask=none),
-            "score": pa.array(np.take_along_axis(found.q, at[:, None], 1)[:, 0], mask=none),
+            "score": pa.array(np.take_along_axis(q, at[:, None], 1)[:, 0], mask=none),
             "action_probability": pa.array(probability, mask=none),
         }
         if all_scores:
@@ -169,30 +173,32 @@ class _Part:
     def _actions(self, bundle: Bundle, index: NDArray[np.int64]) -> pa.Array:
         if self.candidates is None:
             return pa.array(bundle.action_names, pa.string()).take(pa.array(index, mask=index < 0))
-        lengths, features_of = self.candidates.lengths, self.candidates.features
-        taken = index >= 0
+        lengths = self.candidates.lengths
+        matrix = self.candidates.features
+        decided = index >= 0
         at = np.cumsum(lengths) - lengths + index
         if self.items is not None:
-            return self.items.take(pa.array(at, mask=~taken))
-        values = np.full((len(index), len(features_of.ids)), np.nan, np.float32)
-        values[taken] = features_of.values[at[taken]]
-        names = {int(one): str(one) for one in features_of.ids}
-        maps = map_array(FeatureMatrix(features_of.ids, values), taken, self.texts)
+            return self.items.take(pa.array(at, mask=~decided))
+        values = np.full((len(index), len(matrix.ids)), np.nan, np.float32)
+        values[decided] = matrix.values[at[decided]]
+        names = {int(feature): str(feature) for feature in matrix.ids}
+        maps = map_array(FeatureMatrix(matrix.ids, values), decided, self.texts)
         if bundle.levels["action"]:  # in all blocks alike
             maps = array_with_texts(maps)
         return by_name(maps, names)
 
     def _scores(self, bundle: Bundle) -> pa.Array:
-        q, mask = self.prediction.q, self.prediction.mask
+        q = self.prediction.q
+        mask = self.prediction.mask
         if self.candidates is None:
-            each = [pa.array(q[:, place], mask=~mask[:, place]) for place in range(q.shape[1])]
-            return pa.StructArray.from_arrays(each, list(bundle.action_names))
+            by_action = [pa.array(q[:, column], mask=~mask[:, column]) for column in range(q.shape[1])]
+            return pa.StructArray.from_arrays(by_action, list(bundle.action_names))
         lengths = self.candidates.lengths
         exists = np.arange(q.shape[1]) < lengths[:, None]
         return list_array(pa.array(q[exists], mask=~mask[exists]), lengths)
 
 
-def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]:
+def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_PredictedRows]:
     """Returns the rows of a block with the model's predictions.
 
     Raises:
@@ -200,16 +206,19 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
     """
     wanted = ("state_features", "possible_actions") if bundle.choices == "candidates" else ("state_features",)
     require_columns(block.table.column_names, wanted, block.where(0))
-    faults, column = Faults(block), partial(column_of, block)
+    faults = Faults(block)
+    column = partial(column_of, block)
     state, present = features(column("state_features"), faults)
     require_present("state_features", present, faults)
     read = {str(feature): str(feature) in bundle.levels["state"] for feature in bundle.state_feature_ids}
     _require_texts(read, "state_features", state, np.arange(len(present)), faults)
-    own_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
+    row_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
     fields = {name: block.file.columns.meaning(name) if block.file.columns else name for name in keep}
-    keys = pa.table(own_keys | {name: as_text(column(one), faults)[0] for name, one in fields.items()})
-    columns = {*block.table.column_names, *(name for name, one in fields.items() if one in block.table.column_names)}
-    values, ids = state.aligned(bundle.state_feature_ids), bundle.action_feature_ids
+    keys = pa.table(row_keys | {name: as_text(column(field), faults)[0] for name, field in fields.items()})
+    present_fields = {name for name, field in fields.items() if field in block.table.column_names}
+    columns = {*block.table.column_names, *present_fields}
+    values = state.aligned(bundle.state_feature_ids)
+    ids = bundle.action_feature_ids
     if bundle.parametric:
         lists = _candidates(bundle, column("possible_actions"), faults)
         if isinstance(lists, Lists):
@@ -220,11 +229,11 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
         sizes = np.full(len(mask), mask.shape[1])
     faults.require_none()
-    found = []
+    predicted = []
     for part in parts(sizes.tolist(), BLOCK_VALUES):
         candidates = lists.part(part) if bundle.parametric else None
         items = None
-        if isinstance(candidates, _ItemLists):
+        if isinstance(candidates, _ItemChoices):
             items = candidates.ids
             candidates = candidates.lists
         others = Counter({str(feature): count for feature, count in bundle.others(values[part]).items()})
@@ -235,8 +244,8 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
             others.update({str(feature): count for feature, count in bundle.others(every, candidates=True).items()})
             prediction = bundle.predict(values[part], candidates=np.split(every, np.cumsum(candidates.lengths)[:-1]))
         rows = keys.slice(part.start, part.stop - part.start)
-        found.append(
-            _Part(
+        predicted.append(
+            _PredictedRows(
                 columns=columns,
                 keys=rows,
                 state_ids=state.ids,
@@ -247,7 +256,7 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
                 prediction=prediction,
             )
         )
-    return found
+    return predicted
 
 
 def _require_texts(
@@ -272,7 +281,7 @@ def _require_texts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ItemLists:
+class _ItemChoices:
     """Lists of items; a row without a list has all items, which are put into it only where they are asked for.
 
     Attributes:
@@ -287,11 +296,11 @@ class _ItemLists:
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
 
-    def part(self, rows: slice) -> _ItemLists:
+    def part(self, rows: slice) -> _ItemChoices:
         """Returns the lists of some successive rows."""
         ends = np.cumsum(np.where(self.listed, self.lengths, 0))
         start = int(ends[rows.start - 1]) if rows.start else 0
-        return _ItemLists(
+        return _ItemChoices(
             table=self.table,
             listed=self.listed[rows],
             lengths=self.lengths[rows],
@@ -318,7 +327,7 @@ class _ItemLists:
         return pa.array(self.table.ids, pa.string()).take(pa.array(self.whole))
 
 
-def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemLists:
+def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemChoices:
     """Returns the candidates of rows, by features or, of a model with items, by id."""
     if bundle.items is None:
         return candidate_lists(column, faults)
@@ -328,7 +337,7 @@ def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _Item
     rows = item_rows(elements, faults, bundle.items)
     elements.fault(faults, ~elements.present, f"an id for every item in {column.name}", lambda _: "null")
     listed = column.present
-    return _ItemLists(
+    return _ItemChoices(
         table=bundle.items,
         listed=listed,
         lengths=np.where(listed, lengths, len(bundle.items)),

@@ -53,13 +53,14 @@ if TYPE_CHECKING:
 LEVEL = 0.95  # of the interval of the log's mean return
 RESAMPLES = 2000
 # streams of random numbers beside those of training runs, which may have the same seed
-LOG, TRUTH = 16, 17
+LOG = 16
+TRUTH = 17
 
 Returns = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated(Result):
+class SimulatedLog(Result):
     """The results; printed as the last line of standard output.
 
     Attributes:
@@ -86,13 +87,13 @@ class Simulated(Result):
     value_of: dict[str, Any] | None
 
 
-def simulate(config: SimulateConfig) -> Simulated:
+def simulate(config: SimulateConfig) -> SimulatedLog:
     """Writes the log and returns what is in it."""
     with needing("data", "output_path"):
         from reagent_lite.data.writing.files import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser()
-    with _own_keys():
+    with _keys_without_section():
         backend = open_backend(
             config.env,
             backend=config.backend,
@@ -108,7 +109,7 @@ def simulate(config: SimulateConfig) -> Simulated:
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
-        played = _write(config, backend, partial(_players, config, policy, others), schema, writer)
+        played = _write(config, backend, partial(_actors, config, policy, others), schema, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
@@ -123,7 +124,7 @@ def simulate(config: SimulateConfig) -> Simulated:
     each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
     count = played.returns.size
     logger.info(f"{target}: {counted(played.rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
-    return Simulated(
+    return SimulatedLog(
         log=str(target),
         rows=played.rows,
         episodes=count,
@@ -166,14 +167,16 @@ def _write(
     from reagent_lite.run.roles.collect import named_block
 
     amount = Amount(rows=config.rows, episodes=config.episodes)
-    with _own_keys():
+    with _keys_without_section():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
     logger.info(
         f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
         f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}"
     )
-    returns, rows, prefix = [], 0, _prefix(config)
+    returns = []
+    rows = 0
+    prefix = _prefix(config)
     come_from = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
         for episodes in whole_episodes(env, cast(env), amount):
@@ -248,8 +251,8 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     where = f"{where}.model {path}"
     problems = misfits(bundle, spec, where)
     if bundle.parametric != parametric:
-        expected, got = kind_of(parametric=parametric), kind_of(parametric=bundle.parametric)
-        problems = [Problem(where, expected, got, "Or change `parametric`")]
+        expected = kind_of(parametric=parametric)
+        problems = [Problem(where, expected, kind_of(parametric=bundle.parametric), "Or change `parametric`")]
     if problems:
         raise BundleError(problems)
     return Choices.in_simulation(bundle, spec).values
@@ -281,22 +284,25 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
     }
 
 
-def _players(
+def _actors(
     config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
 ) -> tuple[Actor, ...]:
     """Returns who plays each type of agents in an environment."""
     if not others:
-        return (_player(config.policy, policy, env),)
-    spec, players = env.spec, []
+        return (_actor(config.policy, policy, env),)
+    spec = env.spec
+    actors = []
     for number, name in enumerate(spec.agent_type_names):
         if agents := spec.agents_of(number):
             rows = AgentType(name=name, agents=agents).rows(env.num_envs, spec.agents, env.device)
-            own = others[name].fixed(rows, env.device) if name in others else _player(config.policy, policy, env, rows)
-            players.append(own)
-    return tuple(players)
+            if name in others:
+                actors.append(others[name].fixed(rows, env.device))
+            else:
+                actors.append(_actor(config.policy, policy, env, rows))
+    return tuple(actors)
 
 
-def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Actor:
+def _actor(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Actor:
     drawing = _drawing(config)
     epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
     return Actor(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
@@ -311,13 +317,13 @@ def _drawing(config: PlayConfig) -> dict[str, float]:
 
 
 @contextmanager
-def _own_keys() -> Iterator[None]:
+def _keys_without_section() -> Iterator[None]:
     """Names keys as they stand in this workflow's config: without the section of the training workflows."""
     try:
         yield
     except SimulationError as error:
-        own = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
-        raise SimulationError(own) from error
+        problems = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
+        raise SimulationError(problems) from error
 
 
 def _prefix(config: SimulateConfig) -> str:
@@ -332,7 +338,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
         (table,) = play(
-            env, (_player(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
+            env, (_actor(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
         )
     played = Played.of(
         backend.spec,
@@ -357,7 +363,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         "episodes": wanted.episodes,
         "gamma": wanted.gamma,
         "confidence_level": wanted.confidence_level,
-        **{name: {"mean": one.value, "lower": one.low, "upper": one.high} for name, one in both.items()},
+        **{name: {"mean": mean.value, "lower": mean.low, "upper": mean.high} for name, mean in both.items()},
         "mean_length": earned.length,
         "terminated_share": 1 - earned.cut_share,
     }
