@@ -199,7 +199,7 @@ def open_regular(file: Path) -> BufferedReader:
         OSError: it cannot be read; it is a link, which may lead anywhere, or a FIFO or device, which may never end.
     """
     if not stat.S_ISREG(os.lstat(file).st_mode):
-        raise OSError(errno.EINVAL, "no regular file, but a link, a folder, a FIFO or a device", str(file))
+        raise OSError(errno.EINVAL, "not a regular file, but a link, folder, FIFO or device", str(file))
     return open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 

@@ -217,12 +217,12 @@ def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
     env: Tree = {"env": str(tmp_path / "team.cuh"), "output_path": str(tmp_path / "log.jsonl"), "use_gpu": False}
     with pytest.raises(ReagentLiteError) as error:
         simulate(check(SimulateConfig, env | {"value_of": {"kind": "random", "gamma": 0.9}}))
-    assert "env, with value_of: expected an environment whose agents are of one type" in str(error.value)
+    assert "env, with value_of: expected an environment with one type of agents" in str(error.value)
     assert not (tmp_path / "log.jsonl").exists()
     model = linear_bundle(tmp_path / "model", np.zeros((3, 3)), ("0", "1", "2"), (0, 1, 2))
     with pytest.raises(ReagentLiteError) as error:
         played(tmp_path, model, env["env"], 2)
-    assert "simulation.env: expected an environment whose agents are of one type" in str(error.value)
+    assert "simulation.env: expected an environment with one type of agents" in str(error.value)
 
 
 def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> None:
