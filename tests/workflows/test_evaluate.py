@@ -487,7 +487,7 @@ def test_without_flags_a_message_says_what_is_needed(capsys: pytest.CaptureFixtu
     said = capsys.readouterr()
     assert said.out == ""
     assert "model: expected a path, uniform, logged or column:NAME, got nothing. Or give --model" in said.err
-    assert "data_path: expected a log here, an environment in `simulation`, or both, got neither" in said.err
+    assert "data_path: expected a log, an environment" in said.err
 
 
 LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
@@ -517,7 +517,7 @@ LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
         (LOG | {"model": "uniform"}, "output_path: expected a path, as there is no model beside which"),
         (LOG | {"model": "column:"}, "model: expected column:NAME with the name of a column"),
         (LOG | {"model": "logged", "policy": "greedy"}, "policy: expected its default without a model"),
-        (LOG | PLAY | {"against": "uniform"}, "simulation: expected absent with a policy that is no model"),
+        (LOG | PLAY | {"against": "uniform"}, "simulation: expected absent with a policy other"),
         (LOG | {"model": "logged", "output_path": "e.json", "actions": ["a"]}, None),
         (PLAY | {"evaluation": {"confidence_level": 0.9, "bootstrap_resamples": 500}}, None),
     ],

@@ -200,7 +200,7 @@ def test_further_columns(tmp_path: Path) -> None:
         make(tmp_path, rows, extraFeatureColumns=["wher"])
     with pytest.raises(DataError, match=r"events.jsonl:1: expected a number in where, got \"p0\""):
         make(tmp_path, rows, rewardColumns=["reward", "where"])
-    with pytest.raises(ConfigError, match="expected columns that a timeline does not make itself"):
+    with pytest.raises(ConfigError, match="columns that a timeline does not compute"):
         make(tmp_path, rows, extraFeatureColumns=["next_action"])
 
 
