@@ -184,7 +184,7 @@ def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) 
         (lambda _, frame: reagent_lite.train(3, frame), ConfigError, "config: expected a config, a dict, or the path"),
         (lambda tree, _: reagent_lite.train(tree, [{}]), DataError, "data: expected a path, or .*, got list: "),
         (lambda tree, frame: reagent_lite.train(tree, frame, callback=print), ConfigError, "callback: expected"),
-        (lambda tree, frame: reagent_lite.evaluate(frame, frame), ConfigError, "model: .*, got a DataFrame. That of a"),
+        (lambda tree, frame: reagent_lite.evaluate(frame, frame), ConfigError, "model: .*, got a DataFrame"),
         (lambda tree, _: reagent_lite.train({**tree, "seed": object()}), ConfigError, "config: expected values that"),
         (lambda tree, frame: reagent_lite.train({**tree, "num_nodes": 2, "init_method": "file:///x"}, frame),
          ConfigError, "num_nodes: expected 1, got 2. train is one process .* run python -m workflows.dqn --config"),

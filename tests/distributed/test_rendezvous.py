@@ -347,7 +347,7 @@ def test_no_record_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_
     file = MeetingFile(share / "run.rdzv")
     folder = FolderIdentity.of(share)
     share.rename(tmp_path / "unmounted")
-    with pytest.raises(RendezvousError, match=f"share {share}: .* got OSError: {share} is not the folder any more"):
+    with pytest.raises(RendezvousError, match=f"share {share}: .* got OSError: {share} is no longer the folder"):
         file.publish(Record.model_validate(RECORD), folder)
     share.mkdir()
     with pytest.raises(RendezvousError, match="its share is not mounted, or the folder was replaced"):
