@@ -275,7 +275,7 @@ def test_the_sample_configs_are_copied(
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == code
-    assert "--copy: expected a folder that is not there yet" in capsys.readouterr().err
+    assert "--copy: expected a folder that does not exist" in capsys.readouterr().err
 
     def files(folder: Path) -> dict[str, bytes]:
         return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}

@@ -6,9 +6,9 @@
 4 compare   two LogSummaries ─► drift.json
 5 appear    the folder gets its name
 
-    <output_dir>/state_features_norm.json, action_norm.json    what state_norm_data_path and action_norm_data_path take
+    <output_dir>/state_features_norm.json, action_norm.json    for state_norm_data_path and action_norm_data_path
                  statistics.json, drift.json                   for people
-                 manifest.json                                 what it was made from
+                 manifest.json                                 inputs and settings
 """
 
 import json
@@ -48,13 +48,13 @@ class Normalized:
 
     Attributes:
         folder: the folder of the files.
-        skipped: whether they stood there already, made from the same inputs.
+        skipped: whether the files were up to date.
         parametric: whether actions are candidates with features.
-        rows: the rows of the training data.
-        features: {column: how many}.
-        types: {column: {type: how many}}.
-        drift: {column: {verdict: how many}}; None without a reference.
-        seconds: total wall-clock time.
+        rows: number of rows of the training data.
+        features: {column: number of features}.
+        types: {column: {type: number of features}}.
+        drift: {column: {verdict: number of features}}; None without a reference.
+        seconds: total wall-clock time of the run.
     """
 
     folder: str
@@ -68,11 +68,11 @@ class Normalized:
 
 
 def normalize(config: NormalizeConfig) -> Normalized:
-    """Writes the folder, unless it is there already, and returns its content.
+    """Writes the folder unless it is up to date, and returns its content.
 
     Raises:
-        ConfigError: a column or an override that the data do not have; an output folder with other things.
-        DataError: what is wrong in the data, features that cannot be fitted, or a full disk.
+        ConfigError: the data lack a column or an overridden feature, or the output folder has other files.
+        DataError: the data have faults, features cannot be fitted, or the disk is full.
     """
     with needing("data", "training_data_path"):
         from reagent_lite.data.features.log import ACTION, STATE
@@ -186,8 +186,8 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
     """Returns the normalization of each column.
 
     Raises:
-        ConfigError: no column to fit; an override for a feature that no column has.
-        DataError: all features that cannot be fitted.
+        ConfigError: there is no column to fit, or no column has an overridden feature.
+        DataError: features cannot be fitted; lists all of them.
     """
     params = config.norm_params
     where = shown(config.training_data_path)
@@ -224,7 +224,7 @@ def _log_results(config: NormalizeConfig, manifest: StageManifest, drifts: dict[
     if report["rows_by_position"]:
         unnamed = counted(report["rows_by_position"], "row")
         logger.info(
-            f"note: {unnamed} without mdp_id or sequence_number; which of them are sampled depends on their order"
+            f"note: {unnamed} without mdp_id or sequence_number; the sample of these rows depends on their order"
         )
     for name, types in report["types"].items():
         logger.info(f"{name}: {', '.join(f'{count} {feature_type}' for feature_type, count in types.items())}")

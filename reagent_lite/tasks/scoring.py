@@ -48,17 +48,17 @@ _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
 
 def scored_table(config: ScoreConfig) -> pa.Table:
-    """Returns the actions and scores of all rows, in memory; columns and errors as of `scored_tables`."""
+    """Returns the actions and scores of all rows, in memory; for columns and errors see `scored_tables`."""
     bundle, config, files = opened(config)
     return pa.concat_tables(scored_tables(config, files, bundle, Counter()))
 
 
 def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
-    """Returns the model, the config with its columns where the config has none, and the files of the rows.
+    """Returns the model, the config with the columns of the rows, and the files of the rows.
 
     Raises:
         BundleError: the model fails its check, or the item table does not fit it.
-        DataError: files that are not there, or cannot be read.
+        DataError: files are missing or cannot be read.
     """
     bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
     bundle = with_items_of(bundle, config.items)
@@ -70,15 +70,15 @@ def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, .
 def scored_tables(
     config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bundle, others: Counter[str]
 ) -> Generator[pa.Table]:
-    """Yields the actions and scores of rows, in order; counts in `others` what `Bundle.others` does, by feature.
+    """Yields the actions and scores of rows, in order; adds the counts of `Bundle.others` to `others`, by feature.
 
-    The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name, the id
-    of an item or the features of a candidate; index, its place among the model's actions or in possible_actions (in
-    the item table for a row without them); score; action_probability; and with `all_scores` scores by action, or a
-    list by candidate, null where one may not be taken.
+    The columns are mdp_id and sequence_number, null if the input has none; the columns to keep; action: a name, the id
+    of an item or the features of a candidate; index: that of the action among the model's actions or in
+    possible_actions (in the item table for a row without them); score; action_probability; and with `all_scores` the
+    scores by action, or a list by candidate, null for a choice that is not allowed.
 
     Raises:
-        DataError: what is wrong with the rows, or features that the model reads and no row has.
+        DataError: rows have faults, or no row has a feature that the model reads.
     """
     if isinstance(config.columns.get("state_features"), list):
         _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
@@ -100,7 +100,7 @@ def scored_tables(
                 others.update(rows.others)
                 yield rows.scored(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
-        logger.warning(f"feature {feature}: {counted(count, 'value')} that the model has no column for")
+        logger.warning(f"feature {feature}: {counted(count, 'value')} without a column in the model")
     where = place(config.data_path)
     require_columns(sorted(columns), config.keep, where)
     _require_features("state", bundle.state_feature_ids, state_ids, where)
@@ -124,13 +124,13 @@ class _PredictedRows:
     """Rows of a block with the model's predictions.
 
     Attributes:
-        columns: names of columns that the block has, the log's own of those to keep.
-        keys: columns of _KEYS, and those to keep.
-        state_ids: features of states that the block has.
-        candidates: None if actions are fixed.
+        columns: names of the block's columns, with the log's names of columns to keep.
+        keys: columns of _KEYS, and columns to keep.
+        state_ids: ids of the block's state features.
+        candidates: None with named actions.
         texts: texts of candidates' features by code.
-        others: {feature: values that the model has no column for}.
-        items: [candidates] id of each; None if they have features alone.
+        others: {feature: number of values without a column in the model}.
+        items: [candidates] id of each; None for candidates without ids.
         prediction: the prediction of the model.
     """
 
@@ -160,7 +160,7 @@ class _PredictedRows:
         return pa.table(columns)
 
     def _drawn(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns drawn places and their probability, of equal candidates the sum, as a log knows features alone."""
+        """Returns drawn indices and their probability; equal candidates count together, as a log has only features."""
         index, probability = self.prediction.draw(rng)
         if self.candidates is None:
             return index, probability
@@ -183,7 +183,7 @@ class _PredictedRows:
         values[decided] = matrix.values[at[decided]]
         names = {int(feature): str(feature) for feature in matrix.ids}
         maps = map_array(FeatureMatrix(matrix.ids, values), decided, self.texts)
-        if bundle.levels["action"]:  # in all blocks alike
+        if bundle.levels["action"]:  # the same type in all blocks
             maps = array_with_texts(maps)
         return by_name(maps, names)
 
@@ -202,7 +202,7 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Predi
     """Returns the rows of a block with the model's predictions.
 
     Raises:
-        DataError: a column that is missing, or rows with a fault.
+        DataError: a column is missing, or rows have faults.
     """
     wanted = ("state_features", "possible_actions") if bundle.choices == "candidates" else ("state_features",)
     require_columns(block.table.column_names, wanted, block.where(0))
@@ -262,14 +262,14 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Predi
 def _require_texts(
     read: Mapping[str, bool], name: str, matrix: FeatureMatrix, row_of: NDArray[np.int64], faults: Faults
 ) -> None:
-    """Records a fault where a feature is a text and the model reads a number, or the other way round.
+    """Records a fault if a feature is a text and the model reads a number, or the other way round.
 
     Args:
         read: {feature that the model reads: whether it is a text}.
-        name: the column.
-        matrix: its features [n, F].
-        row_of: [n] the block's row of each.
-        faults: the faults of the block.
+        name: name of the column.
+        matrix: features [n, F] of the column.
+        row_of: [n] row in the block.
+        faults: faults of the block.
     """
     for index, feature in enumerate(matrix.ids):
         is_text = feature in faults.levels.get(name, {})
@@ -282,13 +282,13 @@ def _require_texts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ItemChoices:
-    """Lists of items; a row without a list has all items, which are put into it only where they are asked for.
+    """Lists of items; a row without a list has all items, which properties add on demand.
 
     Attributes:
         table: the items.
         listed: [n] whether the row has a list.
-        lengths: [n] how many items each row has.
-        rows: [listed items] row of each in the table.
+        lengths: [n] number of items of each row.
+        rows: [listed items] row of each listed item in the table.
     """
 
     table: ItemTable
@@ -297,7 +297,7 @@ class _ItemChoices:
     rows: NDArray[np.int64]
 
     def part(self, rows: slice) -> _ItemChoices:
-        """Returns the lists of some successive rows."""
+        """Returns the lists of consecutive rows."""
         ends = np.cumsum(np.where(self.listed, self.lengths, 0))
         start = int(ends[rows.start - 1]) if rows.start else 0
         return _ItemChoices(
@@ -309,7 +309,7 @@ class _ItemChoices:
 
     @property
     def whole(self) -> NDArray[np.int64]:
-        """[items] row in the table of each item of all lists."""
+        """[items] row in the table of each item in all lists."""
         listed = np.repeat(self.listed, self.lengths)
         rows = np.empty(len(listed), np.int64)
         rows[listed] = self.rows
@@ -318,17 +318,17 @@ class _ItemChoices:
 
     @property
     def lists(self) -> Lists:
-        """The features of the items."""
+        """Features of the items in all lists."""
         return Lists(self.lengths, FeatureMatrix(self.table.feature_ids, self.table.values[self.whole]))
 
     @property
     def ids(self) -> pa.Array:
-        """[items] the id of each item of all lists."""
+        """[items] id of each item in all lists."""
         return pa.array(self.table.ids, pa.string()).take(pa.array(self.whole))
 
 
 def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemChoices:
-    """Returns the candidates of rows, by features or, of a model with items, by id."""
+    """Returns the candidates of rows, by features or, for a model with items, by id."""
     if bundle.items is None:
         return candidate_lists(column, faults)
     lengths, elements = pieces(column, faults, "a list of ids of items")

@@ -1,10 +1,8 @@
 """Play a policy in an environment and write its log.
 
-A policy plays, its episodes are written, and another policy's true value is computed.
-
-1 open     environment compiled, models loaded and checked against it: every error of the config is found here
+1 open     environment compiled, models loaded and checked against it; reports every error of the config
 2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
-3 value    another policy plays as many episodes as asked for ─► output_path.truth.json
+3 value    another policy plays the configured number of episodes ─► output_path.truth.json
 4 appear   the log gets its name
 """
 
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95  # of the interval of the log's mean return
 RESAMPLES = 2000
-# streams of random numbers beside those of training runs, which may have the same seed
+# streams of random numbers, different from those of training runs with the same seed
 LOG = 16
 TRUTH = 17
 
@@ -64,15 +62,15 @@ class SimulatedLog(Result):
     """The results; printed as the last line of standard output.
 
     Attributes:
-        log: path of the file.
-        rows, episodes: in it; each agent's part of an episode is one of its own.
-        mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
-            None for a single episode. Of several agents it is their mean, and the interval is over episodes of the
-            environment: what its agents earn hangs together.
-        mean_return_of: the same by type of agent; empty with one agent.
-        rows_per_second: played and written.
-        seconds: total wall-clock time.
-        value_of: what stands in the truth file; None where none was asked for.
+        log: path of the log.
+        rows, episodes: numbers of rows and episodes in the log; each agent's part of an episode counts as one.
+        mean_return: undiscounted mean of the log's episodes, with a 95 % interval by the central limit theorem; bounds
+            are None for a single episode. With several agents it is their mean, and the interval is over episodes of
+            the environment, as returns of agents in one episode are correlated.
+        mean_return_of: mean return by agent type; empty with one agent.
+        rows_per_second: rows played and written per second.
+        seconds: total wall-clock time of the run.
+        value_of: content of the truth file; None without value_of.
     """
 
     log: str
@@ -88,7 +86,7 @@ class SimulatedLog(Result):
 
 
 def simulate(config: SimulateConfig) -> SimulatedLog:
-    """Writes the log and returns what is in it."""
+    """Writes the log and returns its results."""
     with needing("data", "output_path"):
         from reagent_lite.data.writing.files import table_writer
     start = time.monotonic()
@@ -113,7 +111,7 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
-        truth.unlink(missing_ok=True)  # of an earlier log of this name
+        truth.unlink(missing_ok=True)  # that of an earlier log with this name
         if value is not None:
             write_whole(truth, canonical(value))
     of_env = played.returns.mean(1)
@@ -162,7 +160,7 @@ def _write(
     schema: "LogSchema",
     writer: "TableWriter",
 ) -> _Written:
-    """Plays and writes the log; `cast` says who plays in an environment."""
+    """Plays and writes the log; `cast` returns the actors of an environment."""
     from reagent_lite.data.writing.episodes import episode_rows
     from reagent_lite.run.roles.collect import named_block
 
@@ -195,14 +193,14 @@ def _device(config: SimulateConfig) -> torch.device:
     if config.backend == "auto" and not torch.cuda.is_available():
         logger.info("use_gpu is true, but no GPU was found: playing on the CPU")
         return torch.device("cpu")
-    return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
+    return torch.device("cuda", 0)  # without CUDA, open_backend raises an error
 
 
 def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
-    """Returns what rows hold.
+    """Returns the columns of the log.
 
     Raises:
-        ConfigError: actions as names in an environment whose candidates have none.
+        ConfigError: the config asks for action names, but the environment has candidates.
     """
     from reagent_lite.data.writing.episodes import LogSchema
 
@@ -214,7 +212,7 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
                     "parametric",
                     f"true with {spec.name}, whose candidates differ from step to step",
                     "false",
-                    "They have features but no names",
+                    "Candidates have features but no names",
                 )
             )
         return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
@@ -234,11 +232,11 @@ def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> 
 
 
 def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
-    """Returns a model's policy, or None for the random one and where none is wanted.
+    """Returns a model's policy; None for the random policy or without a config.
 
     Raises:
-        ConfigError: agents are of several types, which one model cannot play and whose values are not one.
-        BundleError: no model there, one that was altered, or one of other features or actions.
+        ConfigError: agents have several types, so that value_of is not defined.
+        BundleError: the model is missing or altered, or has other features or actions.
     """
     if config is None:
         return None
@@ -252,17 +250,19 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     problems = misfits(bundle, spec, where)
     if bundle.parametric != parametric:
         expected = kind_of(parametric=parametric)
-        problems = [Problem(where, expected, kind_of(parametric=bundle.parametric), "Or change `parametric`")]
+        problems = [
+            Problem(where, expected, kind_of(parametric=bundle.parametric), "Use such a model, or change `parametric`")
+        ]
     if problems:
         raise BundleError(problems)
     return Choices.in_simulation(bundle, spec).values
 
 
 def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
-    """Returns the types of agents that `policy` does not play, by name.
+    """Returns the agent types that `policy` does not play, by name.
 
     Raises:
-        ConfigError: a type that is not there, or several for the one model of `policy`.
+        ConfigError: an unknown type, or several types for the one model of `policy`.
         BundleError: see _policy.
     """
     problems = unknown_types(config.policies, spec, "policies")
@@ -271,9 +271,9 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
         problems.append(
             Problem(
                 "policy.model",
-                f"a model that plays one type of agents of {spec.name}",
+                f"a model for one type of agents of {spec.name}",
                 f"one for {' and '.join(shared)}",
-                "Name a model of each in `policies`",
+                "Name a model for each type in `policies`",
             )
         )
     if problems:
@@ -287,7 +287,7 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
 def _actors(
     config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
 ) -> tuple[Actor, ...]:
-    """Returns who plays each type of agents in an environment."""
+    """Returns the actors of all agent types in an environment."""
     if not others:
         return (_actor(config.policy, policy, env),)
     spec = env.spec
@@ -309,7 +309,7 @@ def _actor(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torc
 
 
 def _drawing(config: PlayConfig) -> dict[str, float]:
-    """Returns how actions are drawn from values; the random policy has none and reads neither."""
+    """Returns epsilon and temperature for drawing actions from values; both are unused by the random policy."""
     return {
         "epsilon": config.epsilon if config.kind == "epsilon_greedy" else 0.0,
         "temperature": config.temperature if config.kind == "softmax" else 0.0,
@@ -318,7 +318,7 @@ def _drawing(config: PlayConfig) -> dict[str, float]:
 
 @contextmanager
 def _keys_without_section() -> Iterator[None]:
-    """Names keys as they stand in this workflow's config: without the section of the training workflows."""
+    """Names keys as in this workflow's config, without the section of the training workflows."""
     try:
         yield
     except SimulationError as error:
@@ -327,14 +327,14 @@ def _keys_without_section() -> Iterator[None]:
 
 
 def _prefix(config: SimulateConfig) -> str:
-    """Returns what the names of this log's episodes begin with: the same name is the same episode, in any log."""
+    """Returns the prefix of this log's episode names; episodes of the same name are equal in any log."""
     keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
     playing = {key: value for key, value in resolved(config).items() if key in keys or (key == "policies" and value)}
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
-    """Returns the true value of a policy, as the truth file has it."""
+    """Returns the true value of a policy, the content of the truth file."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
         (table,) = play(

@@ -246,7 +246,7 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
     for change, says in (
         (
             {"policies": {}},
-            "policy.model: expected a model that plays one type of agents of team, got one for leader and",
+            "policy.model: expected a model for one type of agents of team, got one for leader and",
         ),
         ({"policies": {"captain": "random"}}, "policies.captain: expected one of leader, follower"),
         (
