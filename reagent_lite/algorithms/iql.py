@@ -1,4 +1,4 @@
-"""Implicit Q-learning over [B, K] choices; Kostrikov, Nair & Levine (2022). No action outside the log is valued.
+"""Implicit Q-learning over [B, K] choices; Kostrikov, Nair & Levine (2022). Targets use logged actions only.
 
 V(s)  <- expectile of Q_target(s, a) over logged actions:   |expectile - [u < 0]| u^2,  u = Q_target(s, a) - V(s)
 y      = r + boost + gamma^steps * bootstrap * V(s')
@@ -28,7 +28,7 @@ from reagent_lite.types import SourceSpec, TransitionBatch
 
 
 class IQL(ActorCritic):
-    """See the top of this file.
+    """Implicit Q-learning; see the top of this file.
 
     Args:
         critic: forward(state, mask, features) -> [B, K, 1].
@@ -93,6 +93,6 @@ class IQL(ActorCritic):
         return self.value(state, mask, None).view(-1)  # type: ignore[no-any-return]
 
     def next_value(self, batch: TransitionBatch) -> Tensor:
-        """Returns V(s'), [B]; 0 where no choice is allowed."""
+        """Returns V(s'), [B]; 0 if no choice is allowed."""
         with evaluating(self.value):
             return self.state_value(batch.next_state) * batch.next_actions.mask.any(1)

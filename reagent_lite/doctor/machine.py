@@ -83,7 +83,7 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     if not address.is_loopback:
         yield ok("network", text)
     else:
-        yield warning("network", text, "Other machines do not reach it: name another one in rendezvous.interface")
+        yield warning("network", text, "Other machines cannot reach it: name another interface in rendezvous.interface")
     yield _host_name()
     if method.startswith("file:") and settings.port and node.index == 0:
         listening(address.address, settings.port).close()
@@ -186,7 +186,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
             yield row
         else:
             yield warning(
-                key, row.found, "This machine takes part without rows; put its shard there if it should have one"
+                key, row.found, "This machine takes part without rows; put its shard there if it should have rows"
             )
         return
     total = size_text(sum(file.size for file in files))
