@@ -83,10 +83,12 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         f"compared with{dotted}. ● trustworthy, ◇ support only, ✕ do not use: whether the interval may be believed, "
         "however wide it is. An interval without an end mark continues."
     )
-    rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
+    rest = ""
+    if len(shown) > 1 and not (evidence.result is not None and evidence.result.by_row):
+        rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
     return PageSection(
         title="Estimates",
-        notes=(_weight_of(evidence.overlap), cut_note(evidence.overlap), rest if len(shown) > 1 else ""),
+        notes=(_weight_of(evidence.overlap), cut_note(evidence.overlap), rest),
         charts=tuple(
             _estimates_chart(comparison, plain, "" if index else note) for index, comparison in enumerate(shown)
         ),

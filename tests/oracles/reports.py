@@ -48,7 +48,13 @@ OVERLAP = Overlap(
 )  # fmt: skip
 SAMPLED = FeatureFacts(present=0.5, mean=1.0, stddev=2.0)
 RESULT = CPEResult(
-    outcomes=(), overlap=OVERLAP, weighted=True, level=0.95, num_episodes_left_out=0, num_rows_beyond_horizon=0
+    outcomes=(),
+    overlap=OVERLAP,
+    weighted=True,
+    gamma=0.9,
+    level=0.95,
+    num_episodes_left_out=0,
+    num_rows_beyond_horizon=0,
 )
 
 
