@@ -37,7 +37,7 @@ from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.agents import AgentType, agent_type, unknown_types
 from reagent_lite.sim.backend import Backend, open_backend
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.episodes import Amount, whole_episodes
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Actor
@@ -231,7 +231,7 @@ def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> 
     )
 
 
-def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
+def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> ObservationPolicy | None:
     """Returns a model's policy; None for the random policy or without a config.
 
     Raises:
@@ -285,7 +285,7 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
 
 
 def _actors(
-    config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
+    config: SimulateConfig, policy: ObservationPolicy | None, others: dict[str, AgentType], env: VectorEnv
 ) -> tuple[Actor, ...]:
     """Returns the actors of all agent types in an environment."""
     if not others:
@@ -302,7 +302,9 @@ def _actors(
     return tuple(actors)
 
 
-def _actor(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Actor:
+def _actor(
+    config: PlayConfig, policy: ObservationPolicy | None, env: VectorEnv, rows: torch.Tensor | None = None
+) -> Actor:
     drawing = _drawing(config)
     epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
     return Actor(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
@@ -333,7 +335,9 @@ def _prefix(config: SimulateConfig) -> str:
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
+def _value(
+    config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: ObservationPolicy | None
+) -> dict[str, Any]:
     """Returns the true value of a policy, the content of the truth file."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:

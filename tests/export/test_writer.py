@@ -29,7 +29,7 @@ from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
 from reagent_lite.feature_ids import FeatureId
-from reagent_lite.report.content import Report, Section, Table
+from reagent_lite.report.content import PageSection, Report, Table
 from reagent_lite.report.markdown import findings
 from reagent_lite.rl.policies import EpsilonGreedy
 
@@ -178,7 +178,7 @@ def test_the_card_shows_names_as_they_are(
     names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
     discrete_predictor.action_names, discrete_predictor.state_feature_ids = names, tuple(map(FeatureId, names))
     table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
-    sections = (Section(title="s", tables=(table,)),)
+    sections = (PageSection(title="s", tables=(table,)),)
     found = findings(Report(title="t", decision=decided(), notes=names, sections=sections))
     card = model_card(discrete_predictor, replace(discrete_content, decision="**Ship**: why", findings=found))
     page = MarkdownIt("commonmark").enable("table").render(card)

@@ -23,7 +23,7 @@ from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
-from reagent_lite.run.sources import Simulated, open_source
+from reagent_lite.run.sources import SimulatedExperience, open_source
 from reagent_lite.tasks.simulate import simulate
 
 Tree = dict[str, Any]
@@ -92,7 +92,7 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     config = checked(merged(team, {"simulation": place}))
     simulation = open_simulation(config, ALONE)
     source = open_source(with_actions(config, simulation), ALONE, simulation)
-    assert isinstance(source, Simulated)
+    assert isinstance(source, SimulatedExperience)
     learner = build_learners(config, source.spec, source.types, ALONE.device)
     trace = record(source.encoder, learner, EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
