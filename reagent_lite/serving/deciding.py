@@ -27,7 +27,7 @@ MOST_CHOICES = 1 << 16
 
 
 @dataclass(slots=True, kw_only=True)
-class _Row:
+class _DecisionRow:
     """A row to decide.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    rows: list[_Row]
+    rows: list[_DecisionRow]
     answer: asyncio.Future[bytes]
 
 
@@ -149,7 +149,7 @@ class Decider:
         if rows:
             self._count(batch.bundle, rows)
 
-    def _draw(self, bundle: Bundle, rows: list[_Row]) -> None:
+    def _draw(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
         name = "candidates" if bundle.parametric else "mask"
         for part in parts((len(row.choices) for row in rows), MOST_CHOICES):
             choices: Any = {name: [row.choices for row in rows[part]]}
@@ -158,7 +158,7 @@ class Decider:
                 row.choice = choice
                 row.propensity = propensity
 
-    def _count(self, bundle: Bundle, rows: list[_Row]) -> None:
+    def _count(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
         self._figures.decided([row.options[row.choice] for row in rows], bundle)
         states = np.stack([row.state for row in rows])
         self._figures.missing(np.isnan(states), bundle)
@@ -178,7 +178,7 @@ def _logged(candidate: str | dict[str, Any]) -> str | dict[str, Any]:
     return candidate if isinstance(candidate, str) else present(candidate)
 
 
-def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_Row]:
+def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
     """Returns the rows of a request with their choices.
 
     Equal candidates are one choice, the first of them, as training knows a candidate by its features. Without a list a
@@ -188,7 +188,7 @@ def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_Row]:
     if not bundle.parametric:
         names = bundle.action_names
         return [
-            _Row(
+            _DecisionRow(
                 body=body,
                 state=state,
                 choices=_mask(f"rows.{number}.possible_actions", body.possible_actions or names, names),
@@ -210,7 +210,9 @@ def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_Row]:
         options = [_logged(listed[k]) for k in positions]
         choices = values[positions]
         rows.append(
-            _Row(body=body, state=state, choices=choices, options=options, possible=options, positions=positions)
+            _DecisionRow(
+                body=body, state=state, choices=choices, options=options, possible=options, positions=positions
+            )
         )
     return rows
 
