@@ -211,8 +211,10 @@ def _unreadable(block: Block) -> Problem | None:
         for name in block.table.column_names:
             try:
                 block.table.column(name)[row].as_py()
-            except ValueError as error:
+            except UnicodeDecodeError as error:
                 return Problem(block.where(row), f"text in UTF-8 in {name}", str(error))
+            except (ValueError, OverflowError):  # a value that Python lacks
+                continue
     return None
 
 
