@@ -5,7 +5,7 @@
     run = reagent_lite.train({"actions": ["left", "right"], "model_output_path": "outputs/first"}, frame)
     reagent_lite.load_bundle(run.model).predict_rows([{"age": 41.0}]).greedy
 
-Importing this package imports nothing else: each name below brings what it needs when it is first used.
+Importing this package imports nothing else; each name below imports its module when it is first used.
 """
 
 import importlib.util
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if importlib.util.find_spec(".".join(module.split(".")[:2])) is None:
         todo = "Run: pip uninstall reagent-lite-bundle, then pip install 'reagent-lite[data]'"
         raise ImportError(f"{__name__}.{name}: reagent-lite-bundle only loads models. {todo}")
-    if name == "read_log":  # the only one that cannot even be imported without an extra
+    if name == "read_log":  # the only name whose module needs an extra
         from reagent_lite.errors import needing
 
         with needing("data", f"{__name__}.{name}"):

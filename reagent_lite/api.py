@@ -1,9 +1,9 @@
-"""The Python API: what the commands do, in this interpreter, with frames as well as paths.
+"""The Python API: the commands as functions of this interpreter, with frames as well as paths.
 
-config: dict, path, object ─► checked as the commands check it ─┐
-data: path, or frame ─► a file named by its content ────────────┴─► the command's own function ─► its result
+config: dict, path, object ─► checked as by the commands ─┐
+data: path, or frame ─► a file named by its content ──────┴─► the function of the command ─► its result
 
-The log of a run goes to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` shows it.
+A run logs to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` shows the messages.
 """
 
 import os
@@ -48,22 +48,22 @@ def train(
     items: Log | None = None,
     callback: training.Callback | None = None,
 ) -> Outcome:
-    """Trains, evaluates and exports as `workflows.dqn` and `workflows.parametric_dqn` do, or continues to.
+    """Trains, evaluates and exports, or continues to, like `workflows.dqn` and `workflows.parametric_dqn`.
 
     One process trains, in this interpreter. Signal handlers, logging, and threads and random numbers of torch are
-    afterwards as before.
+    restored afterwards.
 
     Args:
         config: a DqnConfig or ParametricDqnConfig, a dict of the same keys, or the path of a JSON file. A dict or file
             with data and no `actions` is for candidates.
-        data: log to learn from: a path, or a frame of pandas, polars or Arrow, or a list of several logs; used in place
-            of training_data_path, with a warning where the config has another.
-        eval_data: held-out log, likewise in place of eval_data_path.
+        data: log to learn from: a path, a frame of pandas, polars or Arrow, or a list of several logs. It replaces
+            training_data_path, with a warning if they differ.
+        eval_data: held-out log in place of eval_data_path.
         items: table of the items that the logs name by id, in place of data.items.
-        callback: follows the run.
+        callback: called during the run.
 
     Raises:
-        ReagentLiteError: as the command, with the same message.
+        ReagentLiteError: the error of the command, with the same message.
         Preempted: Ctrl-C or another signal ended the run; the same call continues from the last checkpoint.
     """
     if not isinstance(callback, training.Callback | None):
@@ -81,8 +81,9 @@ def train(
     checked = _checked(model, config, tree)
     processes = choose_processes(checked)
     _require_one_process(checked, processes)
-    device, wait = processes.device(0), checked.rendezvous.startup_timeout_seconds
-    with _torch_left_as_found(device), joined(ProcessRanks(), device, wait, gpus=processes.gpus) as group:
+    device = processes.device(0)
+    timeout = checked.rendezvous.startup_timeout_seconds
+    with _torch_restored(device), joined(ProcessRanks(), device, timeout, gpus=processes.gpus) as group:
         return training.train(checked, group, callback or training.Callback())
 
 
@@ -95,18 +96,18 @@ def evaluate(
     items: Log | None = None,
     config: Source | None = None,
 ) -> evaluation.Evaluated:
-    """Evaluates a policy on a log, in simulation, or both, as `workflows.evaluate` does.
+    """Evaluates a policy on a log, in simulation, or both, like `workflows.evaluate`.
 
     Args:
         model: folder of an exported model; "uniform", "logged", or "column:NAME" with a column of the log.
-        data: log to evaluate on: a path, or a frame of pandas, polars or Arrow, or a list of several logs.
-        against: another one, named likewise; the difference of the two is estimated as well.
+        data: log to evaluate on: a path, a frame of pandas, polars or Arrow, or a list of several logs.
+        against: a second model or policy; the difference between the two is estimated as well.
         env: environment to play in.
         items: table of the items that the log names by id; absent: the model's own.
-        config: further keys; an argument is used in place of its key, with a warning where they differ.
+        config: further keys; an argument replaces its key, with a warning if they differ.
 
     Raises:
-        ReagentLiteError: as the command, with the same message.
+        ReagentLiteError: the error of the command, with the same message.
     """
     tree: dict[str, Any] = {"model": _folder("model", model), "data_path": None if data is None else paths_of(data)}
     if against is not None:
@@ -115,23 +116,23 @@ def evaluate(
         tree["simulation"] = {**_section(config or {}, "simulation"), "env": env}
     if items is not None:
         tree["items"] = path_of(items, "items")
-    with _torch_left_as_found():
+    with _torch_restored():
         return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
 
 
 def inspect(
     data: Log, *, rows: int = 100_000, columns: "Columns | None" = None, items: Log | None = None
 ) -> "Inspected":
-    """Describes the columns of a log and returns a training config for it, as `workflows.inspect` does.
+    """Describes the columns of a log and returns a training config for it, like `workflows.inspect`.
 
     Args:
         data: a path, or a frame of pandas, polars or Arrow.
         rows: number of rows to read.
-        columns: what is known: the log's own names for columns of the contract.
+        columns: the log's own names for columns of the contract, as far as they are known.
         items: table of the items that actions name by id, with the ids in its column item_id.
 
     Raises:
-        ReagentLiteError: a log, or an item table, that cannot be read.
+        ReagentLiteError: the log or the item table cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
         from reagent_lite.data.inspection.proposal import inspect_log
@@ -141,33 +142,32 @@ def inspect(
     return inspect_log(check(InspectConfig, tree))
 
 
-def simulate(config: Source) -> simulation.Simulated:
-    """Plays a policy in an environment and writes its log, as `workflows.simulate` does.
+def simulate(config: Source) -> simulation.SimulatedLog:
+    """Plays a policy in an environment and writes its log, like `workflows.simulate`.
 
     Args:
         config: a SimulateConfig, a dict of the same keys, or the path of a JSON file.
 
     Raises:
-        ReagentLiteError: as the command, with the same message.
+        ReagentLiteError: the error of the command, with the same message.
     """
-    with _torch_left_as_found():
+    with _torch_restored():
         return simulation.simulate(_checked(SimulateConfig, config, {}))
 
 
 def score(model: Folder, data: Log, *, items: Log | None = None, config: Source | None = None) -> "Table":
-    """Returns an Arrow table of the action that an exported model chooses for each row, and its score.
+    """Returns an Arrow table with an exported model's action and score for each row.
 
-    The columns are those that `workflows.score` writes; `to_pandas()` makes a frame of it.
+    The table has the columns of `workflows.score`; `to_pandas()` converts it to a frame.
 
     Args:
         model: folder of an exported model.
         data: rows to decide: a path, or a frame of pandas, polars or Arrow.
         items: table of items in place of the model's own, such as a newer one.
-        config: further keys of a ScoreConfig; an argument is used in place of its key, with a warning where they
-            differ.
+        config: further keys of a ScoreConfig; an argument replaces its key, with a warning if they differ.
 
     Raises:
-        ReagentLiteError: as the command, with the same message.
+        ReagentLiteError: the error of the command, with the same message.
     """
     with needing("data", "reagent_lite.score"):
         from reagent_lite.tasks.scoring import scored_table
@@ -178,7 +178,7 @@ def score(model: Folder, data: Log, *, items: Log | None = None, config: Source 
 
 
 def _section(config: Source, key: str) -> dict[str, Any]:
-    """Returns a section of a config as it was given; {} where there is none."""
+    """Returns a section of a config; {} if there is none."""
     section = read_tree(config)[0].get(key)
     return section if isinstance(section, dict) else {}
 
@@ -186,24 +186,24 @@ def _section(config: Source, key: str) -> dict[str, Any]:
 def _folder(key: str, model: Folder) -> str:
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
-    todo = "That of a run is its attribute `model`, which is None where nothing was exported"
+    todo = "Use the attribute `model` of a run; it is None if no model was exported"
     raise ConfigError(Problem(key, "the folder of an exported model", f"a {type(model).__name__}", todo))
 
 
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
     tree, problems = read_tree(config)
-    own, _ = read_tree({key: value for key, value in given.items() if value is not None})
-    for key in own.keys() & tree.keys() - {"simulation", "data"}:
-        if tree[key] not in (own[key], None, ""):
+    arguments, _ = read_tree({key: value for key, value in given.items() if value is not None})
+    for key in arguments.keys() & tree.keys() - {"simulation", "data"}:
+        if tree[key] not in (arguments[key], None, ""):
             logger.warning(f"{key}: the config has {tree[key]!r}; the argument of the call is used")
-    return check(model, {**tree, **own}, problems)
+    return check(model, {**tree, **arguments}, problems)
 
 
 def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
-    """Refuses what only the command line does.
+    """Refuses configs for several processes.
 
     Raises:
-        ConfigError: with the command.
+        ConfigError: the config needs the command line.
     """
     workflow = "dqn" if isinstance(config, DqnConfig) else "parametric_dqn"
     todo = f"train is one process in this interpreter; run python -m workflows.{workflow} --config x.json"
@@ -218,7 +218,7 @@ def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
 
 
 @contextmanager
-def _torch_left_as_found(device: torch.device = _CPU) -> Iterator[None]:
+def _torch_restored(device: torch.device = _CPU) -> Iterator[None]:
     """Restores torch's number of threads and random numbers after the block."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng([device] if device.type == "cuda" else ()):

@@ -1,8 +1,8 @@
 """Categories: features whose values are texts.
 
-A text is carried as one float32, which is a hash of it. Machines, shards and services therefore agree on it without a
-table, and matrices of features stay numbers. Which texts have a column of their own, its levels, is fitted with the
-normalization; all others count as other.
+A text is stored as one float32, a hash of it. Machines, shards and services therefore agree without a table, and
+matrices of features stay numeric. The fit of the normalization chooses the levels, the texts with a column of their
+own; all other texts count as other.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SMALLEST = 64 << 23
 
 
 def code_of(text: str) -> float:
-    """Returns the float32 that stands for a level: 30 bits of the BLAKE2b hash of its UTF-8, as a positive number.
+    """Returns the float32 code of a text: 30 bits of the BLAKE2b hash of its UTF-8, as a positive number.
 
-    By chance two of 100 levels share a code in one of 200 000 features.
+    Among features with 100 levels, one in 200 000 has two levels with the same code.
     """
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     bits = (int.from_bytes(digest) >> (32 - _CODE_BITS)) + _SMALLEST
@@ -38,6 +38,6 @@ def codes_of(texts: Iterable[str]) -> NDArray[np.float32]:
 
 
 def is_other(values: NDArray[np.float32], possible: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Returns [n] whether a one-hot feature has a value [n] that is none of its possible values; missing is not."""
+    """Returns whether each value [n] of a one-hot feature is present and not a possible value."""
     other: NDArray[np.bool_] = ~np.isin(values, possible) & ~np.isnan(values) & (values != np.float32(MISSING_VALUE))
     return other

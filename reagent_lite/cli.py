@@ -48,9 +48,9 @@ class Flag:
     """A flag that sets one key of the config and wins over the JSON.
 
     Attributes:
-        name: such as `--data`; one with underscores may be given with dashes too.
-        help: what the key is.
-        read: returns the value of the flag's text.
+        name: name of the flag, such as `--data`; underscores may be written as dashes.
+        help: description of the key.
+        read: converts the flag's text to its value.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Command(Generic[AnyConfig]):
     """The command line of a workflow.
 
     Attributes:
-        module: its name after `python -m`.
-        model: the config's class; its docstring is the description.
+        module: name after `python -m`.
+        model: class of the config; its docstring is the description.
         example: a config for the help text.
         settings: overrides for the help text.
-        outcome: keys of its JSON line on standard output.
+        outcome: keys of the JSON line on standard output.
         codes: exit codes, each with its meaning.
         flags: {key of the config: its flag}.
-        needs_config: whether a JSON file is required; if not, missing keys have their defaults.
+        needs_config: whether a JSON file is required; without one, missing keys have their defaults.
         story: further text of the help.
     """
 
@@ -96,8 +96,8 @@ def main_alone(
 
     Args:
         command: the workflow.
-        work: does it; the result is printed as one JSON line.
-        arguments: the command line's; None: those of this process.
+        work: runs the workflow; its result is printed as one JSON line.
+        arguments: arguments of the command line; None: those of this process.
     """
     options = options_of(parser_of(command), arguments)
 
@@ -109,7 +109,7 @@ def main_alone(
             print(json.dumps(resolved(config), indent=2))
             return 0
         with contextlib.redirect_stdout(sys.stderr), StopSignal(last=True) as stop:
-            stop.standing = "no incomplete output was left behind; run the same command again"
+            stop.standing = "no incomplete output is left; run the same command again"
             outcome = work(config)
         print(json.dumps(printed(outcome)), flush=True)
         return 0
@@ -118,13 +118,13 @@ def main_alone(
 
 
 def printed(outcome: "DataclassInstance") -> dict[str, Any]:
-    """Returns what the last line of standard output says: all but fields that are no part of the outcome's repr."""
+    """Returns the keys of the last line on standard output: the fields in the outcome's repr."""
     shown = {field.name for field in fields(outcome) if field.repr}
     return {name: value for name, value in asdict(outcome).items() if name in shown}
 
 
 def guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[], int]) -> int:
-    """Returns the exit code of the body, or prints the schema in its place where that is asked for."""
+    """Returns the exit code of the body; with --print_schema, prints the schema instead."""
 
     def work() -> int:
         if options.print_schema:
@@ -152,14 +152,14 @@ def exit_code(body: Callable[[], int]) -> int:
 
 
 def _require_open_files() -> None:
-    """Checks the limit of open files, which would otherwise end a run in any library at any time."""
+    """Checks the limit of open files; with a low limit a run could fail in any library at any time."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < _OPEN_FILES:  # it is -1 where there is none
+    if 0 <= limit < _OPEN_FILES:  # -1: no limit
         raise ConfigError(Problem("ulimit -n", f"at least {_OPEN_FILES} open files", str(limit), "Raise it first"))
 
 
 def config_of(command: Command[AnyConfig], options: argparse.Namespace, overrides: Sequence[str] = ()) -> AnyConfig:
-    """Returns the config that the command line names, with its overrides and then those given here."""
+    """Returns the config of the command line, with its overrides and then `overrides`."""
     if options.config is None and command.needs_config:
         todo = f"See python -m {command.module} --help"
         raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", todo))
@@ -167,7 +167,7 @@ def config_of(command: Command[AnyConfig], options: argparse.Namespace, override
 
 
 def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
-    """Returns a parser of the arguments that every workflow has."""
+    """Returns a parser for a workflow's arguments."""
     texts = {key: value for key, value in asdict(command).items() if isinstance(value, str)}
     purpose = (command.model.__doc__ or "").splitlines()[0].partition(": ")[2]
     codes = "\n  ".join(command.codes)
@@ -182,7 +182,7 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     for key, flag in command.flags.items():
         names = dict.fromkeys((f"--{flag.name[2:].replace('_', '-')}", flag.name))
         metavar = "N" if flag.read is int else flag.name[2:].upper()
-        text = f"{flag.help}; wins over {key} in the JSON"
+        text = f"{flag.help}; overrides {key} in the JSON"
         parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
@@ -208,7 +208,7 @@ def add_config(parser: argparse.ArgumentParser, *, required: bool = False) -> No
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override one key; VALUE is JSON or text; may be given several times",
+        help="override a key; VALUE is JSON or text; may be repeated",
     )
 
 
@@ -221,12 +221,12 @@ def add_node_index(parser: argparse.ArgumentParser) -> None:
         dest="node_index",
         type=int,
         metavar="N",
-        help="number of this machine, from 0; wins over node_index in the JSON",
+        help="number of this machine, from 0; overrides node_index in the JSON",
     )
 
 
 def message_of(error: BaseException) -> str:
-    """Returns the message of an error: all problems of ours, or the traceback of any other."""
+    """Returns the message of an error: all problems of a ReagentLiteError, or the traceback of another error."""
     if isinstance(error, Preempted):
         return f"{error.title}:\n{error}"
     if isinstance(error, ReagentLiteError):

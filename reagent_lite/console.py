@@ -1,4 +1,4 @@
-"""Output of a command on standard error: its log, with ranks, and progress; streams that outlive their terminal."""
+"""Output of a command on standard error: log with ranks, progress, and streams that outlive their terminal."""
 
 import errno
 import io
@@ -21,13 +21,13 @@ _LINE_SECONDS = 10.0
 _BRIEF_SECONDS = 2.0
 
 logger = logging.getLogger("reagent_lite")
-"""The log of a command: `info` is shown from rank 0 only, a `warning` from every rank."""
+"""The log of a command: `info` is shown by rank 0 only, a `warning` by every rank."""
 machine_logger = logger.getChild("machine")
-"""The log of work that a process does for its machine: `info` is shown from every rank as well."""
+"""The log of work for the whole machine: `info` is shown by every rank."""
 
 
 class _StandardError(logging.Handler):
-    """Writes to the current `sys.stderr`, which a progress bar replaces; names ranks other than 0.
+    """Writes to the current `sys.stderr`, which a progress bar may have replaced; names ranks other than 0.
 
     Attributes:
         rank: this process's rank; 0 in a single process and in the launcher.
@@ -54,7 +54,7 @@ _HANDLER = _StandardError()
 
 @contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """Shows the log of the package on standard error inside the block; for commands."""
+    """Shows the log of the package on standard error during the block; for commands."""
     logger.addHandler(_HANDLER)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -83,14 +83,14 @@ class ShowProgress(Protocol):
 def progress(
     title: str, unit: str, *, enabled: bool = True, begin: int = 0, brief: bool = False
 ) -> Iterator[ShowProgress]:
-    """Shows the progress of the block's work with units per second and time left.
+    """Shows the progress of the block's work with units per second and remaining time.
 
     Args:
         title: name of the work.
         unit: plural of the counted unit, such as "rows"; "percent" has no speed.
         enabled: false on ranks that stay silent.
-        begin: units done before, which do not count in the speed.
-        brief: shows nothing for work that takes less than two seconds.
+        begin: units done before, which do not count towards the speed.
+        brief: whether work of less than two seconds shows nothing.
     """
     if not enabled:
         yield lambda done, total, note="": None
@@ -113,7 +113,7 @@ def with_progress(
 
 
 def _under_a_bar() -> bool:
-    """Whether a bar is on the terminal already: it takes the output to standard error and prints it above itself."""
+    """Whether the terminal has a progress bar, which prints the output to standard error above itself."""
     from rich.file_proxy import FileProxy
 
     return isinstance(sys.stderr, FileProxy)
@@ -145,7 +145,7 @@ def _speed(rate: float, unit: str) -> str:
 
 
 def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[ShowProgress]:
-    # imported here, so that a run without a terminal does not load it
+    # imported here: only needed with a terminal
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -172,10 +172,10 @@ def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[ShowProgres
 
 @contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """Discards standard output and standard error if nobody reads them: a closed terminal or pipe, or none."""
+    """Discards standard output and standard error if there is no reader, as with a closed terminal or pipe."""
     before = sys.stdout, sys.stderr
     for number, stream in enumerate(before, start=1):
-        if stream is None:  # the caller closed it, as `2>&-` does: the next open file would get its number
+        if stream is None:  # closed by the caller, as by `2>&-`: the next open file would get its number
             _occupy(number)
     sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
     try:
@@ -193,9 +193,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     if stream is None:
         return open(os.devnull, "w")
     try:
-        if stream.fileno() != number or stat.S_ISREG(
-            os.fstat(number).st_mode
-        ):  # a failing disk is not a closed terminal
+        if stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):  # a failing disk must raise its error
             return stream
     except OSError:  # not a file
         return stream
@@ -205,7 +203,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 
 def _occupy(number: int) -> None:
-    """Opens os.devnull under a descriptor's number, for this process and its children, unless it is in use."""
+    """Opens os.devnull with a descriptor's number, for this process and its children, unless it is in use."""
     with suppress(OSError):
         os.fstat(number)
         return
@@ -217,17 +215,14 @@ def _occupy(number: int) -> None:
 
 
 class _Outliving(io.FileIO):
-    """A file whose descriptor leads to os.devnull once its reader is gone."""
+    """A file whose descriptor becomes os.devnull once its reader is gone."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (
-                errno.EIO,
-                errno.EPIPE,
-                errno.EBADF,
-            ):  # EBADF: a library's descriptor, open for reading
+            # EBADF: a library has the descriptor, open for reading
+            if error.errno not in (errno.EIO, errno.EPIPE, errno.EBADF):
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
@@ -236,7 +231,7 @@ class _Outliving(io.FileIO):
 
 
 class Waiting:
-    """Sleeps between two looks for something, and logs what is waited for at intervals that grow to an hour.
+    """Sleeps between two checks of a condition, and logs the reason at intervals that grow to an hour.
 
     Args:
         quiet_seconds: seconds before the first message.
@@ -254,16 +249,16 @@ class Waiting:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the first look."""
+        """Seconds since the first check."""
         return time.monotonic() - self._since
 
     def sleep(self, what: str, key: str = "") -> None:
-        """Sleeps a little longer than the last time, at most two seconds; begins anew with another key.
+        """Sleeps a little longer than the last time, at most two seconds; another key starts from the beginning.
 
         Args:
-            what: what is waited for, as a sentence without its full stop.
-            key: config key of a folder that was there and cannot be used now, which is waited for ten minutes; "" for
-                anything else, which is waited for without end.
+            what: the reason, as a sentence without its full stop.
+            key: config key of a folder that can no longer be used, for which the limit is ten minutes; "" for any other
+                reason, which has no limit.
 
         Raises:
             UnavailableError: the folder could not be used for ten minutes.
@@ -272,8 +267,8 @@ class Waiting:
             self._begin(key)
         waited = self.seconds
         if key and waited >= _MOST_FOLDER_SECONDS:
-            expected = f"a folder that can be read and written again within {_MOST_FOLDER_SECONDS:g} s"
-            todo = "Mount its share, or make room there, and run the same command again"
+            expected = f"a folder that can be read and written within {_MOST_FOLDER_SECONDS:g} s"
+            todo = "Mount its share, or make room on it, and run the same command again"
             raise UnavailableError(Problem(key, expected, what, todo))
         if waited >= self._logs_after:
             logger.info(f"{what}; waiting since {waited:,.0f} s")

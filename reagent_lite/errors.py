@@ -1,4 +1,4 @@
-"""Errors with location, expected value, actual value and advice."""
+"""Errors with location, expectation, actual value and advice."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 MAX_PROBLEMS = 20
-"""Largest number of faults in a message; the rest is counted."""
+"""Largest number of faults in a message; further faults are counted."""
 MAX_NAMES = 10
 """Largest number of names in a message."""
 EXTRAS = {
@@ -58,7 +58,7 @@ def counted(number: int, singular: str, plural: str = "") -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Returns names as text, "a, b"; of more than MAX_NAMES names the first, and for example "and 714 more"."""
+    """Returns names as text, "a, b"; after MAX_NAMES names the number of further ones, as in "and 714 more"."""
     texts = [str(name) for name in names]
     more = f" and {len(texts) - MAX_NAMES:,} more" if len(texts) > MAX_NAMES else ""
     return f"{', '.join(texts[:MAX_NAMES])}{more}"
@@ -75,7 +75,7 @@ def named_counts(counts: Mapping[str, int]) -> str:
 
 
 def nearest(name: str, names: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
-    """Returns `advice` with the most similar one of `names`, or `otherwise` if none is similar to `name`."""
+    """Returns `advice` with the name most similar to `name`, or `otherwise` if no name is similar."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return advice.format(near[0]) if near else otherwise
 
@@ -116,14 +116,14 @@ class FolderInUseError(ConfigError):
 
 
 class DataError(ReagentLiteError):
-    """A data or normalization file is wrong; `where` has the file and, if there is one, the line."""
+    """A data or normalization file is wrong; `where` has the file and, if known, the line."""
 
     title = "data error"
     exit_code = 2
 
 
 def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataError) -> None:
-    """Raises an error with the first MAX_PROBLEMS problems and the number of the others, if there are any."""
+    """Raises an error if there are problems, with the first MAX_PROBLEMS and the number of further ones."""
     if len(problems) > MAX_PROBLEMS:
         more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
         problems = [*problems[:MAX_PROBLEMS], more]
@@ -170,7 +170,7 @@ def needing(extra: str, where: str, otherwise: str = "", error: type[ReagentLite
 
 
 class NoRowsError(DataError):
-    """The data can be read but has no rows, which is allowed if there are several machines."""
+    """The data can be read but has no rows, which is allowed on one of several machines."""
 
 
 class BundleError(ReagentLiteError):
@@ -233,7 +233,7 @@ class CheckpointError(ReagentLiteError):
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `kept` says where the same command continues.
+    """A signal ended the run early; `kept` describes the effect of the same command.
 
     A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code catches it.
     """

@@ -1,7 +1,7 @@
 """Feature ids: integers as in 2019, or names.
 
 A log may call a feature `3` or `age`. The id of a name is a hash of it, so that files, machines and executors agree
-without a table. Code computes with integers; an id that came from a name is shown and written as the name.
+without a table. Code computes with integers; an id of a name is shown and written as the name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FeatureId(int):
     """An id with a name: equal to an int, and its string is the name.
 
     Attributes:
-        name: as the log has it.
+        name: name of the feature in the log.
     """
 
     name: str
@@ -42,10 +42,10 @@ class FeatureId(int):
 
 
 def id_of(key: str | int) -> int:
-    """Returns the id of a key of a feature map or of a normalization file.
+    """Returns the id of a key in a feature map or in a normalization file.
 
     Raises:
-        ValueError: the key is neither an id nor a name; the message says what is expected.
+        ValueError: the key is neither an id nor a name; the message is EXPECTED.
     """
     if isinstance(key, int) or _ID.fullmatch(key):
         return key if isinstance(key, FeatureId) else int(key)

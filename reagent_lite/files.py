@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and folders that one run at a time has.
+"""Files and folders that appear once they are complete, and locks of folders.
 
 Writing: temporary name ─► fsync of every file ─► rename ─► fsync of the parent.
 """
@@ -31,39 +31,39 @@ from reagent_lite.errors import ConfigError, DataError, FolderInUseError, Proble
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 T = TypeVar("T")
 _MARKER = ".folder-"
-_ROOM_BYTES = 1 << 20  # for the small files that a run writes when it begins again
+_ROOM_BYTES = 1 << 20  # for the small files that a restarted run writes
 _ATTEMPTS = 10
 _DAY_SECONDS = 86_400.0
 LOCK = ".lock"
 """The file that a run locks in its folder."""
-_ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
-_LEASE_SECONDS = 120.0  # a server of NFSv4 keeps the locks of a machine that has died for 90 s
+_ENDING_SECONDS = 5.0  # a killed process first frees its memory, then its locks
+_LEASE_SECONDS = 120.0  # an NFSv4 server keeps the locks of a dead machine for 90 s
 _POLL_SECONDS = 0.2
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # of renameat2(2)
 
 
 def user_cache() -> Path:
-    """Returns the folder for files that can be made again: `reagent-lite` in the user's cache."""
+    """Returns the folder for files that can be computed again: `reagent-lite` in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reagent-lite"
 
 
 @contextmanager
 def appearing_folder(target: Path, *, served: bool = False, within: "FolderIdentity | None" = None) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `target` when the block succeeds, and is removed when it fails.
+    """Yields a temporary folder that becomes `target` if the block succeeds, and is removed if it fails.
 
-    An older folder of that name is removed last; the caller has checked that it may be. The system exchanges the two
-    in one step where the filesystem can; elsewhere, as on NFS, the older one is moved aside first. A link is followed.
+    An older folder of that name is removed last; the caller has checked that it may be removed. The system exchanges
+    the two in one step if the filesystem can; otherwise, as on NFS, the older one is renamed first. A link is followed.
     Temporary names are unique on all machines of a share.
 
     Args:
         target: final name.
-        served: others read the folder at any time, so the name always leads to a whole folder: where the filesystem
-            cannot exchange, it is a link to a hidden folder beside it, and the link is replaced.
-        within: the parent or a folder above it, which must stay the same; without it, missing parents are made.
+        served: other processes read the folder at any time, so the name always leads to a complete folder. If the
+            filesystem cannot exchange names, it is a link to a hidden folder beside it, and the link is replaced.
+        within: the parent or a folder above it, which must stay the same; without it, missing parents are created.
 
     Raises:
-        OSError: among others, if `within` leads elsewhere before or afterwards.
+        OSError: among others, `within` leads elsewhere before or afterwards.
     """
     target = _followed(target)
     with _parent(target, within):
@@ -84,9 +84,9 @@ def _parent(target: Path, within: "FolderIdentity | None") -> Iterator[None]:
 def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
     """Yields the folder to write into.
 
-        .NAME.mark.tmp   written ─► synced ─► exchanged with NAME; where it cannot, NAME is first .NAME.mark.old
-    .NAME.mark.now   served, and no exchange: the folder stays here, and NAME is a link to it, replaced by a new link
-    a failure        removes what was written, and puts .NAME.mark.old back
+    .NAME.mark.tmp   written ─► synced ─► exchanged with NAME; without exchange, NAME first becomes .NAME.mark.old
+    .NAME.mark.now   served and no exchange: the folder stays here, and NAME is a link to it, replaced by a new link
+    a failure        removes the new folder, and renames .NAME.mark.old back
     """
     _sweep(target)
     unique = process_mark()
@@ -119,14 +119,14 @@ def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
 
 
 def _followed(target: Path) -> Path:
-    """Returns where a path leads; a last link that `appearing_folder` made is not followed."""
+    """Returns the target of a path; a last link that `appearing_folder` made is not followed."""
     target = target.resolve()
     ours = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{12}\.now", target.name)
     return target.with_name(ours[1]) if ours else target
 
 
 def _put(temporary: Path, target: Path, aside: Path) -> None:
-    """Renames a folder, or a link to one, to its name, also while another process does the same."""
+    """Renames a folder, or a link to one, even while another process does the same."""
     for attempt in itertools.count():
         if target.is_dir() and not target.is_symlink():
             if _exchange(temporary, target):
@@ -142,7 +142,7 @@ def _put(temporary: Path, target: Path, aside: Path) -> None:
 
 
 def _exchange(first: Path, other: Path) -> bool:
-    """Exchanges two names in one step; false where the system or the filesystem cannot."""
+    """Exchanges two names in one step; returns false if the system or the filesystem cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux, since glibc 2.28
     if rename is None:
         return False
@@ -155,7 +155,7 @@ def _exchange(first: Path, other: Path) -> bool:
 
 
 def _can_exchange(first: Path, other: Path) -> bool:
-    """Tries to exchange an empty folder with a name beside it, which is free again afterwards."""
+    """Tries to exchange an empty folder with another name, which is free again afterwards."""
     other.mkdir()
     try:
         return _exchange(first, other)
@@ -164,7 +164,7 @@ def _can_exchange(first: Path, other: Path) -> bool:
 
 
 def _sweep(target: Path) -> None:
-    """Removes what killed processes left beside a folder."""
+    """Removes leftovers of killed processes beside a folder."""
     name = f".{glob.escape(target.name)}"
     ends = (".tmp", ".now", *((".old",) if target.exists() else ()))
     beside = target.parent.glob(f"{name}.*")
@@ -172,7 +172,7 @@ def _sweep(target: Path) -> None:
 
 
 def process_mark() -> str:
-    """Returns a new part of a temporary name, unique on all machines of a share, that says which process has it."""
+    """Returns a new part of a temporary name, unique on all machines of a share, that identifies the process."""
     return f"{os.getpid()}-{_host_mark()}{uuid.uuid4().hex[:6]}"
 
 
@@ -180,19 +180,22 @@ def _host_mark() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Whether the process of this host whose `process_mark` a name has is gone."""
+def _owner_lives(path: Path) -> bool | None:
+    """Returns whether the process whose `process_mark` is in a name still runs; None if that is unknown."""
     import psutil
 
-    mark = re.search(r"(\d+)-([0-9a-f]{6})[0-9a-f]{6}\.(?:tmp|now|old)", path.name)
-    return mark is not None and mark[2] == _host_mark() and not psutil.pid_exists(int(mark[1]))
+    mark = re.search(r"(\d+)-([0-9a-f]{6})[0-9a-f]{6}\.(?:tmp|now|old|work)", path.name)
+    return psutil.pid_exists(int(mark[1])) if mark is not None and mark[2] == _host_mark() else None
 
 
 def sweep(paths: Iterable[Path], *, after_days: int = 1) -> None:
-    """Removes files, folders and links of killed processes: those of this host at once, others after some days."""
+    """Removes files, folders and links of killed processes: of this host at once, of other hosts after some days."""
     for path in paths:
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime < after_days * _DAY_SECONDS and not _is_abandoned(path):
+            lives = _owner_lives(path)
+            if lives is None:
+                lives = time.time() - path.lstat().st_mtime < after_days * _DAY_SECONDS
+            if lives:
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -202,26 +205,15 @@ def sweep(paths: Iterable[Path], *, after_days: int = 1) -> None:
 
 @contextmanager
 def work_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yields an empty folder that is removed afterwards: `.<name>.<host>-<pid>-<random>.work`.
-
-    Folders of that name that killed processes left are removed first: those of this host at once, those of other hosts
-    after a day.
-    """
-    import psutil
-
-    host = socket.gethostname()
-    for leftover in parent.glob(f".{glob.escape(name)}.*.work"):
-        its_host, _, pid = leftover.name.removeprefix(f".{name}.").rpartition("-")[0].rpartition("-")
-        if its_host != host:
-            sweep([leftover])
-        elif pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(leftover, ignore_errors=True)
-    prefix = f".{name}.{host}-{os.getpid()}-"
-    with (
-        made_folder(parent),
-        tempfile.TemporaryDirectory(".work", prefix, parent, ignore_cleanup_errors=True) as folder,
-    ):
-        yield Path(folder)
+    """Yields an empty folder that is removed afterwards, after a `sweep` of older ones with this name."""
+    sweep(parent.glob(f".{glob.escape(name)}.*.work"))
+    folder = parent / f".{name}.{process_mark()}.work"
+    with made_folder(parent):
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def scratch_folder(name: str = "reagent-lite") -> AbstractContextManager[Path]:
@@ -233,13 +225,13 @@ def scratch_folder(name: str = "reagent-lite") -> AbstractContextManager[Path]:
 class FolderIdentity:
     """The folder that a path led to; once a share is unmounted, the path leads elsewhere.
 
-    A folder with a marker is known by it: a share that is mounted again may have another device number. A folder
-    without one is known by device and inode, until a run marks it.
+    A folder with a marker is identified by it: a share that is mounted again may have another device number. A folder
+    without a marker is identified by device and inode, until a run marks it.
 
     Attributes:
         folder: the path.
-        marker: name of an empty file in it, unlike that in any other folder; "" if there is none.
-        device, inode: as stat returns them, of the nearest folder that exists.
+        marker: name of an empty file in the folder, unique to it; "" if there is none.
+        device, inode: of the nearest folder that exists, as stat returns them.
     """
 
     folder: Path
@@ -249,13 +241,13 @@ class FolderIdentity:
 
     @classmethod
     def of(cls, folder: Path) -> "FolderIdentity":
-        """Returns the identity of the folder that a path leads to now, which need not exist yet."""
+        """Returns the identity of the folder at a path, which need not exist yet."""
         status = nearest_existing(folder).stat()
         return cls(folder, min(_markers(folder), default=""), status.st_dev, status.st_ino)
 
     @classmethod
     def marked(cls, folder: Path) -> "FolderIdentity":
-        """Returns the identity of a folder that exists, after marking it if it has no marker."""
+        """Returns the identity of an existing folder; marks it if it has no marker."""
         if not _markers(folder):
             (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch()
         return cls.used(folder)
@@ -265,7 +257,7 @@ class FolderIdentity:
         """Returns the identity of a folder that a run has marked.
 
         Raises:
-            OSError: it has no marker; a mount point, for example, has none.
+            OSError: the folder has no marker; a bare mount point, for example, has none.
         """
         identity = cls.of(folder)
         if not identity.marker:
@@ -273,10 +265,10 @@ class FolderIdentity:
         return identity
 
     def require(self) -> None:
-        """Checks that the path still leads there.
+        """Checks that the path still leads to the folder.
 
         Raises:
-            OSError: it does not; nothing may be written.
+            OSError: the path leads elsewhere; nothing may be written.
         """
         if self.marker:
             same = (self.folder / self.marker).exists()
@@ -290,7 +282,7 @@ class FolderIdentity:
         """Returns the names in a marked folder.
 
         Raises:
-            OSError: the path leads elsewhere now; what is missing there says nothing.
+            OSError: the path leads elsewhere now.
         """
         names = names_in(self.folder)
         if self.marker not in names:
@@ -303,8 +295,8 @@ class FolderIdentity:
 
     def _elsewhere(self) -> OSError:
         return OSError(
-            f"{self.folder} is not the folder any more that it was when the run began: its share is not "
-            "mounted, or the folder was replaced"
+            f"{self.folder} is no longer the folder that it was when the run began: its share is not mounted, or the "
+            "folder was replaced"
         )
 
 
@@ -313,7 +305,7 @@ def _markers(folder: Path) -> list[str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Returns the names in a folder that may not be there; listing finds new files on NFS, asking for one may not."""
+    """Returns the names in a folder that may not exist; on NFS, a listing finds new files that a look-up may not."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -326,15 +318,15 @@ def sentence_of(error: OSError, folder: Path) -> str:
 
 
 def wait_for(work: Callable[[], T], folder: Path, key: str) -> T:
-    """Returns what `work` returns, which is called again while it raises an OSError.
+    """Returns the result of `work`, which is called again while it raises an OSError.
 
     Args:
         work: uses the folder.
-        folder: a folder that an earlier start of this run, or this one, has used.
+        folder: a folder that this run has used before.
         key: the config key that names the folder.
 
     Raises:
-        UnavailableError: it raises errors for ten minutes.
+        UnavailableError: `work` raises errors for ten minutes.
     """
     waiting = Waiting()
     while True:
@@ -346,10 +338,9 @@ def wait_for(work: Callable[[], T], folder: Path, key: str) -> T:
 
 @contextmanager
 def appearing_file(target: Path, *, within: FolderIdentity | None = None) -> Iterator[IO[bytes]]:
-    """Yields a stream whose bytes become the file `target` when the block succeeds.
+    """Yields a stream whose bytes become the file `target` if the block succeeds.
 
-    What killed processes left of such a file is removed, see `sweep`. The parent and its errors are as those of
-    `appearing_folder`.
+    Leftovers of killed processes are removed, see `sweep`. For the parent and errors see `appearing_folder`.
     """
     with _parent(target, within):
         sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
@@ -365,7 +356,7 @@ def appearing_file(target: Path, *, within: FolderIdentity | None = None) -> Ite
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Writes a file that appears whole or not at all."""
+    """Writes a file that appears once it is complete."""
     with appearing_file(file) as stream:
         stream.write(data)
 
@@ -388,18 +379,18 @@ def sync(path: Path) -> None:
 
 
 def shipped(name: str) -> Path:
-    """Returns a folder that comes with the package, kernels or configs: of the checkout, else of the installation."""
+    """Returns the folder kernels or configs of the checkout, else of the installation."""
     checkout = Path(__file__).resolve().parents[1] / name
     return checkout if checkout.is_dir() else Path(sys.prefix).resolve() / "share" / "reagent-lite" / name
 
 
 @contextmanager
 def disk_errors(where: str, expected: str, todo: str = "") -> Iterator[None]:
-    """Turns errors of disks and networks into a DataError that names what was written or read.
+    """Turns errors of disks and networks into a DataError.
 
     Args:
         where: the file, folder or URL.
-        expected: what it should be, such as "a folder that can be written".
+        expected: what is expected of it, such as "a folder that can be written".
         todo: advice to the user.
     """
     try:
@@ -411,16 +402,16 @@ def disk_errors(where: str, expected: str, todo: str = "") -> Iterator[None]:
 
 @contextmanager
 def room_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
-    """Turns the error of a full disk into one with the place, the free bytes, and what to do.
+    """Turns the error of a full disk into an error with the config key, the free bytes, and advice.
 
     Args:
-        folder: the folder that is written to.
+        folder: the folder to write to.
         key: the config key that names it.
-        again: whether an earlier start of this run had room there; another one may have it again.
+        again: whether an earlier start of this run had room there; a later start may have it again.
 
     Raises:
-        ConfigError: naming the config key.
-        UnavailableError: the same for ten minutes, with `again`.
+        ConfigError: the disk is full.
+        UnavailableError: the disk is full, with `again`.
     """
     try:
         yield
@@ -446,9 +437,9 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be made in `folder`, or it can be made.
+    """Whether files can be created in `folder`, or it can be created.
 
-    A folder without any write bit counts as not writable for root too, whom the system would let write.
+    A folder without any write bit is not writable, even for root.
     """
     folder = nearest_existing(folder)
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
@@ -458,13 +449,13 @@ def require_writable(folder: Path, key: str, *, keep: bool = False, again: bool 
     """Writes a file into a folder and removes it, so that a long run does not fail at its end.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         key: the config key that names it.
-        keep: leave a folder that was made; else it is removed again, as the run may be refused for another reason.
-        again: whether an earlier start of this run could write there; it is waited for then, until it has some room.
+        keep: whether a folder that was created stays; it is removed by default, as the run may be refused otherwise.
+        again: whether an earlier start of this run could write there; the function then waits until there is room.
 
     Raises:
-        ConfigError: naming the config key and the reason.
+        ConfigError: the folder is not writable.
         UnavailableError: with `again`; see `wait_for`.
     """
     probe = folder / f".writable.{os.getpid()}"
@@ -493,7 +484,7 @@ def require_writable(folder: Path, key: str, *, keep: bool = False, again: bool 
 
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder; if the block fails, the folders that were made and are still empty are removed."""
+    """Creates a folder; if the block fails, created folders that are still empty are removed."""
     made = _missing(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -504,7 +495,7 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Returns the folders that have to be made for a folder, the innermost first."""
+    """Returns the folders that must be created for a folder, the innermost first."""
     folder = folder.absolute()
     return [parent for parent in (folder, *folder.parents) if not parent.exists()]
 
@@ -517,17 +508,17 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
-    """Locks a folder inside the block; the system keeps the lock until the process ends.
+    """Locks a folder during the block; the system keeps the lock until the process ends.
 
-    Where the filesystem has no locks, the block runs with a warning.
+    Without support for locks in the filesystem, the block runs with a warning.
 
     Args:
-        folder: a locked file is left in it: if it were removed, two runs could each lock one of that name.
+        folder: the folder. The lock file stays: if it were removed, two runs could each lock a file of that name.
         key: the config key that names the folder.
         again: whether an earlier start of this run may still have the lock, in a disk or driver that hangs.
 
     Raises:
-        FolderInUseError: another process has the folder; names its host, pid and start.
+        FolderInUseError: another process has locked the folder; names its host, pid and start.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -562,25 +553,25 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
                     key,
                     "a folder that no other run writes into",
                     f"{folder}, in use by {_named(holder)}",
-                    "Wait for that run, or end it; or give another folder",
+                    "Wait for that run, or end it; or name another folder",
                 )
             )
         time.sleep(_POLL_SECONDS)
-    with suppress(OSError):  # a full disk: the lock counts, not its content
+    with suppress(OSError):  # a full disk: the lock holds without its content
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_own_record()).encode(), 0)
+        os.pwrite(descriptor, json.dumps(_process_record()).encode(), 0)
         os.fsync(descriptor)
 
 
-def _own_record() -> dict[str, Any]:
+def _process_record() -> dict[str, Any]:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
 
 
 def _is_alive(holder: dict[str, Any]) -> bool:
-    """Whether the holder is a living process of this machine; of a dead machine with the same name it is not.
+    """Whether the holder is a running process of this machine.
 
-    A container that replaces another one often has its name and pid: the holder is not this very process.
+    A container that replaces another one often has its name and pid, so this very process does not count.
     """
     import psutil
 
@@ -591,7 +582,7 @@ def _is_alive(holder: dict[str, Any]) -> bool:
 def _holder(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / LOCK).read_bytes())
-    except (OSError, ValueError):  # between the lock and its words
+    except (OSError, ValueError):  # between the lock and its content
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -604,6 +595,6 @@ def _named(holder: dict[str, Any]) -> str:
 
 def _unlocked(folder: Path, error: OSError) -> str:
     return (
-        f"{folder / LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
-        "writing into this folder too"
+        f"{folder / LOCK} cannot be locked ({error.strerror or error}): make sure that no second run writes into this "
+        "folder"
     )

@@ -1,7 +1,7 @@
-"""Items by id: the features that an item table has for each, and the file of an exported model that holds them.
+"""Items by id: their features, and the file of an exported model that contains them.
 
 data.items ─► ItemTable ─► ids of a log become features; items.json of the exported model ─► ids of requests do
-numpy only, as whoever loads an exported model has no Arrow.
+numpy only: an environment that loads an exported model has no Arrow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reagent_lite.feature_ids import read, written
 
 ITEMS_FILE: Final = "items.json"
 UNKNOWN: Final = -1
-"""Row of an id that the table lacks."""
+"""Row of an unknown id."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +32,7 @@ class ItemTable:
         ids: [N], each once, in the order of the table.
         feature_ids: [F], ascending.
         values: [N, F] float32, codes of texts (categories.py).
-        texts: {id of a feature whose values are texts: {code: text}}; none in a table of ITEMS_FILE, where codes do.
+        texts: {id of a feature with texts as values: {code: text}}; empty in a table of ITEMS_FILE, which has codes.
     """
 
     ids: tuple[str, ...]
@@ -45,7 +45,7 @@ class ItemTable:
 
     @cached_property
     def sha256(self) -> str:
-        """sha256 of ITEMS_FILE: of ids, features and values, whatever the format that they were read from."""
+        """sha256 of ITEMS_FILE, which depends on ids, features and values but not on the format of the table."""
         return hashlib.sha256(self.json()).hexdigest()
 
     @cached_property
@@ -53,16 +53,16 @@ class ItemTable:
         return {name: row for row, name in enumerate(self.ids)}
 
     def rows(self, ids: Iterable[object]) -> NDArray[np.int64]:
-        """Returns the row of each id, UNKNOWN where the table has none; integers count by their digits."""
+        """Returns the row of each id, or UNKNOWN; an integer is the text of its digits."""
         row_of = self._row_of
         return np.fromiter((row_of.get(id_text(item), UNKNOWN) for item in ids), np.int64)
 
     def aligned(self, feature_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns [N, feature_ids] features that the table has, see `lacking`, in another order."""
+        """Returns features [N, F] in the order of `feature_ids`; the table must have them, see `lacking`."""
         return self.values[:, [self.feature_ids.index(feature) for feature in feature_ids]]
 
     def lacking(self, feature_ids: Iterable[int], where: str) -> list[Problem]:
-        """Returns a problem for each feature that a model reads and the table lacks; `where` names the table."""
+        """Returns a problem for each feature that the model reads and the table lacks; `where` names the table."""
         got = f"features {listed(self.feature_ids)}"
         return [
             Problem(where, f"the item feature {feature}, which the model reads", got, "Add its column to the table")
@@ -84,7 +84,7 @@ class ItemTable:
         """Returns the table of ITEMS_FILE.
 
         Raises:
-            ValueError: bytes that `json` does not write.
+            ValueError: `json` does not write such bytes.
         """
         document: Any = json.loads(data)
         if not isinstance(document, dict) or document.keys() != {"feature_ids", "ids", "values"}:
@@ -100,7 +100,7 @@ class ItemTable:
 
 
 def id_text(value: object) -> str | None:
-    """Returns the text of an id, of an integer its digits; None of what is no id."""
+    """Returns an id as text, an integer as its digits; None for anything else."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
@@ -109,7 +109,7 @@ def id_text(value: object) -> str | None:
 
 
 def are_ids(values: object) -> bool:
-    """Whether the choices of a row are ids and not features."""
+    """Whether the choices of a row are ids rather than features."""
     if isinstance(values, np.ndarray):
         return values.ndim == 1 and values.dtype.kind in "iuUO" and are_ids(values.tolist())
     return isinstance(values, Sequence) and len(values) > 0 and id_text(values[0]) is not None

@@ -1,11 +1,10 @@
-"""One manifest for every folder that is written once: its files with size and SHA-256, sealed by a SHA-256 of its own.
+"""Manifests of folders that are written once: files with size and SHA-256, and a SHA-256 of the manifest itself.
 
     document ─► canonical JSON ─► SHA-256 of it, added as "sha256" ─► canonical JSON in manifest.json
 
-Exported models, checkpoints, folders of stages, training copies and shards have one, each with keys of its own beside
+Exported models, checkpoints, folders of stages, training copies and shards have one, with different keys beside
 `files`. Bytes that are not in canonical form are refused, so that no byte of manifest.json can change unnoticed. The
-seal is against damage and mix-ups, not against intent: it is no signature.
-Standard library only.
+seal protects against damage and mix-ups, not against deliberate changes: it is no signature. Standard library only.
 """
 
 import errno
@@ -30,13 +29,13 @@ _SEAL: Final = "sha256"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderKind:
-    """Words of the errors about one kind of folder.
+    """Texts of errors for one kind of folder.
 
     Attributes:
-        name: what such a folder is called.
-        damaged: what to do about one that is damaged.
-        outdated: what to do about one of another schema version.
-        error: the class that is raised.
+        name: name of such a folder.
+        damaged: advice for a damaged folder.
+        outdated: advice for a folder of another schema version.
+        error: class of the errors.
     """
 
     name: str
@@ -47,32 +46,32 @@ class FolderKind:
 
 BUNDLE: Final = FolderKind(
     name="the folder of an exported model",
-    damaged="Copy the bundle again from where it was written, or export it again",
+    damaged="Copy the original bundle again, or export it again",
     outdated="Load the bundle with the release of reagent-lite that its manifest names under versions",
     error=BundleError,
 )
 CHECKPOINT: Final = FolderKind(
     name="the folder of a checkpoint",
-    damaged="Copy the checkpoint again from where it was written, or use another",
-    outdated="Continue with the release of reagent-lite that wrote the checkpoint, or use another",
+    damaged="Copy the original checkpoint again, or use another one",
+    outdated="Continue with the release of reagent-lite that wrote the checkpoint, or use another checkpoint",
     error=BundleError,
 )
 POLICY: Final = FolderKind(
     name="the folder of a published policy",
-    damaged="Remove the folder; the learner publishes another policy",
+    damaged="Remove the folder; the learner will publish another policy",
     outdated="Use the same release of reagent-lite for collectors and learners",
     error=BundleError,
 )
 STAGE: Final = FolderKind(
     name="the folder of a stage",
-    damaged="Copy the folder again, or remove it: the stage that made it makes it again",
-    outdated="Remove the folder: the stage that made it makes it again",
+    damaged="Copy the folder again, or remove it; its stage will write it again",
+    outdated="Remove the folder; its stage will write it again",
     error=DataError,
 )
 TRAINING_COPY: Final = FolderKind(
     name="a whole training copy",
-    damaged="Remove the folder; the copy is then built again",
-    outdated="Remove the folder; the copy is then built again",
+    damaged="Remove the folder; the copy will be built again",
+    outdated="Remove the folder; the copy will be built again",
     error=DataError,
 )
 SHARDS: Final = FolderKind(
@@ -84,10 +83,10 @@ SHARDS: Final = FolderKind(
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """Returns the one serialisation of a JSON object: sorted keys, two spaces, ASCII, a final newline.
+    """Returns the canonical text of a JSON object: sorted keys, two spaces, ASCII, a final newline.
 
     Raises:
-        ValueError: for NaN and infinity, which JSON does not have.
+        ValueError: a value is NaN or infinite, which JSON does not have.
     """
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
 
@@ -101,7 +100,7 @@ def opened(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
     """Returns the document of sealed bytes, without its seal.
 
     Raises:
-        BundleError, DataError: the bytes are no JSON object, not canonical, altered, or of another schema version.
+        BundleError, DataError: the bytes are not a JSON object, not canonical, altered, or of another schema version.
     """
     try:
         document: dict[str, Any] = json.loads(data)
@@ -123,16 +122,16 @@ def opened(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
 def require_names(
     names: Iterable[Any], where: str, kind: FolderKind, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 ) -> None:
-    """Checks names that a manifest gives to files and folders beside it, before they become paths.
+    """Checks names of files and folders in a manifest before they become paths.
 
     Args:
-        names: as they were read.
+        names: the names.
         where: the manifest, for the error.
         kind: the kind of the manifest.
-        pattern: a regular expression that each name matches as a whole; none may lead out of the folder.
+        pattern: a regular expression that each name must match as a whole; no name may lead out of the folder.
 
     Raises:
-        BundleError, DataError: for those that do not.
+        BundleError, DataError: a name does not match.
     """
     wrong = [name for name in names if not isinstance(name, str) or not re.fullmatch(pattern, name)]
     if wrong:
@@ -141,10 +140,10 @@ def require_names(
 
 
 def require_files(files: object, where: str, kind: FolderKind) -> dict[str, dict[str, Any]]:
-    """Returns a manifest's `files` after checking that they are {name: {size, sha256, ...}} of files beside it.
+    """Checks and returns `files` of a manifest: {name: {size, sha256, ...}} of files beside it.
 
     Raises:
-        BundleError, DataError: they are not.
+        BundleError, DataError: `files` has another form.
     """
     if not isinstance(files, dict) or not all(
         isinstance(entry, dict)
@@ -160,12 +159,12 @@ def require_files(files: object, where: str, kind: FolderKind) -> dict[str, dict
 def seal_folder(
     folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Hashes the files of a folder that is about to appear, brings them to the disk, and writes manifest.json.
+    """Hashes the files of a new folder, syncs them, and writes manifest.json.
 
     Args:
-        folder: holds its files, and nothing else.
+        folder: the folder, which contains only its files.
         document: keys of the manifest beside `files`.
-        files: {name: keys of its entry}; size and sha256 are added unless the entry has both. None: all files there.
+        files: {name: keys of its entry}; size and sha256 are added unless the entry has both. None: all files.
 
     Returns:
         The entries of all files.
@@ -183,7 +182,7 @@ def read_document(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """Returns the document of a folder's manifest.json.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
         BundleError, DataError: see `opened` and `require_files`.
     """
     with open_regular(folder / FILE_NAME) as stream:
@@ -196,15 +195,16 @@ def open_regular(file: Path) -> BufferedReader:
     """Opens a file that a manifest names.
 
     Raises:
-        OSError: it cannot be read; it is a link, which may lead anywhere, or a FIFO or device, which may never end.
+        OSError: the file cannot be read, or is a link, which may lead anywhere, or a FIFO or device, which may never
+            end.
     """
     if not stat.S_ISREG(os.lstat(file).st_mode):
-        raise OSError(errno.EINVAL, "no regular file, but a link, a folder, a FIFO or a device", str(file))
+        raise OSError(errno.EINVAL, "not a regular file, but a link, folder, FIFO or device", str(file))
     return open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
 def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Returns {name: {size in bytes, sha256}} of files of a folder, and brings them to the disk."""
+    """Returns {name: {size in bytes, sha256}} of files in a folder, and syncs them."""
     ordered = sorted(names)
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(ordered, pool.map(lambda name: _entry_of(folder / name, sync=True), ordered), strict=True))
@@ -213,26 +213,26 @@ def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
 def verified(
     folder: Path, kind: FolderKind, keep: Collection[str] = (), *, if_present: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Compares every file of a folder with its manifest; the bytes returned are those that were hashed.
+    """Compares every file of a folder with its manifest; the returned bytes are those that were hashed.
 
     Args:
-        folder: holds manifest.json.
+        folder: the folder of manifest.json.
         kind: the kind of the folder.
-        keep: names of the files whose bytes are wanted.
-        if_present: names of further ones, which the folder may lack.
+        keep: names of files to return.
+        if_present: names of further files to return, which the folder may lack.
 
     Returns:
-        The manifest's document, and the bytes of these files.
+        The manifest's document, and {name: bytes} of these files.
 
     Raises:
-        BundleError, DataError: for an altered manifest, and for every file that is missing, unlisted or altered.
+        BundleError, DataError: the manifest is altered, or files are missing, unlisted or altered; lists all of them.
     """
     try:
         manifest = read_document(folder, kind)
         present = {path.name for path in folder.iterdir()} - {FILE_NAME}
     except OSError as error:
         below = ", ".join(str(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}")))
-        advice = f"Give the folder that holds {FILE_NAME}{below and f': {below}'}"
+        advice = f"Name the folder that contains {FILE_NAME}{below and f': {below}'}"
         raise kind.error(Problem(str(folder), kind.name, f"{FILE_NAME}: {error.strerror or error}", advice)) from error
     entries = manifest["files"]
     kept: dict[str, bytes] = {}
@@ -240,7 +240,7 @@ def verified(
     def problem(name: str, expected: str, got: str) -> Problem:
         return Problem(str(folder / name), expected, got, kind.damaged)
 
-    problems = [problem(name, "a file that the manifest names", "another") for name in present - entries.keys()]
+    problems = [problem(name, "a file in the manifest", "an unlisted file") for name in present - entries.keys()]
     for name, entry in entries.items():
         try:
             if name in keep or name in if_present:
@@ -254,7 +254,7 @@ def verified(
             continue
         if _described(actual) != _described(entry):
             problems.append(problem(name, _described(entry), _described(actual)))
-    problems += [problem(name, "a file", "none that the manifest names") for name in set(keep) - entries.keys()]
+    problems += [problem(name, "a file in the manifest", "no such file") for name in set(keep) - entries.keys()]
     raise_any(problems, kind.error)
     return manifest, kept
 

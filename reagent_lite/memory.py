@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
+if TYPE_CHECKING:  # a process that only reads configs and data does not wait for torch
     import torch
 
 _UNKNOWN = 2**62
@@ -15,10 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the bytes that can be allocated on a device.
-
-    On a CPU: the smaller of what the machine has available and what a container's limit leaves.
-    """
+    """Returns the bytes that can be allocated on a device; on a CPU within a container's limit."""
     if device.type == "cuda":
         import torch
 
@@ -32,7 +29,7 @@ def free_host_bytes() -> int:
 
 
 def oom_kills() -> int:
-    """Returns how many processes of this control group the system has ended for lack of memory; 0 if unknown."""
+    """Returns the number of processes of this control group that were killed for lack of memory; 0 if unknown."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -57,7 +54,7 @@ def size_text(count: float) -> str:
 
 
 def _container() -> int:
-    """Reads the limit of control groups, version 2: https://docs.kernel.org/admin-guide/cgroup-v2.html."""
+    """Returns the bytes that the control group allows: https://docs.kernel.org/admin-guide/cgroup-v2.html."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = (_CGROUP / "memory.current").read_text().strip()

@@ -20,10 +20,10 @@ class Mount:
     """A mounted file system.
 
     Attributes:
-        device: what is mounted, such as server:/export.
-        folder: where.
-        kind: such as nfs4 or ext4.
-        options: as the system gives them.
+        device: the mounted device, such as server:/export.
+        folder: the mount point.
+        kind: kind of the file system, such as nfs4 or ext4.
+        options: options of the mount.
     """
 
     device: str
@@ -33,14 +33,14 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
-        """Whether other machines may have it mounted too."""
+        """Whether other machines may mount it as well."""
         return self.kind.startswith(_NETWORK)
 
     def warnings(self) -> list[tuple[str, str]]:
-        """Returns options that may trouble a meeting through a file here, each with what to do."""
+        """Returns options that may disturb a meeting through a file on it, each with advice."""
         warnings = []
         if self.kind.startswith("nfs") and ("soft" in self.options or "softerr" in self.options):
-            warnings.append(("a soft mount: a slow server gives errors instead of waiting", "Mount it with hard"))
+            warnings.append(("a soft mount: a slow server causes errors instead of delays", "Mount it with hard"))
         for option in self.options:
             name, _, seconds = option.partition("=")
             if name in _CACHE_OPTIONS and seconds.isdigit() and int(seconds) > _LONG_CACHE_SECONDS:
@@ -57,7 +57,7 @@ def find_mount(path: Path) -> Mount | None:
     best = None
     for partition in psutil.disk_partitions(all=True):
         if resolved.is_relative_to(partition.mountpoint) and (
-            best is None or len(partition.mountpoint) >= len(best.mountpoint)  # of two at one place the later covers
+            best is None or len(partition.mountpoint) >= len(best.mountpoint)  # a later mount covers an earlier one
         ):
             best = partition
     if best is None:

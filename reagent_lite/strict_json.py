@@ -1,4 +1,4 @@
-"""Strict JSON: no key twice, no NaN, no half of a surrogate pair, at most 100 levels."""
+"""Strict JSON: no duplicate keys, no NaN, no lone surrogates, at most 100 levels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any, NoReturn
 
 MOST_LEVELS = 100
-"""Objects and lists inside one another; recursive parsers end the process at some depth."""
+"""Largest depth of nested objects and lists; recursive parsers crash at some depth."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 _BRACKETS = re.compile(rb"[^][}{]+")
 
@@ -16,11 +16,11 @@ def parse_json(text: bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: for what is no JSON or no UTF-8, a key twice in one object, more than MOST_LEVELS levels, a number
-            beyond those of float64 that is written as an integer, half of a surrogate pair.
+        ValueError: the text is not JSON or not UTF-8, an object has a key twice, there are more than MOST_LEVELS
+            levels, an integer is beyond the range of float64, or a string has a lone surrogate.
     """
     if is_deep(text):
-        raise ValueError(f"more than {MOST_LEVELS} objects and lists inside one another")
+        raise ValueError(f"more than {MOST_LEVELS} nested objects and lists")
     try:
         value = json.loads(
             text.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_integer
@@ -37,7 +37,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def is_deep(text: bytes) -> bool:
-    """Whether a JSON text has more than MOST_LEVELS levels; it is not parsed, and need not be JSON."""
+    """Whether a text has more than MOST_LEVELS levels; it is not parsed, and may be invalid JSON."""
     if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
         return False
     level = 0
@@ -49,7 +49,7 @@ def is_deep(text: bytes) -> bool:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object, for json.loads; a ValueError names a key that occurs twice."""
+    """Returns an object, for json.loads; raises ValueError for a duplicate key."""
     document = dict(pairs)
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,4 +1,4 @@
-"""The central types: what sources, learners, evaluation and export exchange.
+"""The central types of sources, learners, evaluation and export.
 
 Letters in shapes: B rows, S state features, K choices per row, F features per choice, M metrics, H outputs per choice.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
+if TYPE_CHECKING:  # a process that only reads configs and data does not wait for torch
     from collections.abc import Callable, Iterator
 
     import torch
@@ -24,7 +24,7 @@ class Actions:
     """The choices of each row: a fixed set of actions, or a list of candidates with features.
 
     Attributes:
-        mask: [B, K] bool, true where the choice exists and is allowed.
+        mask: [B, K] bool, true if the choice exists and is allowed.
         features: [B, K, F] float32 of the candidates (parametric), or None (discrete).
     """
 
@@ -49,21 +49,21 @@ class TransitionBatch:
     """Rows of experience, logged or simulated.
 
     Attributes:
-        state: [B, S] float32, normalized: the source has applied the preprocessor.
+        state: [B, S] float32, normalized by the source.
         actions: choices at `state`.
         action: [B] int64, index of the choice taken.
-        reward: [B] float32; summed and discounted over `steps` where a row spans several.
+        reward: [B] float32; the discounted sum over `steps` if a row spans several.
         steps: [B] float32, time steps from `state` to `next_state`.
-        bootstrap: [B] float32, 0 after a true end, 1 otherwise (also after a time limit).
-        next_state: [B, S] float32, meaningful where bootstrap is 1, as next_actions are.
+        bootstrap: [B] float32, 0 after a terminal row, 1 otherwise (also after a time limit).
+        next_state: [B, S] float32; meaningful if bootstrap is 1, like next_actions.
         next_actions: choices at `next_state`.
-        next_action: [B] int64, 0 where the log has none; meaningful where bootstrap is 1.
+        next_action: [B] int64, 0 if the log has none; meaningful if bootstrap is 1.
         propensity: [B] float32 in (0, 1], behaviour policy's probability of `action`.
         metrics: [B, M] float32, M may be 0.
         weight: [B] float32, the row's share in the loss of one optimizer step; 0 for padding. Over all rows of a step
-            and all ranks the shares sum to the world size, so that the mean of gradients that DistributedDataParallel
-            takes is the gradient of the mean over the global batch, however unevenly rows are spread. Prioritised
-            replay multiplies the shares by importance weights, which are at most 1.
+            and all ranks the shares sum to the world size, so that DistributedDataParallel's mean of gradients is the
+            gradient of the mean over the global batch, however unevenly rows are spread. Prioritized replay multiplies
+            the shares by importance weights, which are at most 1.
     """
 
     state: Tensor
@@ -89,7 +89,7 @@ class TransitionBatch:
 
     def split(self, counts: list[int]) -> Iterator[TransitionBatch]:
         """Yields views of consecutive rows; the counts sum to B."""
-        # by columns: half the time of slicing every column of every part
+        # split by columns: half the time of slicing every column of every part
         columns = [getattr(self, name).split(counts) for name in _COLUMNS]
         return (TransitionBatch(**dict(zip(_COLUMNS, part, strict=True))) for part in zip(*columns, strict=True))
 
@@ -102,16 +102,16 @@ class EnvStep:
     """One step of N environments, as a replay stores it.
 
     Attributes:
-        observation: [N, S] float32, what the action was chosen by.
+        observation: [N, S] float32, before the action.
         action: [N], any integer type.
         reward: [N] float32.
         terminated: [N] bool.
-        truncated: [N] bool; where both are true, terminated counts.
-        next_observation: [N, S] float32, where the action led, also at an end.
+        truncated: [N] bool; terminated wins if both are true.
+        next_observation: [N, S] float32, after the action, also at the end of an episode.
         propensity: [N] float32.
-        mask, next_mask: [N, K] bool, where choices are masked or candidates.
+        mask, next_mask: [N, K] bool, with masked choices or candidates.
         features, next_features: [N, K, F] float32 of candidates.
-        present: [N] bool, false for an agent that has left; None where all rows count.
+        present: [N] bool, false for an agent that has left; None if all rows count.
     """
 
     observation: Tensor
@@ -142,7 +142,7 @@ class EnvStep:
 
 
 class FeatureType(StrEnum):
-    """How a feature is normalized; declared in the order of columns in the dense vector."""
+    """Normalization of a feature; declared in the order of columns in the dense vector."""
 
     BINARY = "BINARY"
     PROBABILITY = "PROBABILITY"
@@ -162,12 +162,12 @@ class FeatureSpec:
 
     Attributes:
         feature_id: the id in the log.
-        mean, stddev: mean and standard deviation of the values in the space used (after Box-Cox for BOXCOX).
+        mean, stddev: mean and standard deviation of the values (for BOXCOX: after the transform).
         boxcox_lambda, boxcox_shift: x -> ((x + shift)^lambda - 1) / lambda.
         possible_values: the possible values of ENUM, in the order of its one-hot columns.
-        levels: the texts that these stand for, of a category (categories.py); empty for numbers.
+        levels: the texts of these values, for a category (categories.py); empty for numbers.
         quantiles: the quantiles of QUANTILE, increasing.
-        min_value, max_value: smallest and largest value seen; CONTINUOUS_ACTION scales by them.
+        min_value, max_value: smallest and largest value; CONTINUOUS_ACTION scales by them.
     """
 
     feature_id: int
@@ -184,7 +184,7 @@ class FeatureSpec:
 
     @property
     def width(self) -> int:
-        """Columns this feature takes in the network's input."""
+        """Number of columns in the network's input."""
         return len(self.possible_values) if self.feature_type is FeatureType.ENUM else 1
 
 
@@ -207,18 +207,18 @@ class NormalizationSpec:
 
     @property
     def width(self) -> int:
-        """Columns of the normalized output."""
+        """Number of columns of the normalized output."""
         return sum(feature.width for feature in self.features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """Widths that a network must have, after normalization.
+    """Feature and action counts after normalization, which shape a network.
 
     Attributes:
         num_state_features: S.
-        num_action_features: F of candidates; 0 for discrete actions.
-        action_names: names of discrete actions in output order; empty for parametric.
+        num_action_features: F of candidates; 0 for named actions.
+        action_names: names of actions in output order; empty for candidates.
         metric_names: names of the M columns of `metrics`.
     """
 
@@ -239,7 +239,7 @@ class BatchSource(Protocol):
     def __next__(self) -> TransitionBatch: ...
 
     def learned(self, row_errors: Tensor) -> None:
-        """Records the errors [B] of the rows of the last batch, by which prioritized replay draws."""
+        """Records the errors [B] of the last batch's rows, the priorities of prioritized replay."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatc
         for result in (trained, evaluated):
             assert result["text/html"].startswith("<p><strong>✓ Ship:</strong>")
         low, high = re.search(
-            r"Sequential Doubly Robust</td><td>\S+ \(([\d.]+) to ([\d.]+)\)", evaluated["text/html"]
+            r"Self Normalized Doubly Robust Reward</td><td>\S+ \(([\d.]+) to ([\d.]+)\)", evaluated["text/html"]
         ).groups()
         assert float(low) < 0.5 < float(high)
         assert greedy["text/plain"].startswith("['mail', 'call', ")

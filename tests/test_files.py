@@ -235,7 +235,7 @@ def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.
     (tmp_path / ".lock").mkdir()
     with alone_in(tmp_path, "model_output_path"):
         (text,) = caplog.messages
-    assert text.startswith(f"{tmp_path / '.lock'} cannot be locked (Is a directory): nothing keeps a second run")
+    assert text.startswith(f"{tmp_path / '.lock'} cannot be locked (Is a directory): make sure")
 
 
 def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_marked_folder_is_the_same_on_another_device_and_an_empty_one_is_not(t
     assert sorted(one.names()) == sorted([marker, "file"])
     replaced(share)
     for ask in (one.require, one.names):
-        with pytest.raises(OSError, match=f"{share} is not the folder any more .* its share is not mounted"):
+        with pytest.raises(OSError, match=f"{share} is no longer the folder .* its share is not mounted"):
             ask()
     share.rmdir()
     with pytest.raises(OSError, match="its share is not mounted"):
@@ -324,7 +324,7 @@ def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
         require_writable(tmp_path / "out", "model_output_path", again=True)
     assert 600 <= now[0] < 603
     text = f"{tmp_path}/out cannot be used: File exists"
-    expected = "model_output_path: expected a folder that can be read and written again within 600 s, got "
+    expected = "model_output_path: expected a folder that can be read and written within 600 s, got "
     assert str(caught.value).startswith(f"{expected}{text}. ")
     assert f"{text}; waiting since 12 s" in caplog.text
     assert caught.value.exit_code == 4

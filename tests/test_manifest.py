@@ -74,9 +74,9 @@ def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: FolderKind) ->
         verified(tmp_path, kind)
     assert {Path(one.where).name for one in caught.value.problems} == {"altered", "removed", "unlisted"}
     assert {one.todo for one in caught.value.problems} == {kind.damaged}
-    with pytest.raises(kind.error, match=f"expected {kind.name}, got .*Give the folder that holds manifest.json"):
+    with pytest.raises(kind.error, match=f"expected {kind.name}, got .*Name the folder that contains manifest.json"):
         verified(tmp_path / "nothing", kind)
-    with pytest.raises(kind.error, match=f"Give the folder that holds manifest.json: .*{re.escape(str(tmp_path))}"):
+    with pytest.raises(kind.error, match=f"Name the folder that contains manifest.json: .*{re.escape(str(tmp_path))}"):
         verified(tmp_path.parent, kind)
 
 

@@ -1,4 +1,4 @@
-"""The command `reagent-lite`, which is `python -m workflows`: its first argument names the workflow."""
+"""The command `reagent-lite`, the same as `python -m workflows`: its first argument names the workflow."""
 
 import ast
 import os
@@ -9,31 +9,32 @@ from pathlib import Path
 
 import workflows
 
-_COMMANDS = sorted(one.name for one in pkgutil.iter_modules(workflows.__path__) if not one.name.startswith("_"))
+_MODULES = (module.name for module in pkgutil.iter_modules(workflows.__path__))
+_COMMANDS = sorted(name for name in _MODULES if not name.startswith("_"))
 
 
 def _purpose(name: str) -> str:
-    """Returns what a command does, from the docstring of its module, which is not imported."""
+    """Returns the purpose of a command, from its module's docstring; the module is not imported."""
     source = (Path(workflows.__path__[0]) / f"{name}.py").read_text()
     return (ast.get_docstring(ast.parse(source)) or "").partition(":")[0]
 
 
 def main() -> int:
-    """Runs `python -m workflows.NAME` in this process, with the arguments behind the name."""
+    """Runs `python -m workflows.NAME` in this process, with the arguments after the name."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(
             "usage: reagent-lite COMMAND [arguments]\n\n"
             + "".join(f"  {name:16}{_purpose(name)}\n" for name in _COMMANDS)
             + "\n"
-            "reagent-lite COMMAND --help explains one; it is the same as python -m workflows.COMMAND."
+            "reagent-lite COMMAND --help explains a command, which is the same as python -m workflows.COMMAND."
         )
         return 0
     if name not in _COMMANDS:
         print(f"reagent-lite: expected one of {', '.join(_COMMANDS)}, got {name}", file=sys.stderr)
         return 2
     sys.argv[1:] = arguments
-    if not sys.flags.safe_path:  # as python -m has it: modules with environments and networks of one's own lie here
+    if not sys.flags.safe_path:  # like python -m: the working folder may have modules with environments and networks
         sys.path.insert(0, os.getcwd())
     runpy.run_module(f"workflows.{name}", run_name="__main__", alter_sys=True)
     return 0

@@ -14,15 +14,15 @@ from reagent_lite.files import appearing_folder, disk_errors, shipped
 def main(arguments: list[str] | None = None) -> int:
     """Copies the configs and their pages into a new folder and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m workflows.configs", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--copy", required=True, type=Path, metavar="DIR", help="a new folder for them")
+    parser.add_argument("--copy", required=True, type=Path, metavar="DIR", help="name of the new folder")
     target = parser.parse_args(arguments).copy.expanduser()
     return exit_code(lambda: _copy(target))
 
 
 def _copy(target: Path) -> int:
     if target.exists():
-        raise ConfigError(Problem("--copy", "a folder that is not there yet", str(target), "Choose another name"))
-    errors = disk_errors(str(target), "a folder that can be written", "Choose another one")
+        raise ConfigError(Problem("--copy", "a folder that does not exist yet", str(target), "Choose another name"))
+    errors = disk_errors(str(target), "a folder that can be written", "Choose another folder")
     with errors, appearing_folder(target) as temporary:
         shutil.copytree(shipped("configs"), temporary, dirs_exist_ok=True)
     logger.info(f"{counted(len([*target.rglob('*.json')]), 'config')} in {target}; see {target / 'README.md'}")

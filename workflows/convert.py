@@ -1,8 +1,8 @@
 """Write a log in another format: python -m workflows.convert --config x.json.
 
-1 open     the input's files; a target that would overwrite or join them is refused
-2 survey   columns and their types, which a target must know before its first row; JSON lines need none
-3 copy     rows in the order of the input ─► target, under a temporary name until it is whole
+1 open     the input's files; a target among them is refused
+2 survey   columns and their types, which every format but JSON lines needs before the first row
+3 copy     rows in the order of the input ─► target, under a temporary name until it is complete
 """
 
 import sys
@@ -25,8 +25,8 @@ class Converted:
 
     Attributes:
         log: path of the file.
-        rows: in it.
-        columns: those that have values.
+        rows: number of rows.
+        columns: names of the columns with values.
         rows_per_second: speed of the whole run.
         seconds: total wall-clock time of the run.
     """
@@ -39,7 +39,7 @@ class Converted:
 
 
 def convert(config: ConvertConfig) -> Converted:
-    """Writes the log in its new format and returns what is in it."""
+    """Writes the log in its new format and returns the results."""
     with needing("data", "input_path"):
         from reagent_lite.data.tables import survey, typed_tables, with_types
         from reagent_lite.data.writing.files import table_writer
@@ -63,7 +63,7 @@ def convert(config: ConvertConfig) -> Converted:
             names |= {column.name: None for column in table.schema if str(column.type) != "null"}
     logger.info(f"{target}: {counted(rows, 'row')}")
     if target.name.endswith(".csv") and "action" in fields and str(fields["action"].type) == "int64":
-        logger.info("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
+        logger.info("actions are indices, which CSV stores as text: text is read as a name first if `actions` has it")
     seconds = time.monotonic() - start
     return Converted(
         log=str(target),

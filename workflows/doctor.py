@@ -25,8 +25,8 @@ from reagent_lite.errors import ConfigError, ReagentLiteError
 from reagent_lite.run.dry_run import dry_run
 
 _EPILOG = """\
-Run it on every machine at once, with the arguments that the run will have. Machines meet through a file beside that of
-init_method, so that a run that uses it is not disturbed; a tcp:// port is used as it is.
+Run it on every machine at once, with the arguments of the run. Machines meet through a file beside that of init_method,
+so that a run with the same file is not disturbed; a tcp:// port is used directly.
 
 exit codes:
   0 nothing failed
@@ -65,9 +65,9 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
     """Returns rows on this machine, rows on all machines together, and the number of this machine."""
     rows = [*checked("versions", machine.versions)]
     name = options.workflow or choose_workflow(options.config, options.set)
-    model, workflow = _WORKFLOWS[name], f"workflows.{name}"
+    workflow = f"workflows.{name}"
     try:
-        config: WorkflowConfig = load_config(model, options.config, tuple(options.set))
+        config: WorkflowConfig = load_config(_WORKFLOWS[name], options.config, tuple(options.set))
         rows.append(ok("config", f"{options.config} is valid for {workflow}"))
     except ConfigError as error:
         rows += [of_error(f"config of {workflow}", error), skipped("all else", "there is no valid config")]
@@ -83,8 +83,8 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
         why = "there is one machine" if node.count == 1 else "--alone"
         return rows, [skipped("machines meet", why)], node
     failed = tuple(row.name for row in rows if row.state == "FAILED")
-    own = Machine(config=config, node=node, processes=processes, failed=failed)
-    return rows, [*checked("machines meet", lambda: meet(own, options.wait))], node
+    this_machine = Machine(config=config, node=node, processes=processes, failed=failed)
+    return rows, [*checked("machines meet", lambda: meet(this_machine, options.wait))], node
 
 
 def choose_workflow(path: str, overrides: list[str]) -> str:
@@ -122,7 +122,7 @@ def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator
     try:
         run = dry_run(config, processes)
     except ReagentLiteError:
-        return  # the row of the environment has it
+        return  # the row of the environment has the error
     if config.collects or config.follows:
         yield from checked("simulation.dataset", lambda: machine.dataset_folder(config))
     if not config.collects:
@@ -133,7 +133,7 @@ def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workflows.doctor",
-        description="Check what a training run needs, on this machine and between machines, and say what to do.",
+        description="Check this machine and the machines together before a training run, and give advice.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -141,14 +141,14 @@ def _parser() -> argparse.ArgumentParser:
     add_config(parser, required=True)
     add_node_index(parser)
     parser.add_argument(
-        "--workflow", choices=list(_WORKFLOWS), help="whose config it is; absent: found from the config"
+        "--workflow", choices=list(_WORKFLOWS), help="the workflow of the config; absent: derived from the config"
     )
     parser.add_argument(
         "--wait",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long to wait for the other machines, and for a file of theirs to show (default: 60)",
+        help="seconds to wait for the other machines, and for their files to appear (default: 60)",
     )
     parser.add_argument("--alone", action="store_true", help="check this machine only")
     return parser

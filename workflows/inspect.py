@@ -1,9 +1,9 @@
 """Describe a log and write a config for it: python -m workflows.inspect --data LOG --output CONFIG.
 
-1 read     the first rows, of any format, under the log's own names
-2 guess    which fields of the contract the columns may be, actions, features
+1 read     the first rows, in any format, with the log's own names
+2 guess    fields of the contract for the columns, actions, features
 3 check    the loader accepts the config, and training reads the rows with it
-4 write    the config, under a temporary name until it is whole
+4 write    the config, under a temporary name until it is complete
 """
 
 import json
@@ -24,11 +24,11 @@ class Described:
     """The description of a log; printed as the last line of standard output.
 
     Attributes:
-        config: path of the written config; null without.
-        workflow: the workflow that it is for.
+        config: path of the written config, or null.
+        workflow: the workflow of the config.
         rows: number of rows read.
-        columns: {column: kind, share present, distinct values, and the field that it is read as, null for none}.
-        decide: what is left to decide.
+        columns: {column: kind, share present, distinct values, and its field of the contract or null}.
+        decide: open decisions.
         seconds: total wall-clock time of the run.
     """
 
@@ -44,7 +44,7 @@ def inspect(config: InspectConfig) -> Described:
     """Logs the description of a log and writes a config for it.
 
     Raises:
-        DataError: a log that cannot be read, or that there is no config for, with the reasons.
+        DataError: the log cannot be read, or no config fits it, with the reasons.
     """
     with needing("data", "data_path"):
         from reagent_lite.data.inspection.proposal import inspect_log
@@ -56,21 +56,21 @@ def inspect(config: InspectConfig) -> Described:
         require_writable(target.parent, "output_path")
     for note in left_out(config.data_path):
         logger.warning(note)
-    found = inspect_log(config)
-    for line in found.lines():
+    inspected = inspect_log(config)
+    for line in inspected.lines():
         logger.info(line)
     if target is not None:
-        if found.config is None:
+        if inspected.config is None:
             expected = "a log that a config can be written for"
-            raise DataError([Problem(config.data_path, expected, one) for one in found.problems])
-        write_whole(target, json.dumps(found.config, indent=2, ensure_ascii=False).encode() + b"\n")
-        logger.info(f"written to {target}: python -m workflows.{found.workflow} --config {config.output_path}")
+            raise DataError([Problem(config.data_path, expected, reason) for reason in inspected.problems])
+        write_whole(target, json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n")
+        logger.info(f"written to {target}: python -m workflows.{inspected.workflow} --config {config.output_path}")
     return Described(
         config=None if target is None else str(target),
-        workflow=found.workflow,
-        rows=found.rows,
-        columns=found.facts(),
-        decide=found.decide,
+        workflow=inspected.workflow,
+        rows=inspected.rows,
+        columns=inspected.facts(),
+        decide=inspected.decide,
         seconds=round(time.monotonic() - start, 3),
     )
 

@@ -1,14 +1,14 @@
 """Types, statistics and drift of features: python -m workflows.normalize --config x.json.
 
-1 look      input files and output folder; nothing to do where the folder stands and its inputs are unchanged
+1 look      input files and output folder; the folder stays if it is up to date
 2 read      training data ─► LogSummary; reference data ─► LogSummary
 3 fit       LogSummary ─► normalization files, statistics.json
 4 compare   two LogSummaries ─► drift.json
 5 appear    the folder gets its name
 
-    <output_dir>/state_features_norm.json, action_norm.json    what state_norm_data_path and action_norm_data_path take
+    <output_dir>/state_features_norm.json, action_norm.json    for state_norm_data_path and action_norm_data_path
                  statistics.json, drift.json                   for people
-                 manifest.json                                 what it was made from
+                 manifest.json                                 inputs and settings
 """
 
 import json
@@ -48,13 +48,13 @@ class Normalized:
 
     Attributes:
         folder: the folder of the files.
-        skipped: whether they stood there already, made from the same inputs.
+        skipped: whether the files were up to date.
         parametric: whether actions are candidates with features.
-        rows: the rows of the training data.
-        features: {column: how many}.
-        types: {column: {type: how many}}.
-        drift: {column: {verdict: how many}}; None without a reference.
-        seconds: total wall-clock time.
+        rows: number of rows of the training data.
+        features: {column: number of features}.
+        types: {column: {type: number of features}}.
+        drift: {column: {verdict: number of features}}; None without a reference.
+        seconds: total wall-clock time of the run.
     """
 
     folder: str
@@ -68,31 +68,34 @@ class Normalized:
 
 
 def normalize(config: NormalizeConfig) -> Normalized:
-    """Writes the folder, unless it is there already, and returns its content.
+    """Writes the folder unless it is up to date, and returns its content.
 
     Raises:
-        ConfigError: a column or an override that the data do not have; an output folder with other things.
-        DataError: what is wrong in the data, features that cannot be fitted, or a full disk.
+        ConfigError: the data lack a column or an overridden feature, or the output folder has other files.
+        DataError: the data have faults, features cannot be fitted, or the disk is full.
     """
     with needing("data", "training_data_path"):
         from reagent_lite.data.features.summary import ACTION, STATE
         from reagent_lite.data.rows.items import given_items
     start = time.monotonic()
-    folder, key = Path(config.norm_params.output_dir or "").expanduser().absolute(), "norm_params.output_dir"
+    folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
+    key = "norm_params.output_dir"
     items = given_items(config.items, config.item_id)
     files = _files(config, items)
-    inputs = tuple(replace(one, name=f"{side}/{one.name}") for side, some in files.items() for one in some)
+    inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": items and items.sha256}
     if manifest := StageManifest.standing(folder, KIND, settings, inputs):
-        logger.info(f"{folder}: made from these inputs by these settings; nothing to do")
+        logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
     require_own(folder, KIND, key)
     require_writable(folder.parent, key)
 
     training = _summary(config, files["training"], config.training_data_path, "reading", config.parametric)
-    fitted, drifts, hashes = _fitted(config, training), dict[str, Drift](), training.hashes
+    fitted = _fitted(config, training)
+    drifts = dict[str, Drift]()
+    hashes = training.hashes
     parent = StageManifest.above(config.training_data_path)
     if config.reference_data_path is not None:
         source = config.reference_data_path
@@ -115,8 +118,9 @@ def normalize(config: NormalizeConfig) -> Normalized:
         report={
             "parametric": training.parametric,
             "rows_by_position": training.rows_by_position,
-            "types": {name: _counts(one.feature_type for one in fit.spec.features) for name, fit in fitted.items()},
-            "drift": {name: _counts(one.verdict for one in drift.features) for name, drift in drifts.items()} or None,
+            "types": {name: _counts(spec.feature_type for spec in fit.spec.features) for name, fit in fitted.items()},
+            "drift": {name: _counts(shift.verdict for shift in drift.features) for name, drift in drifts.items()}
+            or None,
             "notes": [note for fit in fitted.values() for note in fit.notes],
         },
         files={name: {"rows": rows} for name, (rows, _) in documents.items()},
@@ -132,13 +136,13 @@ def normalize(config: NormalizeConfig) -> Normalized:
 
 def _files(config: NormalizeConfig, items: ItemTable | None) -> dict[str, tuple[InputFile, ...]]:
     """Returns the files of the training and the reference data."""
-    found: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
+    files: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
     for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
         if path is not None:
             for note in left_out(path):
                 logger.warning(note)
-            found[side] = data_files(path, config.columns, items)
-    return found
+            files[side] = data_files(path, config.columns, items)
+    return files
 
 
 def _documents(
@@ -146,7 +150,7 @@ def _documents(
 ) -> dict[str, tuple[int, Json]]:
     """Returns (number of features, content) of each file by its name."""
     numbers = {name: len(column.features) for name, column in training.columns.items()}
-    found: dict[str, tuple[int, Json]] = {
+    documents: dict[str, tuple[int, Json]] = {
         f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
     }
     about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
@@ -154,11 +158,11 @@ def _documents(
     logs = {log: rows for log, rows, _ in shares_of(config.training_data_path, training.logs)}
     about |= {"logs": logs} if logs else {}
     about = {"data": config.training_data_path, "seed": config.seed, **about, "columns": statistics}
-    found["statistics.json"] = (sum(numbers.values()), about)
+    documents["statistics.json"] = (sum(numbers.values()), about)
     if drifts:
         compared = sum(len(drift.features) for drift in drifts.values())
-        found["drift.json"] = (compared, {name: drift.document() for name, drift in drifts.items()})
-    return found
+        documents["drift.json"] = (compared, {name: drift.document() for name, drift in drifts.items()})
+    return documents
 
 
 def _summary(
@@ -168,11 +172,11 @@ def _summary(
     from reagent_lite.data.logs import tell_apart
 
     with scratch_folder() as folder:
-        told = tell_apart(files, path, folder)
-    for note in told.notes:
+        logs = tell_apart(files, path, folder)
+    for note in logs.notes:
         logger.warning(note)
     with progress(title, "bytes") as show:
-        summary = summarize_log(told.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
+        summary = summarize_log(logs.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
     if shares := shares_of(path, summary.logs):
         logger.info(f"rows by log: {shares_in_words(shares)}")
     return summary
@@ -182,14 +186,15 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
     """Returns the normalization of each column.
 
     Raises:
-        ConfigError: no column to fit; an override for a feature that no column has.
-        DataError: all features that cannot be fitted.
+        ConfigError: there is no column to fit, or no column has an overridden feature.
+        DataError: features cannot be fitted; lists all of them.
     """
-    params, where = config.norm_params, shown(config.training_data_path)
+    params = config.norm_params
+    where = shown(config.training_data_path)
     if not training.columns:
         expected = "state_features among them where actions are names"
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
-    check_overrides(params, {one for column in training.columns.values() for one in column.features}, where)
+    check_overrides(params, {feature for column in training.columns.values() for feature in column.features}, where)
     return fit_columns(training.columns, params, where=where)
 
 
@@ -219,10 +224,10 @@ def _log_results(config: NormalizeConfig, manifest: StageManifest, drifts: dict[
     if report["rows_by_position"]:
         unnamed = counted(report["rows_by_position"], "row")
         logger.info(
-            f"note: {unnamed} without mdp_id or sequence_number; which of them are sampled depends on their order"
+            f"note: {unnamed} without mdp_id or sequence_number; the sample of these rows depends on their order"
         )
     for name, types in report["types"].items():
-        logger.info(f"{name}: {', '.join(f'{count} {one}' for one, count in types.items())}")
+        logger.info(f"{name}: {', '.join(f'{count} {feature_type}' for feature_type, count in types.items())}")
     for note in report["notes"]:
         logger.warning(note)
     for line in (line for name, drift in drifts.items() for line in drift_lines(name, drift)):

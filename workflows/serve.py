@@ -1,9 +1,9 @@
-"""Serve an exported model, and log what it decides: python -m workflows.serve --model BUNDLE --log FOLDER.
+"""Serve an exported model, and log its decisions: python -m workflows.serve --model BUNDLE --log FOLDER.
 
-1 check    the model's hashes, the log's folder and lock, the port: nothing is answered before
-2 serve    POST /decide, /rank and /reward in worker processes; each decision is in the log before it is answered
-3 rotate   complete decisions into Parquet in the log's folder, which workflows.dqn trains on as it is
-4 stop     SIGTERM: requests under way are answered; what waits for its reward is there at the next start
+1 check    the model's hashes, the log's folder and lock, the port
+2 serve    POST /decide, /rank and /reward in worker processes; each decision is logged before it is answered
+3 rotate   complete decisions into Parquet in the log's folder, which workflows.dqn trains on
+4 stop     SIGTERM: requests in progress are answered; decisions that wait for their reward stay for the next start
 """
 
 import sys
@@ -20,10 +20,10 @@ class Served:
     """The results; printed as the last line of standard output.
 
     Attributes:
-        model, log: as given.
-        workers: processes that answered.
-        restarts: how often a worker that ended by itself was started again.
-        seconds: total wall-clock time.
+        model, log: paths from the config.
+        workers: number of worker processes.
+        restarts: number of restarts of workers that ended by themselves.
+        seconds: total wall-clock time of the run.
     """
 
     model: str
@@ -65,7 +65,7 @@ COMMAND = Command(
     needs_config=False,
     story="""\
 POST /decide {"rows": [{"state_features": {"age": 0.1}, "mdp_id": "7"}]} answers actions with their propensities;
-POST /reward {"decision_id": "...", "reward": 1.0} joins a reward to its decision; the address /docs has all of it.""",
+POST /reward {"decision_id": "...", "reward": 1.0} joins a reward to its decision; GET /docs describes all requests.""",
 )
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shard(config: ShardConfig) -> "Sharded":
-    """Makes shards, waits for them or fetches one; see data.shards.machines.shard."""
+    """Makes shards, waits for them or fetches a shard; see data.shards.machines.shard."""
     with needing("data", "shards_path"):
         from reagent_lite.data.shards import machines
     return machines.shard(config)
@@ -29,11 +29,11 @@ COMMAND = Command(
         "node_index": Flag("--node_index", "number of this machine, from 0: its shard is fetched to local_path", int),
     },
     story="""\
-Without --node_index it makes the shards of all machines at shards_path, unless they are there.
-With --node_index it is the same command on every machine, in any order: machine 0 makes the shards unless they are
-there, the others wait for them up to wait_seconds and log what for; then each fetches its own to local_path and checks
-it by sha256. What is there and right is not made or fetched again. A machine that does not see
-training_data_path takes the shards whose layout, number and seed fit.""",
+Without --node_index the command makes the shards of all machines at shards_path, unless they exist.
+With --node_index the command is the same on every machine, in any order: machine 0 makes the shards unless they exist,
+the others wait for them up to wait_seconds; then each machine fetches its shard to local_path and checks it by sha256.
+Valid shards are not made or fetched again. A machine that does not see training_data_path uses the shards whose layout,
+number and seed fit.""",
 )
 
 if __name__ == "__main__":

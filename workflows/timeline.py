@@ -1,4 +1,4 @@
-"""Make transitions of logged decisions: python -m workflows.timeline --config x.json."""
+"""Pair logged decisions to transitions: python -m workflows.timeline --config x.json."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def timeline(config: TimelineConfig) -> "TimelineOutcome":
-    """Makes the transitions that are not there yet; see data.timeline.stage.run_timeline."""
+    """Makes the transitions unless they are up to date; see data.timeline.stage.run_timeline."""
     with needing("data", "timeline.inputTableName"):
         from reagent_lite.data.timeline.stage import run_timeline
     return run_timeline(config)

@@ -1,4 +1,4 @@
-"""Base of learners with a critic Q(s, .) and an actor, whose logits over the choices are the policy.
+"""Base of learners with a critic Q(s, .) and an actor, whose logits define the policy.
 
 loss = TD loss of Q(s, a)  -  w(s, a) log pi(a|s)          a is the logged action, w >= 0 has no gradient
 """
@@ -20,7 +20,7 @@ from reagent_lite.types import TransitionBatch
 
 
 class ActorCritic(PolicyLearner):
-    """A critic and an actor; derive a class that says what the next value and the weights of actions are.
+    """A critic and an actor; a derived class defines the next value and the weights of actions.
 
     Args:
         critic: forward(state, mask, features) -> [B, K, 1].
@@ -48,7 +48,7 @@ class ActorCritic(PolicyLearner):
 
     @abstractmethod
     def next_value(self, batch: TransitionBatch) -> Tensor:
-        """Returns the value of the next state, [B], without a gradient; 0 where no choice is allowed."""
+        """Returns the value of the next state, [B], without a gradient; 0 if no choice is allowed."""
 
     @property
     def online(self) -> nn.Module:
@@ -68,7 +68,7 @@ class ActorCritic(PolicyLearner):
         return self.head.loss(logged_outputs, next_value, *self.rewards(batch), self.settings.value_bounds)
 
     def logits(self, batch: TransitionBatch) -> Tensor:
-        """Returns the actor's logits, [B, K]; those of choices that are not allowed are undefined."""
+        """Returns the actor's logits, [B, K]; logits of choices that are not allowed are undefined."""
         return allowed_values(self.actor, batch.state, batch.actions).squeeze(2)
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class ActorCritic(PolicyLearner):
         return constant_loss(mean, variance, self.head.kind)
 
     def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
-        """Returns the critic with its weight decay, and what else is learned without."""
+        """Returns the critic with its weight decay, and all other parameters without."""
         critic = list(self.critic.parameters())
         ids = {id(parameter) for parameter in critic}
         others = [p for p in self.parameters() if p.requires_grad and id(p) not in ids]
@@ -96,7 +96,7 @@ class ActorCritic(PolicyLearner):
         return [{"params": critic, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
 
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
-        """Loads the actor, which is all that an exported model has."""
+        """Loads the actor; an exported model does not have the critic."""
         assign(self.actor, under("network.", weights))
         return "the optimizer and the critic start anew"
 

@@ -1,4 +1,4 @@
-"""BCQ's restriction: a policy takes those of the allowed choices that a model of the log finds likely enough."""
+"""BCQ's restriction: a policy takes only allowed choices that are likely enough by a model of the log."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ class LikelyInTheLog(nn.Module):
 
     Args:
         behavior_cloning: forward(state, mask, features) -> logits [B, K, 1] of the logged choice.
-        threshold: share of the largest probability that a choice needs.
+        threshold: smallest probability of a choice, as a share of the largest.
     """
 
     def __init__(self, behavior_cloning: nn.Module, threshold: float) -> None:
@@ -22,7 +22,7 @@ class LikelyInTheLog(nn.Module):
         self.threshold = threshold
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns [B, K] bool, at least one where any is allowed.
+        """Returns [B, K] bool, with at least one choice in a row with allowed choices.
 
         state is [B, S], mask [B, K] bool and features [B, K, F] of candidates.
         """
@@ -30,13 +30,13 @@ class LikelyInTheLog(nn.Module):
 
 
 class LoggingPolicy(nn.Module):
-    """The estimated logging policy (evaluation.behavior), in place of a network that learns.
+    """The estimated logging policy (evaluation.behavior), in place of a network that is trained.
 
     Args:
-        spec: numbers of features and choices.
+        spec: feature and action counts.
 
     Attributes:
-        weight: [A, S] of A actions or features of a candidate.
+        weight: [A, S] for A actions, or A features of a candidate.
         bias: [A].
         share: [] share of uniform choices.
     """

@@ -1,4 +1,4 @@
-"""Models fitted for evaluation: expected outcomes of a row, and values of the evaluated policy (FQE).
+"""Models for evaluation: expected outcomes of a row, and values of the evaluated policy (FQE).
 
 r_hat(s, a) <- r                                                     for the reward and each metric (T = 1 + M outputs)
 q(s, a)     <- r + gamma^steps * bootstrap * sum_a' pi(a'|s') q_target(s', a')
@@ -17,25 +17,26 @@ from reagent_lite.rl.td import discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 FEWEST_STEPS = 1000
-"""Optimizer steps that early stopping waits for at least."""
+"""Smallest number of optimizer steps before early stopping."""
 CHECKED_SHARE = 0.05
 CHECKED_ROWS = 8192
-"""Share of the fitting episodes, and most rows, whose loss decides when early stopping ends a fit."""
+"""Share of the fitting episodes, and largest number of rows, whose loss ends a fit by early stopping."""
 _CHECK_EVERY = 100
 _PATIENCE = 5
 _LEAST_GAIN = 0.001
-_FIRST = 0.1  # scale of a fit's first outputs, which are random; at 0 gradients cancel, and Adam follows rounding
+_FIRST = 0.1  # scale of the initial random outputs; at 0 gradients cancel, and Adam amplifies rounding errors
 
-Policy = Callable[[Tensor, Actions], Tensor]
-"""From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
+PolicyProbabilities = Callable[[Tensor, Actions], Tensor]
+"""From states [B, S] and choices to probabilities [B, K], 0 for choices that are not allowed."""
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 class CPEHeads(nn.Module):
     """Reward model and value model of one policy; Le, Voloshin & Yue (2019), fitted Q evaluation.
 
-    Networks predict in units of `reward_scale` and `value_scale`, as differences from `mean`, so that outcomes of any
-    size are fitted at one learning rate and values begin near where they end; `set_scales` takes them from the data.
+    Networks predict in units of `reward_scale` and `value_scale`, as differences from `mean`. One learning rate
+    therefore fits outcomes of any size, and values begin near their final size. `set_scales` computes the units from
+    the data.
 
     Args:
         reward_network: forward(state, mask, features) -> [B, K, T].
@@ -69,7 +70,7 @@ class CPEHeads(nn.Module):
     def forward(self, batch: TransitionBatch, next_propensities: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its two parts.
 
-        next_propensities [B, K] are the evaluated policy's at `batch.next_state`; 0 where not allowed.
+        next_propensities [B, K] are the evaluated policy's at `batch.next_state`; 0 for choices that are not allowed.
         """
         outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
         with torch.no_grad():
@@ -94,7 +95,8 @@ class CPEHeads(nn.Module):
     def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
         """Returns expected outcomes and values, each [B, K, T].
 
-        Values are the target network's: an average over the last steps, which varies less than the online network.
+        Values are those of the target network, an average over the last steps with less variance than the online
+        network.
         """
         rewards = (self.reward_network(state, actions.mask, actions.features) + self.mean) * self.reward_scale
         return rewards, self._values(self.target_network, state, actions)
@@ -102,8 +104,8 @@ class CPEHeads(nn.Module):
     def set_scales(self, sums: Tensor) -> None:
         """Sets the units from the sums of `scale_sums` over all training rows of all processes.
 
-        Outcomes are measured in their root mean square; values in that, times the mean number of discounted steps
-        that follow, 1 / (1 - mean discount). In these units both have the same mean.
+        The unit of outcomes is their root mean square. The unit of values is this times the mean number of discounted
+        following steps, 1 / (1 - mean discount). In these units both have the same mean.
         """
         count = sums[0].clamp(min=1)
         kept = sums[1]
@@ -128,10 +130,10 @@ class CPEHeads(nn.Module):
 def build_cpe_heads(
     spec: SourceSpec, settings: NetworkSettings, *, gamma: float, target_update_rate: float
 ) -> CPEHeads:
-    """Returns heads with networks as wide and deep as the Q-network, one output per choice and outcome, small at first.
+    """Returns heads as wide and deep as the Q-network, with one small initial output per choice and outcome.
 
-    A value that begins at random is still wrong after as many steps as a small log allows. Streams, dropout and batch
-    normalization are left out: they serve control, and values of one fixed policy do not need them.
+    With random initial values, a small log does not have enough steps to correct them. Streams, dropout and batch
+    normalization are left out: values of one fixed policy do not need them.
     """
     num_outcomes = 1 + len(spec.metric_names)
     plain = dataclasses.replace(settings, dueling=False, outputs=num_outcomes, dropout=0.0, batch_norm=False)
@@ -146,14 +148,14 @@ def build_cpe_heads(
 
 
 class EarlyStopping:
-    """Ends a fit once the loss on rows that it is not fitted on has stopped falling.
+    """Ends a fit once the loss on held-out rows has stopped falling.
 
-    The loss may rise while values propagate backwards through episodes, one update of the target network at a time, so
-    no fit ends within 5 horizons / target_update_rate steps.
+    The loss may rise while values propagate backwards through episodes, one update of the target network at a time.
+    Therefore no fit ends within 5 horizons / target_update_rate steps.
 
     Args:
-        heads: what is fitted; its scales are set.
-        loss: returns the mean loss on the rows that are not fitted on.
+        heads: the fitted heads, after `set_scales`.
+        loss: returns the mean loss on the held-out rows.
     """
 
     def __init__(self, heads: CPEHeads, loss: Callable[[], float]) -> None:
@@ -165,7 +167,7 @@ class EarlyStopping:
         self._waited = 0
 
     def __call__(self) -> bool:
-        """Returns whether the fit ends; called after every step."""
+        """Returns whether the fit ends; call it after every step."""
         self._steps += 1
         if self._steps < self._first or self._steps % _CHECK_EVERY:
             return False
@@ -181,7 +183,7 @@ class EarlyStopping:
 def fit_heads(
     heads: CPEHeads,
     batches: Iterable[TransitionBatch],
-    policy: Policy,
+    policy: PolicyProbabilities,
     optimizer: torch.optim.Optimizer,
     *,
     loss: Loss | None = None,
@@ -190,15 +192,15 @@ def fit_heads(
     """Takes one optimizer step per batch.
 
     Args:
-        heads: what is fitted.
+        heads: the heads to fit.
         batches: rows of fitting episodes.
         policy: the evaluated policy, from states and choices to propensities [B, K].
-        optimizer: over the parameters of `heads` that are trained.
+        optimizer: optimizer of the trained parameters of `heads`.
         loss: `heads` wrapped in DistributedDataParallel, if several processes fit together.
-        stop: ends the fit before the batches do; it decides the same on every process.
+        stop: ends the fit early; it must decide the same on every process.
 
     Returns:
-        Mean loss of each model over the batches (empty when there are none), on the device.
+        Mean loss of each model over the batches (empty without batches), on the device.
     """
     totals: dict[str, Tensor] = {}
     count = 0

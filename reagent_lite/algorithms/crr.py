@@ -4,7 +4,7 @@ y = r + boost + gamma^steps * bootstrap * sum_a' pi(a'|s') Q_target(s', a')
 A(s, a) = Q(s, a) - sum_a' pi(a'|s) Q(s, a')
 w(s, a) = min(exp(A / beta), max_weight)   or   1 if A > 0, else 0
 
-The paper samples actions and has a target network of the actor too; with few choices the mean needs no samples.
+The paper samples actions and also has a target network of the actor; with few choices the mean needs no samples.
 """
 
 from typing import ClassVar, Self
@@ -25,7 +25,7 @@ _ACTOR = Softmax(1.0)
 
 
 class CRR(ActorCritic):
-    """See the top of this file.
+    """Critic Regularized Regression; see the top of this file.
 
     Args:
         critic: forward(state, mask, features) -> [B, K, 1].

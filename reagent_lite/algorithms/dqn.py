@@ -38,10 +38,10 @@ class DQNSettings(TargetSettings):
     """Parameters of the loss.
 
     Attributes:
-        maxq: the next action is the best allowed one; otherwise the logged one (SARSA).
-        double: the online network chooses the next action, the target network gives its value.
+        maxq: whether the next action is the best allowed one; false: the logged one (SARSA).
+        double: whether the online network chooses the next action, whose value the target network gives.
         cql_alpha: weight of the conservative term relative to half the squared TD error.
-        drop_threshold: share of the largest imitated probability that BCQ asks of an action.
+        drop_threshold: BCQ's smallest probability of an action, as a share of the largest.
     """
 
     maxq: bool = True
@@ -58,8 +58,7 @@ class DQN(PolicyLearner):
         head: turns the H outputs into a value; see models.value_heads.
         settings: parameters of the loss.
         reward_boost: [K] added to the reward by action, or None.
-        behavior_cloning: network of the same kind with H = 1 that imitates the log, or the estimated logging policy;
-            turns BCQ on.
+        behavior_cloning: for BCQ: a network of the same kind with H = 1, or the estimated logging policy.
     """
 
     name: ClassVar[str] = "dqn"
@@ -137,7 +136,7 @@ class DQN(PolicyLearner):
 
     @property
     def restriction(self) -> nn.Module:
-        """See `PolicyLearner.restriction`; BCQ's are those that are likely in the log."""
+        """See `PolicyLearner.restriction`; with BCQ, choices that are likely in the log."""
         if self.behavior_cloning is None:
             return super().restriction
         return LikelyInTheLog(self.behavior_cloning, self.settings.drop_threshold)
@@ -183,7 +182,7 @@ class DQN(PolicyLearner):
     def constant_loss(self, mean: float, variance: float) -> float | None:
         """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
 
-        None for distributions, whose loss has another minimum than these two numbers give.
+        None for distributions: mean and variance do not determine the minimum of their loss.
         """
         return constant_loss(mean, variance, self.head.kind) if isinstance(self.head, ScalarHead) else None
 
@@ -195,12 +194,12 @@ class DQN(PolicyLearner):
     def _td_losses(
         self, logged_outputs: Tensor, next_value: Tensor, reward: Tensor, discount: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns loss and priority of each row; taken [B, H] are the online network's outputs of the logged action."""
+        """Returns loss and priority of each row; logged_outputs [B, H] are those of the online network."""
         bounds = self.settings.value_bounds
         return self.head.loss(logged_outputs, next_value, reward, discount, bounds)  # type: ignore[operator,no-any-return]
 
     def _next_value(self, batch: TransitionBatch) -> Tensor:
-        """Returns the target network's outputs [B, H] of the next choice; 0 where none is allowed."""
+        """Returns the target network's outputs [B, H] of the next choice; 0 if no choice is allowed."""
         state = batch.next_state
         actions = batch.next_actions
         target = partial(chosen_values, self.target_network, state, actions)
@@ -210,7 +209,7 @@ class DQN(PolicyLearner):
         if self.behavior_cloning is not None:
             with evaluating(self.behavior_cloning):
                 allowed = self.restriction(state, allowed, actions.features)
-        # a dueling mean runs over all that the log allows, as at export: BCQ restricts only the choice
+        # a dueling mean covers all choices that the log allows, as in the exported model: BCQ restricts only the choice
         if self.settings.double:
             with evaluating(self.q_network):
                 q = self.head(allowed_values(self.q_network, state, actions))

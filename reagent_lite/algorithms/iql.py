@@ -1,4 +1,4 @@
-"""Implicit Q-learning over [B, K] choices; Kostrikov, Nair & Levine (2022). No action outside the log is valued.
+"""Implicit Q-learning over [B, K] choices; Kostrikov, Nair & Levine (2022). Targets use logged actions only.
 
 V(s)  <- expectile of Q_target(s, a) over logged actions:   |expectile - [u < 0]| u^2,  u = Q_target(s, a) - V(s)
 y      = r + boost + gamma^steps * bootstrap * V(s')
@@ -28,7 +28,7 @@ from reagent_lite.types import SourceSpec, TransitionBatch
 
 
 class IQL(ActorCritic):
-    """See the top of this file.
+    """Implicit Q-learning; see the top of this file.
 
     Args:
         critic: forward(state, mask, features) -> [B, K, 1].
@@ -60,11 +60,11 @@ class IQL(ActorCritic):
     @classmethod
     def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns the learner that iql, rl and training describe."""
-        one_value = SourceSpec(num_state_features=spec.num_state_features, action_names=("value",))
+        state_value_spec = SourceSpec(num_state_features=spec.num_state_features, action_names=("value",))
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),
             configured_network(config, spec, outputs=1, dueling=False),
-            build_q_network(one_value, network_settings(config, outputs=1, dueling=False)),
+            build_q_network(state_value_spec, network_settings(config, outputs=1, dueling=False)),
             ScalarHead(config.rl.q_network_loss),
             TargetSettings.of(config, return_bounds),
             config.iql or IQLConfig(),
@@ -93,6 +93,6 @@ class IQL(ActorCritic):
         return self.value(state, mask, None).view(-1)  # type: ignore[no-any-return]
 
     def next_value(self, batch: TransitionBatch) -> Tensor:
-        """Returns V(s'), [B]; 0 where no choice is allowed."""
+        """Returns V(s'), [B]; 0 if no choice is allowed."""
         with evaluating(self.value):
             return self.state_value(batch.next_state) * batch.next_actions.mask.any(1)

@@ -28,7 +28,7 @@ class Learners(nn.Module):
 
     def __init__(self, by_type: Mapping[str, PolicyLearner]) -> None:
         super().__init__()
-        # with a prefix, as a key may not be named as a method of ModuleDict; a checkpoint has these names
+        # prefixed, as a key must not be the name of a method of ModuleDict; checkpoints have these names
         self.learners = nn.ModuleDict({f"{_PREFIX}{name}": learner for name, learner in by_type.items()})
 
     @property
@@ -62,5 +62,5 @@ Learner = PolicyLearner | Learners
 
 
 def learners_of(learner: Learner) -> dict[str, PolicyLearner]:
-    """Returns learners by type; "" stands for all agents where there is one type."""
+    """Returns learners by type; "" is the only type if there are no several types."""
     return learner.by_type if isinstance(learner, Learners) else {"": learner}

@@ -1,4 +1,4 @@
-"""The base of every algorithm: a loss over a batch, a step of its target network, and the policy that it learns.
+"""The base of every algorithm: a loss of a batch, a step of the target network, and the learned policy.
 
 batch ─► forward ─► loss ─► optimizer ─► after_step
 state, choices ─┬─► scorer ──────► scores [B, K] ──┐
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network, own_network
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network, custom_network
 from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.models.value_heads import Scorer
 from reagent_lite.rl.td import Bounds, discount
@@ -28,7 +28,7 @@ Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings:
-    """Parameters of targets that all algorithms have.
+    """Parameters of the targets of all algorithms.
 
     Attributes:
         gamma: discount per step.
@@ -42,7 +42,7 @@ class TargetSettings:
 
     @classmethod
     def of(cls, config: WorkflowConfig, return_bounds: Bounds, **others: Any) -> Self:
-        """Returns the settings of a config; `return_bounds` are the bounds that rl.value_bounds "rewards" means."""
+        """Returns the settings of a config; `return_bounds` are used with rl.value_bounds "rewards"."""
         rl = config.rl
         return cls(
             gamma=rl.gamma,
@@ -57,11 +57,11 @@ class BatchEvaluation:
     """Values and targets of a batch.
 
     Attributes:
-        q: [B, K] values; those of choices that are not allowed are undefined.
-        scores: [B, K] the scorer's, of which the policy is made: q itself if that is how the policy chooses.
-        choices: [B, K] bool, the choices the policy may take.
+        q: [B, K] values; values of choices that are not allowed are undefined.
+        scores: [B, K] scores, of which the policy is made; q itself if the policy is made of values.
+        choices: [B, K] bool, the choices that the policy may take.
         td_loss: the TD loss, a sum weighted by the batch's weights.
-        target: [B] the value that the loss asks of the logged choice; the mean where it asks for a distribution.
+        target: [B] target of the logged choice; the mean if the target is a distribution.
     """
 
     q: Tensor
@@ -115,7 +115,7 @@ class PolicyLearner(nn.Module, ABC):
     def constant_loss(self, mean: float, variance: float) -> float | None:
         """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
 
-        None if these two numbers do not give one.
+        None if mean and variance do not determine it.
         """
 
     @abstractmethod
@@ -124,7 +124,7 @@ class PolicyLearner(nn.Module, ABC):
 
     @abstractmethod
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
-        """Loads the weights of a model exported by the same algorithm; returns what starts anew, in words."""
+        """Loads the weights of a model exported by the same algorithm; names the parts that start anew."""
 
     @property
     @abstractmethod
@@ -134,7 +134,7 @@ class PolicyLearner(nn.Module, ABC):
     @property
     @abstractmethod
     def scorer(self) -> Scorer:
-        """From states and choices to the scores of which the policy is made."""
+        """Module from states and choices to scores, of which the policy is made."""
 
     @property
     def restriction(self) -> nn.Module:
@@ -165,7 +165,7 @@ class PolicyLearner(nn.Module, ABC):
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Puts a network into evaluation mode: no dropout, and running statistics stay as they are."""
+    """Puts a network into evaluation mode: no dropout, and constant running statistics."""
     training = network.training
     network.eval()
     try:
@@ -180,7 +180,7 @@ def under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def reward_boost(config: WorkflowConfig) -> Tensor | None:
-    """Returns the addition of rl.reward_boost to the reward of each action, [K], or None."""
+    """Returns rl.reward_boost by action, [K], or None."""
     boost = config.rl.reward_boost
     return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
 
@@ -200,7 +200,7 @@ def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> 
 
 
 def configured_network(config: WorkflowConfig, spec: SourceSpec, *, outputs: int, dueling: bool) -> nn.Module:
-    """Returns a network of the class that training.network names, else one of this package."""
+    """Returns a network of the class in training.network, else a network of this package."""
     settings = network_settings(config, outputs=outputs, dueling=dueling)
     network_class = config.training.network
-    return build_q_network(spec, settings) if network_class is None else own_network(network_class, spec, settings)
+    return build_q_network(spec, settings) if network_class is None else custom_network(network_class, spec, settings)

@@ -1,6 +1,6 @@
-"""`algorithm`: what is learned from the transitions, and a section for each algorithm that has keys of its own.
+"""`algorithm`: the learning algorithm, and a section for each algorithm that has keys of its own.
 
-To add one: its section here, its name and its key in `AlgorithmConfig`.
+To add an algorithm, add its section here, and its name and key to `AlgorithmConfig`.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from reagent_lite.config.section import Fraction, NoEffect, Positive, Section
 from reagent_lite.errors import Problem
 
 Q_TEMPERATURE = 0.01
-"""rl.temperature where it is absent and the policy is made of values."""
+"""Default of rl.temperature for a policy made of values."""
 
 
 class ActorSection(Section):
-    """An algorithm whose policy is a network of its own, the actor, beside the critic Q."""
+    """An algorithm with a policy network, the actor, beside the critic Q."""
 
     temperature: ClassVar[float] = 1.0
-    """rl.temperature where it is absent: at 1 the softmax of the actor's logits is the policy that was learned."""
+    """Default of rl.temperature: at 1 the softmax of the actor's logits is the policy that was learned."""
     unused: ClassVar[tuple[str, ...]] = (
         "rl.maxq_learning",
         "rl.cql_alpha",
@@ -28,38 +28,39 @@ class ActorSection(Section):
         "rainbow.categorical",
         "rainbow.quantile",
     )
-    """Keys of other sections that have no effect with it."""
+    """Keys of other sections that have no effect with the algorithm."""
 
 
 class CRRConfig(ActorSection):
-    """Critic Regularized Regression: the actor imitates logged actions, the better ones by the critic more."""
+    """Critic Regularized Regression: the actor imitates logged actions, mainly those that the critic finds better."""
 
     weights: Literal["exp", "binary"] = "exp"
-    """Of a logged action with advantage A = Q(s, a) - mean of Q under the actor: exp: exp(A / beta); binary: 1 if A is
-    above 0, else 0."""
+    """Weight of a logged action with advantage A = Q(s, a) - mean of Q under the actor. exp: exp(A / beta); binary: 1
+    if A is above 0, else 0."""
     beta: Positive = 1.0
-    """exp: the larger, the nearer the actor stays to the log; in units of the return."""
+    """Used by exp: a larger value keeps the actor nearer to the log; in units of the return."""
     max_weight: Positive = 20.0
-    """exp: the largest weight."""
+    """Used by exp: the largest weight."""
 
 
 class IQLConfig(ActorSection):
-    """Implicit Q-learning: values from logged actions alone; the actor imitates those that are better than usual."""
+    """Implicit Q-learning: values of logged actions only; the actor imitates those that are better than usual."""
 
     expectile: Fraction = 0.7
-    """Of Q over the logged actions of a state, the expectile that is its value: 0.5 is the mean, near 1 the best."""
+    """The value of a state is this expectile of Q over its logged actions: 0.5 is the mean, near 1 the best."""
     beta: Positive = 3.0
-    """The weight of a logged action is exp(beta * (Q(s, a) - V(s))): 0 imitates the log; per unit of the return."""
+    """The weight of a logged action is exp(beta * (Q(s, a) - V(s))): near 0 imitates the log; per unit of the
+    return."""
     max_weight: Positive = 100.0
     """The largest weight."""
 
 
 class AlgorithmConfig(Section):
-    """Keys that choose the algorithm."""
+    """Choice of the algorithm."""
 
     algorithm: Literal["dqn", "crr", "iql"] = "dqn"
-    """dqn: values Q, and a policy made of them; its variants (double, dueling, SARSA, BCQ, C51, QR-DQN, CQL) are keys
-    of rl and rainbow. crr, iql: a critic, and a policy network that imitates the better part of the log."""
+    """dqn: values Q and a policy made of them; keys of rl and rainbow choose variants (double, dueling, SARSA, BCQ,
+    C51, QR-DQN, CQL). crr, iql: a critic, and a policy network that imitates the better part of the log."""
     crr: CRRConfig | None = None
     """Keys of algorithm crr; absent: its defaults."""
     iql: IQLConfig | None = None
@@ -68,7 +69,7 @@ class AlgorithmConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_section(cls, tree: Any) -> Any:
-        """Gives the algorithm's section its defaults where the file has none."""
+        """Fills in the algorithm's section if it is absent."""
         name = tree.get("algorithm") if isinstance(tree, dict) else None
         if not isinstance(name, str) or name not in AlgorithmConfig.model_fields or name == "algorithm":
             return tree
@@ -76,7 +77,7 @@ class AlgorithmConfig(Section):
 
     @property
     def section(self) -> ActorSection | None:
-        """The algorithm's own section; None for dqn, whose keys are in rl and rainbow."""
+        """The algorithm's section; None for dqn, whose keys are in rl and rainbow."""
         return getattr(self, self.algorithm, None)
 
     def algorithm_rules(self) -> Iterator[Problem]:
@@ -87,9 +88,9 @@ class AlgorithmConfig(Section):
                 yield self.wrong(name, f"absent with algorithm {self.algorithm}", f'Or set algorithm to "{name}"')
         unused = () if self.section is None else self.section.unused
         expected = f"its default with algorithm {self.algorithm}"
-        yield from NoEffect(lambda _: True, unused, expected, "It has no effect there").problems(self)
+        yield from NoEffect(lambda _: True, unused, expected, "It has no effect").problems(self)
 
 
 def default_temperature(algorithm: object) -> float:
-    """Returns rl.temperature where it is absent, for the name of an algorithm."""
+    """Returns the default of rl.temperature for the name of an algorithm."""
     return ActorSection.temperature if algorithm in ("crr", "iql") else Q_TEMPERATURE

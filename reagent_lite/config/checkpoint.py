@@ -1,4 +1,4 @@
-"""`checkpoint`: how often a run is saved, and whether it continues."""
+"""`checkpoint`: when a run is saved, and whether it continues."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ from reagent_lite.config.section import Count, Positive, Section
 
 
 class CheckpointConfig(Section):
-    """Checkpoints under model_output_path/checkpoints; one is written at the end in any case."""
+    """Checkpoints in model_output_path/checkpoints; the end of a run always writes one."""
 
     every_steps: Count | None = None
     """Optimizer steps between two checkpoints, or null."""
     every_minutes: Positive | None = None
     """Minutes between two checkpoints, or null; both may be given."""
     keep: Annotated[int, Field(ge=2)] = 2
-    """How many of the newest stay; two, so that a damaged one has another behind it."""
+    """Number of newest checkpoints to keep; at least two, in case one is damaged."""
     resume: bool = True
     """Continue an unfinished run found in model_output_path; false starts over and removes it."""
 

@@ -22,13 +22,14 @@ class ContractColumn:
 
     Attributes:
         kind: the kind of its values.
-        needed: "rows": no log lacks it; "events": nor do events; "ends": transitions have at least one of these.
-        late: the first rows of a JSON lines file may lack it, also where a config names it.
-        event: events have it; else transitions alone.
-        training: whether it is read for training.
-        decision: it is about one decision; the others say which rows are one episode, or what follows a row.
-        alias_of: another name of the same column, which events have instead.
-        renamable: a config may give the log's own name for it.
+        needed: "rows": every log has it; "events": every log of events has it; "ends": transitions have at least one
+            such column; "": optional.
+        late: the first rows of a JSON lines file may lack it, even if a config names it.
+        event: whether events have it; transitions have every column.
+        training: whether training reads it.
+        decision: whether it describes a single decision; other columns say which rows are one episode, or what follows.
+        alias_of: name of the same column in events.
+        renamable: whether a config may rename it.
     """
 
     kind: ColumnKind
@@ -62,20 +63,20 @@ COLUMNS = {
     "possible_next_actions": ContractColumn("actions", late=True, needed="ends"),
     "next_action": ContractColumn("action", event=False, needed="ends"),
 }
-"""Every column that a log may have; a timeline adds to transitions those that training does not read."""
+"""Every column that a log may have; columns that training does not read are added to transitions by a timeline."""
 
 TRAINING_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.training)
 TRANSITION_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed == "rows")
 EVENT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed in ("events", "rows"))
-"""Columns that no log of transitions, and none of events, lacks."""
+"""Columns of every log of transitions, and of every log of events."""
 LATE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.late)
 EPISODE_COLUMNS = tuple(name for name, column in COLUMNS.items() if not column.decision)
-"""Columns that say which rows are one episode, or what follows a row. In a log that has none of them each row is a
-decision of its own."""
+"""Columns that say which rows are one episode, or what follows a row. In a log without them each row is a decision of
+its own."""
 MAPS = tuple(name for name, column in COLUMNS.items() if column.kind in ("features", "metrics", "action"))
-"""Columns whose values may be spread over columns of their own, one for each feature or metric."""
+"""Columns whose values may be in several columns, one for each feature or metric."""
 FIELDS = tuple(name for name, column in COLUMNS.items() if column.renamable)
-"""Columns that a user's columns may stand for."""
+"""Columns that a config may rename."""
 
 
 def kind_of(name: str) -> ColumnKind:
@@ -84,7 +85,7 @@ def kind_of(name: str) -> ColumnKind:
 
 
 def _problems(columns: Mapping[str, str | list[str]]) -> Iterator[Problem]:
-    """Yields fields that no log has, lists where one column is meant, and columns that are named twice."""
+    """Yields unknown fields, lists for a field with a single column, and duplicate columns."""
     for field, source in columns.items():
         if field not in FIELDS:
             yield Problem(field, f"one of {', '.join(FIELDS)}", repr(field))
@@ -98,7 +99,7 @@ def _problems(columns: Mapping[str, str | list[str]]) -> Iterator[Problem]:
 
 
 Columns = Annotated[dict[str, str | list[str]], checked_by(_problems)]
-"""{field of the contract: name of the log's column; of features and metrics also the columns of the single ones}."""
+"""{field of the contract: name of the log's column, or for features and metrics a list of columns}."""
 LogColumns = Annotated[
-    Columns, Field(description="The log's own names for columns of the contract, as data.columns of training.")
+    Columns, Field(description="The log's own names for columns of the contract, as data.columns in training.")
 ]

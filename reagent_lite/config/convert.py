@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.convert`: a log of any format, and the name of the same log in another."""
+"""The whole JSON of `workflows.convert`: a log, and the name of a copy in another format."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,14 @@ from reagent_lite.errors import Problem
 
 
 class ConvertConfig(Section):
-    """`python -m workflows.convert`: writes a log in another format, row for row."""
+    """`python -m workflows.convert`: writes a log in another format, row by row."""
 
     input_path: str = ""
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""
     columns: LogColumns = {}
     output_path: LocalPath = ""
-    """.jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; replaced if it is there, whole or not there at all."""
+    """Output file: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; an older file is replaced once the new one
+    is complete."""
 
     def rules(self) -> Iterator[Problem]:
         """Yields missing paths and unknown formats."""

@@ -7,17 +7,16 @@ from reagent_lite.errors import Problem
 
 
 class DatasetConfig(Section):
-    """A folder that collectors write episodes to and learners read; simulation.mode says which this process is."""
+    """Folder that collectors write episodes to and learners read; simulation.mode chooses the role of this process."""
 
     path: LocalPath = ""
-    """Folder that all machines see; of its own name, so that several runs may learn from it. Episodes are in `fifo` and
-    `protected` below it."""
+    """Folder that all machines see; several runs may learn from it. It has episodes in `fifo` and `protected`."""
     policies: LocalPath | None = None
-    """Folder where one learner publishes policies and collectors find them; absent: `policies` below path."""
+    """Folder where one learner publishes policies for collectors; absent: `policies` in path."""
     publish_every_steps: Count = 100
-    """Optimizer steps from one published policy to the next; collectors wait once they are two such spans ahead."""
+    """Optimizer steps between two published policies; collectors wait once they are two such intervals ahead."""
     max_bytes: Count | None = None
-    """Size of `fifo` above which its oldest files are removed, by the process with edits; absent: nothing is."""
+    """Size of `fifo` above which the process with edits removes its oldest files; absent: no file is removed."""
     edits: bool = False
     """Whether this process removes files; true for one process of a dataset."""
 

@@ -1,4 +1,4 @@
-"""`drift`: from where on the distributions of two data sets count as different."""
+"""`drift`: thresholds for the difference between two data sets."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,25 +10,27 @@ from reagent_lite.errors import Problem
 
 
 class DriftConfig(Section):
-    """Thresholds: a feature is moderate or large as soon as one of its three figures is."""
+    """Thresholds of drift; a feature's drift is the largest of its three figures."""
 
     num_bins: Annotated[int, Field(ge=2, le=100)] = 10
-    """Bins of the population stability index, at equal shares of the reference."""
+    """Bins of the population stability index, each with the same share of the reference."""
     psi_moderate: Positive = 0.1
-    """Population stability index; 0.1 and 0.25 are the customary limits (Siddiqi, Credit Risk Scorecards, 2006)."""
+    """Population stability index at which drift is moderate; 0.1 and 0.25 are the customary limits (Siddiqi, Credit
+    Risk Scorecards, 2006)."""
     psi_large: Positive = 0.25
-    """Population stability index from which the shift is large."""
+    """Population stability index at which drift is large."""
     ks_moderate: PositiveShare = 0.1
-    """Two-sample Kolmogorov-Smirnov statistic: the largest distance between the two distribution functions."""
+    """Two-sample Kolmogorov-Smirnov statistic, the largest distance between the distribution functions, at which drift
+    is moderate."""
     ks_large: PositiveShare = 0.2
-    """Kolmogorov-Smirnov statistic from which the shift is large."""
+    """Kolmogorov-Smirnov statistic at which drift is large."""
     present_moderate: PositiveShare = 0.05
-    """Difference between the shares of rows in which the feature is present."""
+    """Difference between the shares of rows with the feature at which drift is moderate."""
     present_large: PositiveShare = 0.2
-    """Difference of these shares from which the shift is large."""
+    """Difference between these shares at which drift is large."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields limits that are not below each other."""
+        """Yields moderate limits that are not below the large ones."""
         for name in ("psi", "ks", "present"):
             large = f"{name}_large"
             if getattr(self, f"{name}_moderate") >= getattr(self, large):

@@ -1,4 +1,4 @@
-"""The keys of an environment, shared by all configs that name one."""
+"""The keys of an environment, for all configs that name one."""
 
 import json
 import math
@@ -13,12 +13,12 @@ from reagent_lite.errors import Problem
 GYMNASIUM: Final = "gymnasium:"
 """Prefix of the names of environments in Python."""
 MOST_STEPS: Final = 2**24
-"""The longest episode: a step's place in the counter of random numbers has 24 bits."""
+"""The longest episode: the counter of random numbers has 24 bits for the step."""
 
 
 def too_long(where: str, most: int, steps: int) -> Problem:
-    """Returns the problem of a time limit at which an episode's random numbers would begin again."""
-    return Problem(where, f"at most {most} steps, after which random numbers would repeat", str(steps), "Lower it")
+    """Returns the problem of a time limit after which an episode's random numbers would repeat."""
+    return Problem(where, f"at most {most} steps, after which random numbers repeat", str(steps), "Lower it")
 
 
 def _time_limit(steps: int) -> Iterator[Problem]:
@@ -30,15 +30,15 @@ class EnvironmentConfig(Section):
     """An environment, its constants, and where it runs."""
 
     env: str = ""
-    """Name of an environment that comes with this package, the path of a .cuh file, or gymnasium: and what
-    gymnasium.make takes, as in gymnasium:CartPole-v1 and gymnasium:my_module:MyEnv-v0."""
+    """Name of an environment of this package, path of a .cuh file, or "gymnasium:" and the argument of gymnasium.make,
+    as in gymnasium:CartPole-v1 and gymnasium:my_module:MyEnv-v0."""
     env_parameters: dict[str, Any] = {}
-    """Constants of the environment's dynamics, numbers by name, instead of its own; where it takes a list, that stands
-    for name[0], name[1] and so on. For Gymnasium: further arguments of gymnasium.make."""
+    """Constants of the environment's dynamics by name, in place of its defaults; a list sets name[0], name[1] and so
+    on. For Gymnasium: further arguments of gymnasium.make."""
     time_limit: Annotated[Count, checked_by(_time_limit)] | None = None
-    """Steps after which an episode is truncated, at most 2^24; absent: the environment's own."""
+    """Steps after which an episode is truncated, at most 2^24; absent: the environment's limit."""
     backend: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where environments run; auto: on the GPU that is used, where PyCUDA and a toolkit are, else on the CPU."""
+    """Device of the environments. auto: the GPU in use if PyCUDA and a CUDA toolkit are installed, else the CPU."""
     math: Literal["exact", "fast"] = "exact"
     """exact: the same bits on every machine; fast: fused multiply-adds, and TF32 in networks trained on a GPU."""
 
@@ -49,21 +49,21 @@ class EnvironmentConfig(Section):
     @field_validator("env_parameters", mode="before")
     @classmethod
     def _numbers(cls, given: Any, info: ValidationInfo) -> Any:
-        """Returns a kernel's constants as floats, lists by place."""
+        """Returns a kernel's constants as floats; lists become name[0], name[1] and so on."""
         if not isinstance(given, dict) or str(info.data.get("env")).startswith(GYMNASIUM):
             return given
         lists = {name: values for name, values in given.items() if isinstance(values, list) and values}
-        places = {f"{name}[{k}]": value for name, values in lists.items() for k, value in enumerate(values)}
-        every = {name: value for name, value in given.items() if name not in lists} | places
-        return {name: float(value) if type(value) is int else value for name, value in every.items()}
+        elements = {f"{name}[{k}]": value for name, values in lists.items() for k, value in enumerate(values)}
+        constants = {name: value for name, value in given.items() if name not in lists} | elements
+        return {name: float(value) if type(value) is int else value for name, value in constants.items()}
 
     @property
     def in_python(self) -> bool:
-        """Whether it is one of Gymnasium."""
+        """Whether it is an environment of Gymnasium."""
         return self.env.startswith(GYMNASIUM)
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing environment, constants that are no numbers, and what Python does not have."""
+        """Yields a missing environment, constants that are not numbers, and CUDA for an environment in Python."""
         if not self.env:
             yield self.wrong("env", "the name of an environment or the path of a .cuh file")
         if self.in_python:

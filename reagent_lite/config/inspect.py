@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.inspect`: a log, and the name of a config for it."""
+"""The whole JSON of `workflows.inspect`: a log, and the file of a config for it."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -18,16 +18,16 @@ class InspectConfig(Section):
     items: Items = None
     item_id: ItemId = ITEM_ID
     rows: Count = 100_000
-    """Number of rows to read, from the first on."""
+    """Number of rows to read, from the first."""
     output_path: LocalPath = ""
-    """The training config, a .json file; replaced if it is there. Empty: no config is written."""
+    """The training config, a .json file; an older file is replaced. Empty: no config is written."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing path, and a config that is no .json file."""
+        """Yields a missing path, and a config that is not a .json file."""
         if not self.data_path:
             yield self.wrong("data_path", "a path", "Or give --data")
         if self.output_path and not self.output_path.endswith(".json"):

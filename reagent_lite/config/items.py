@@ -1,4 +1,4 @@
-"""`items` and `item_id`: the table of the items that a log names by id."""
+"""`items` and `item_id`: the table of items that a log names by id."""
 
 from typing import Annotated, Final
 
@@ -8,9 +8,9 @@ ITEM_ID: Final = "item_id"
 Items = Annotated[
     str | None,
     Field(
-        description="Table of the items that actions name by id: a file, folder or URL of any format that a log may "
-        "have, with a row for each item, a column of ids, and in each further column a feature, a number or a text for "
-        "every item. Absent: the log has the features of its candidates in every row."
+        description="Table of the items that actions name by id: a file, folder or URL in any format of a log, with a "
+        "row for each item, a column of ids, and a column for each feature that has a number or a text for every item. "
+        "Absent: every row of the log has the features of its candidates."
     ),
 ]
 Name = Annotated[str, Field(min_length=1)]
@@ -18,7 +18,7 @@ ItemId = Annotated[Name, Field(description="Name of the item table's column of i
 NewerItems = Annotated[
     str | None,
     Field(
-        description="Item table in the place of the model's own, such as a newer one, with every feature that the "
-        "model reads; the server reads it again when it changes. Absent: the model's own."
+        description="Item table in place of the model's own, such as a newer one, with every feature that the model "
+        "reads; a server reads it again when it changes. Absent: the model's own."
     ),
 ]

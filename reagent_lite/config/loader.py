@@ -1,4 +1,4 @@
-"""From JSON text and `--set` overrides to a checked config, with every error at once.
+"""From JSON text and `--set` overrides to a checked config; reports every error at once.
 
 text ─► no duplicate keys ─► overrides ─► limits ─► types, unknown keys (pydantic) ─► rules (Section.problems) ─► config
                                                       └ a bad key is recorded and removed; the rest is still checked
@@ -24,27 +24,27 @@ Config = TypeVar("Config", bound=Section)
 
 Scalar = bool | int | float | str
 Source = str | os.PathLike[str] | Mapping[str, Any] | Section
-"""Input that a config is made from."""
+"""Input for a config."""
 
-_LEVELS = 100  # of objects and lists in each other; Python's parser and pydantic's end at some hundred
+_LEVELS = 100  # of nested objects and lists; the parsers of Python and pydantic end at some hundred
 _DEPTH = f"at most {_LEVELS} levels of objects and lists"
 _SHOWN = 200  # characters of a wrong value
 _TYPES = {bool: " (boolean)", int: " (integer)", float: " (number)", str: " (string)", list: " (array)",
           dict: " (object)"}  # fmt: skip
-_NEAR = 0.6  # ratio of difflib from which a key is suggested
-_OWN_SECTION = 0.25  # counts so much more in the section of the unknown key
+_NEAR = 0.6  # ratio of difflib at which a key is suggested
+_SAME_SECTION = 0.25  # added to the ratio in the section of the unknown key
 
 
 def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...] = ()) -> Config:
     """Reads, overrides and checks a config file.
 
     Args:
-        model: the workflow's, such as DqnConfig.
+        model: class of the workflow's config, such as DqnConfig.
         path: the JSON file; None means an empty object.
-        overrides: `section.key=value` with a JSON value; text that is no JSON is taken as a string.
+        overrides: `section.key=value` with a JSON value; text that is not JSON is a string.
 
     Raises:
-        ConfigError: with every fault found.
+        ConfigError: with all faults.
     """
     tree, problems = ({}, []) if path is None else read_tree(path)
     for override in overrides:
@@ -65,14 +65,14 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
         except ValidationError as error:
             faults: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
             for fault in error.errors():
-                faults.setdefault(_known_prefix(tree, fault["loc"]), []).append(fault)
-            for location, several in faults.items():  # several: one for each type that a value may have
+                faults.setdefault(_existing_prefix(tree, fault["loc"]), []).append(fault)
+            for location, several in faults.items():  # several faults: one for each type that a value may have
                 problems += _problems(model, location, several, tree)
             for location in faults:
                 _remove(tree, location)
     else:  # pragma: no cover - every pass removes a key, so the passes end
         raise ConfigError(problems)
-    mentioned = tuple(f"{problem.where}." for problem in problems)  # a rule reports nothing about what was removed
+    mentioned = tuple(f"{problem.where}." for problem in problems)  # rules do not report keys that were removed
     problems += [rule for rule in config.problems() if not any(key.startswith(f"{rule.where}.") for key in mentioned)]
     if problems:
         raise ConfigError(problems)
@@ -80,7 +80,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
 
 
 def resolved(config: Section) -> dict[str, Any]:
-    """Returns the config with every default filled in, as JSON types."""
+    """Returns the config with all defaults, as JSON types."""
     tree: dict[str, Any] = config.model_dump(mode="json")
     return tree
 
@@ -94,7 +94,7 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def parameters(config: Section) -> dict[str, Scalar]:
-    """Returns what trackers call hyperparameters: all keys that are not null, lists as JSON text."""
+    """Returns the hyperparameters for trackers: all keys that are not null, lists as JSON text."""
     return {
         key: json.dumps(value) if isinstance(value, list) else value
         for key, value in leaves(resolved(config)).items()
@@ -103,20 +103,20 @@ def parameters(config: Section) -> dict[str, Scalar]:
 
 
 def fingerprint(config: Section) -> str:
-    """Returns the sha256 of the resolved config without the keys that differ between nodes."""
+    """Returns the sha256 of the resolved config without node_index."""
     tree = resolved(config)
     tree.pop("node_index", None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def read_tree(source: Source) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns a config as a JSON object that is the caller's own, and what is wrong in its text.
+    """Returns a config as a new JSON object, and the faults of its text.
 
     Args:
         source: path of a JSON file, a config, or a mapping, whose values may be paths, tuples and configs too.
 
     Raises:
-        ConfigError: no such file, or nothing that JSON can hold.
+        ConfigError: there is no such file, or JSON does not have such a value.
     """
     if isinstance(source, str | os.PathLike):
         return _read(os.fspath(source))
@@ -130,7 +130,7 @@ def read_tree(source: Source) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def _plain(value: object) -> Any:
-    """Returns the JSON value of a Python object that JSON does not have; raises TypeError where there is none."""
+    """Returns the JSON value of a Python object that JSON does not have; raises TypeError if there is none."""
     return value.model_dump(mode="json") if isinstance(value, Section) else os.fspath(value)  # type: ignore[call-overload]
 
 
@@ -138,7 +138,7 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or a path with a NUL
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with NUL
         reason = getattr(error, "strerror", None) or str(error)
         near = ""
         if isinstance(error, FileNotFoundError) and file.parent.is_dir():
@@ -174,7 +174,7 @@ def _loads(text: str, where: str, **hooks: Any) -> Any:
 
 
 def _beyond_limits(tree: Any) -> Iterator[Problem]:
-    """Yields values that JSON can hold and no key takes."""
+    """Yields values that JSON can have but no key accepts."""
     level: list[tuple[str, Any]] = [("", tree)]
     for _ in range(_LEVELS):
         below: list[tuple[str, Any]] = []
@@ -201,13 +201,13 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
         value = _loads(text, f"--set {path}")
     except json.JSONDecodeError as error:
         if text[:1] in ("[", "{"):
-            todo = 'Keep the shell from taking its quotes: --set \'key=["a", "b"]\''
+            todo = 'Protect its quotes from the shell: --set \'key=["a", "b"]\''
             return [Problem(f"--set {path}", "a JSON value", f"{text} ({error.msg})", todo)]
         value = text
     *parents, last = path.split(".")
     node = tree
     for name in parents:
-        child = {} if node.get(name) is None else node[name]  # a section that is null may be filled
+        child = {} if node.get(name) is None else node[name]  # a null section may get keys
         if not isinstance(child, dict):
             return [Problem(f"--set {override}", f"an object at {name}", json.dumps(child))]
         node[name] = child
@@ -216,8 +216,8 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
     return []
 
 
-def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Cuts pydantic's location down to what is in the JSON: it appends names of union members."""
+def _existing_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Returns the part of pydantic's location that is in the JSON: pydantic appends names of union members."""
     prefix: list[int | str] = []
     for part in location:
         if isinstance(tree, dict) and part in tree:
@@ -231,10 +231,10 @@ def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str
 
 
 def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
-    # with an element the whole list is removed: what remained would not be the list that the user wrote
+    # a bad element removes its whole list: the rest would not be the list that the user wrote
     for depth, part in enumerate(location):
         if part not in tree:
-            return  # removed with another element
+            return  # another element has removed it
         if depth == len(location) - 1 or isinstance(tree[part], list):
             del tree[part]
             return
@@ -258,7 +258,7 @@ def _problems(
 
 
 def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Returns the type of a value in the words of the page of all keys."""
+    """Returns the type of a value in the words of configs/REFERENCE.md."""
     schema = model.model_json_schema()
     value = schema
     for part in location:
@@ -283,22 +283,22 @@ def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     near = list[tuple[float, str]]()
     for path, section in [("", siblings), *sections.items()]:
         for name in section.model_fields:
-            part = section is siblings and len(key) > 3 and key in name  # such as episodes of evaluation_episodes
+            part = section is siblings and len(key) > 3 and key in name  # such as episodes in evaluation_episodes
             if (ratio := difflib.SequenceMatcher(None, key, name).ratio()) >= _NEAR or part:
                 named = repr(path + name) if path or section is siblings else f"{name!r} at the top level"
-                near.append((ratio + (_OWN_SECTION if section is siblings else 0), named))
+                near.append((ratio + (_SAME_SECTION if section is siblings else 0), named))
     if not near:
         return f"Known keys: {', '.join(siblings.model_fields)}"
-    _, named = max(near, key=lambda scored: scored[0])  # the first of equals: the section's own, then the outer ones
+    _, named = max(near, key=lambda scored: scored[0])  # the first of several: this section, then the outer ones
     return f"Did you mean {named}?"
 
 
 def _walk(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yields ("a.b.", section) for a config and all sections in it, the outer ones first."""
-    places = [("", model)]
-    for path, section in places:  # grows while it is walked
+    """Yields ("a.b.", section) for a config and all sections in it, outer sections first."""
+    sections = [("", model)]
+    for path, section in sections:  # grows in the loop
         yield path, section
         for name, field in section.model_fields.items():
-            kinds = (field.annotation, *get_args(field.annotation))  # of a section that may be null two
+            kinds = (field.annotation, *get_args(field.annotation))  # the latter if a section may be null
             inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-            places += [(f"{path}{name}.", kind) for kind in inner]
+            sections += [(f"{path}{name}.", kind) for kind in inner]

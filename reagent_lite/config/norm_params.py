@@ -1,4 +1,4 @@
-"""`norm_params`: how normalization is computed where no file is given."""
+"""`norm_params`: fit of the normalization if no file is given."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -12,29 +12,30 @@ from reagent_lite.types import FeatureType
 
 
 class NormParams(Section):
-    """How feature types are identified and statistics are taken."""
+    """Identification of feature types, and their statistics."""
 
     output_dir: LocalPath | None = None
-    """Folder the computed files state_features_norm.json and action_norm.json go to; absent: model_output_path."""
+    """Folder of the files state_features_norm.json and action_norm.json; absent: model_output_path."""
     cols_to_norm: tuple[Literal["state_features", "action"], ...] = ("state_features", "action")
-    """Columns to fit when their file is not given."""
+    """Columns to fit if their file is not given."""
     num_samples: Annotated[int, Field(ge=20)] = 100_000
-    """Rows, and candidates, of the sample that shapes and quantiles are taken from; all rows give the rest."""
+    """Number of sampled rows, and of sampled candidates, for shapes and quantiles; other statistics use all rows."""
     max_unique_enum_values: Count = 100
-    """A non-negative integer feature with at most so many values is ENUM; a category has at most so many levels."""
+    """Largest number of values of an ENUM feature, whose values are non-negative integers, and of levels of a
+    category."""
     quantile_size: Annotated[int, Field(ge=2)] = 20
     """QUANTILE has quantile_size + 1 quantiles."""
     quantile_k2_threshold: Positive = 1000.0
-    """Above this D'Agostino-Pearson K^2 a feature is too far from normal for mean and stddev."""
+    """D'Agostino-Pearson K^2 above which mean and stddev do not describe a feature."""
     skip_box_cox: bool = False
     """Never choose BOXCOX."""
     skip_quantiles: bool = True
     """Never choose QUANTILE."""
     feature_overrides: dict[str, str] = {}
-    """{feature id or name: type} for features whose type is known."""
+    """{feature id or name: type}; other types are identified from the data."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields overrides that name no type or no feature id."""
+        """Yields overrides with an unknown type or feature id."""
         for feature, name in self.feature_overrides.items():
             where = f"feature_overrides.{feature}"
             try:

@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.normalize`: data, how to identify its features, and what to compare it with."""
+"""The whole JSON of `workflows.normalize`: data, identification of its features, and reference data."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -16,20 +16,21 @@ class NormalizeConfig(Section):
     """`python -m workflows.normalize`: finds type and statistics of every feature, and drift between two data sets."""
 
     training_data_path: DataPath = ""
-    """Events, transitions or a stage's folder, in any format that training reads; local path or URL, or a list of
-    several logs."""
+    """Events, transitions or the folder of a stage, in any format that training reads; a local path, a URL, or a list
+    of several logs."""
     columns: LogColumns = {}
     items: Items = None
     item_id: ItemId = ITEM_ID
     reference_data_path: DataPath | None = None
-    """Data that the training data is compared with, feature by feature; absent: no drift report."""
+    """Data to compare the training data with, feature by feature; absent: no drift report."""
     parametric: bool | None = None
-    """Whether actions are candidates with features, which are normalized too; absent: as the action column is."""
+    """Whether actions are candidates with features, which are normalized as well; absent: decided by the action
+    column."""
     norm_params: NormParams = NormParams()
-    """output_dir is a folder of its own, which this workflow makes and replaces."""
+    """output_dir is a separate folder, which this workflow creates and replaces."""
     drift: DriftConfig = DriftConfig()
     seed: Seed = 0
-    """Seed of the sample from which shapes and quantiles are estimated."""
+    """Seed of the sample for shapes and quantiles."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
@@ -43,11 +44,11 @@ class NormalizeConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, columns that cannot be normalized, and limits of a drift that is not measured."""
+        """Yields missing paths and columns that cannot be normalized."""
         if not self.training_data_path:
             yield self.wrong("training_data_path", "a path")
         if not self.norm_params.output_dir:
-            yield self.wrong("norm_params.output_dir", "a path", "A folder of its own, such as outputs/normalization")
+            yield self.wrong("norm_params.output_dir", "a path", "Name a new folder, such as outputs/normalization")
         columns = self.norm_params.cols_to_norm
         if not columns:
             yield self.wrong("norm_params.cols_to_norm", "state_features, action or both")

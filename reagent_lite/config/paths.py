@@ -10,7 +10,7 @@ from reagent_lite.errors import Problem
 
 
 def _paths(path: str | tuple[str, ...]) -> Iterator[Problem]:
-    """Yields what is wrong with a list of paths."""
+    """Yields the faults of a list of paths."""
     if isinstance(path, str):
         return
     if not path or "" in path:
@@ -19,12 +19,12 @@ def _paths(path: str | tuple[str, ...]) -> Iterator[Problem]:
         yield Problem("", "every log once", f"{log!r} {path.count(log)} times")
 
 
-def _without_list_of_one(path: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def _single_path(path: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return path[0] if isinstance(path, tuple) and len(path) == 1 else path
 
 
-DataPath = Annotated[str | tuple[str, ...], checked_by(_paths), AfterValidator(_without_list_of_one)]
-"""Path or URL of a log, or the list of those of several logs; a list of one is the path."""
+DataPath = Annotated[str | tuple[str, ...], checked_by(_paths), AfterValidator(_single_path)]
+"""Path or URL of a log, or a list of paths or URLs of several logs; a list with one path becomes the path."""
 
 
 def logs_of(path: DataPath) -> tuple[str, ...]:

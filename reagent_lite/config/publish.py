@@ -1,4 +1,4 @@
-"""`publish_if`: what an estimate must show before a model is exported."""
+"""`publish_if`: condition on an estimate for the export of a model."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -12,12 +12,12 @@ class PublishConfig(Section):
     """The model is exported only if the lower bound of an estimate of its policy's value is high enough."""
 
     estimator: str = "Sequential_Doubly_Robust"
-    """Whose estimate; one whose verdict is `do not use` holds the model back."""
+    """Name of the estimator; the verdict `do not use` blocks the export."""
     outcome: str = "Reward"
     """Reward, or the name of a metric."""
     lower_bound_above: Literal["logged"] | float = "logged"
-    """A number: the lower bound of the estimate's interval lies above it. logged: the lower bound of the difference to
-    the logged policy, resampled in pairs, lies above 0."""
+    """A number: the lower bound of the estimate's interval must exceed it. logged: the lower bound of the difference to
+    the logged policy, resampled in pairs, must exceed 0."""
 
     def rules(self) -> Iterator[Problem]:
         """Yields an unknown estimator, with the nearest known one."""

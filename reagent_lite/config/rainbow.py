@@ -1,4 +1,4 @@
-"""`rainbow`: which extensions of DQN are on."""
+"""`rainbow`: extensions of DQN."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -13,14 +13,14 @@ class RainbowConfig(Section):
     """Double Q-learning, dueling networks, BCQ and the two distributional heads."""
 
     double_q_learning: bool = True
-    """Choose the next action by the online network, value it by the target network."""
+    """The online network chooses the next action, and the target network gives its value."""
     dueling_architecture: bool = True
     """Q = V(s) + A(s, a) - mean of A over the allowed actions."""
     bcq: bool = False
-    """Take only actions that an imitator of the log finds likely enough: in targets, evaluation, play and export. With
-    evaluation.propensities "estimate" the estimated logging policy takes the imitator's place."""
+    """Use only actions that are likely enough in the log, by behavior cloning, in targets, evaluation, simulation and
+    export. With evaluation.propensities "estimate" the estimated logging policy replaces behavior cloning."""
     bcq_drop_threshold: Share = 0.1
-    """Keep actions whose imitated probability is at least this share of the largest."""
+    """Smallest probability of an action, as a share of the most likely action's."""
     categorical: bool = False
     """C51: a distribution over num_atoms fixed returns between qmin and qmax."""
     num_atoms: Annotated[int, Field(ge=2)] = 51
@@ -35,7 +35,7 @@ class RainbowConfig(Section):
     """QR-DQN: num_atoms quantiles of the return."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields heads that exclude each other and an empty support."""
+        """Yields heads that exclude each other, and an empty support."""
         if self.categorical and self.quantile:
             yield self.wrong("quantile", "false while categorical is true", "Choose C51 or QR-DQN")
         if self.qmin >= self.qmax:

@@ -30,9 +30,9 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
 _HEAD: Final = """\
 # All keys
 
-Written by `python -m reagent_lite.config.reference > configs/REFERENCE.md` from what the programs check. A key of a
-section is set as `--set section.key=value`. An empty default is empty text, and such a key must be given unless its
-meaning says what happens without it. [DATA.md](DATA.md) explains data and stages.
+Written by `python -m reagent_lite.config.reference > configs/REFERENCE.md` from the classes that check configs. Set a
+key of a section by `--set section.key=value`. An empty default is empty text; such a key is required unless its meaning
+says what happens without it. [DATA.md](DATA.md) explains data and stages.
 """
 
 
@@ -44,7 +44,7 @@ def reference() -> str:
         schema = model.model_json_schema()
         lines.append(f"## {title}\n")
         sections = [("", schema)]
-        for path, section in sections:  # grows while it is walked
+        for path, section in sections:  # grows in the loop
             if path:
                 lines.append(f"### {path} of {_name(title)}\n\n{_line(section['description'])}\n")
             lines += ["| key | type | default | meaning |", "|---|---|---|---|"]

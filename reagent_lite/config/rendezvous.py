@@ -1,4 +1,4 @@
-"""`rendezvous`: how machines meet, how they notice a loss, and how often they begin again."""
+"""`rendezvous`: meeting of machines, detection of a loss, and restarts."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,27 +10,27 @@ from reagent_lite.errors import Problem
 
 
 class RendezvousConfig(Section):
-    """Times and places of the meeting; a single process has no use for them."""
+    """Meeting of several machines; a single process does not use these keys."""
 
     join_timeout_seconds: Positive = 600.0
-    """How long a machine waits until all others have come; also after a restart."""
+    """Time that a machine waits for all others, also after a restart."""
     job: str | None = None
-    """Name of the job, which its machines share: machines of another job at the same place are refused; absent: the
-    scheduler's number of the job, and model_output_path."""
+    """Name of the job, the same on all its machines; machines of another job are refused. Absent: the scheduler's
+    number of the job, and model_output_path."""
     interface: str | None = None
-    """Network interface (eth0) or numeric address of this machine to use; absent: the one of the default route."""
+    """Network interface (eth0) or numeric address of this machine; absent: that of the default route."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
-    """Port that node 0 listens on; 0 takes a free one."""
+    """Port that node 0 listens on; 0: a free port."""
     max_restarts: Number | None = None
-    """How often a failed run begins again from its last checkpoint; absent: 3 with checkpoints, else 0."""
+    """Largest number of restarts of a failed run from its last checkpoint; absent: 3 with checkpoints, else 0."""
     heartbeat_seconds: Positive = 1.0
-    """Time between two signs of life of a machine."""
+    """Time between two heartbeats of a machine."""
     lost_after_seconds: Positive = 10.0
     """Silence after which a machine or a stopped process counts as lost."""
     startup_timeout_seconds: Positive = 7200.0
-    """How long processes wait for each other while one of them reads data, evaluates or exports."""
+    """Time that processes wait for each other while one of them reads data, evaluates or exports."""
     step_timeout_seconds: Positive = 300.0
-    """How long a process waits for its peers within a training step; the one they wait for is then named."""
+    """Time that a process waits for its peers within a training step; the error names the peer that is late."""
     checksum_every_steps: Count = 1000
     """Steps between two comparisons of the parameters of all processes."""
 
@@ -39,4 +39,4 @@ class RendezvousConfig(Section):
         least = 3 * self.heartbeat_seconds
         if self.lost_after_seconds < least:
             expected = f"at least three heartbeats ({least:g})"
-            yield self.wrong("lost_after_seconds", expected, "A single late heartbeat is no loss")
+            yield self.wrong("lost_after_seconds", expected, "A single late heartbeat must not count as a loss")

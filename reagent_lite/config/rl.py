@@ -1,4 +1,4 @@
-"""`rl`: the decision problem and its targets."""
+"""`rl`: the decision problem and the targets of learning."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
@@ -8,51 +8,53 @@ from reagent_lite.errors import Problem
 
 
 class RLConfig(Section):
-    """Discounting, targets, loss, and how the learned policy acts."""
+    """Discount, targets, loss, and the policy that is made of what was learned."""
 
     gamma: Share = 0.9
     """Discount per time step."""
     epsilon: Share = 0.1
-    """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation also the share
-    at the end of exploration, unless simulation.epsilon_end is given."""
+    """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation it is also the
+    share at the end of exploration, unless simulation.epsilon_end is given."""
     target_update_rate: PositiveShare = 0.001
     """Soft update: target <- rate * online + (1 - rate) * target after every optimizer step."""
     maxq_learning: bool = True
     """true: the best allowed next action (Q-learning); false: the logged next action (SARSA)."""
     reward_boost: dict[str, float] | None = None
-    """{action name: reward added whenever it is taken}; discrete actions only."""
+    """{action name: reward added whenever the action is taken}; named actions only."""
     temperature: Positive | Literal["auto"] | None = None
-    """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions, with algorithm crr and
-    iql softmax(logits / temperature). Absent: 0.01 for values, and 1 for logits: the policy as it was learned. auto:
-    the temperature at which the policy's mean entropy is the logging policy's, found anew at each evaluation; the
-    exported model has the number. It needs propensities, logged or estimated, and no simulation."""
+    """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions; with algorithm crr and
+    iql it is softmax(logits / temperature). Absent: 0.01 for values; 1 for logits, the policy as it was learned. auto:
+    the temperature at which the policy has the logging policy's mean entropy, computed at each evaluation; the exported
+    model has the number. auto needs propensities, logged or estimated, and no simulation."""
     softmax_policy: Literal[0, 1] | bool = 1
-    """The run's one policy, which is evaluated on logs, played in simulation and exported: 1: softmax at temperature;
+    """The policy of the run, which is evaluated on logs, played in simulation and exported. 1: softmax at temperature;
     0: epsilon-greedy at epsilon."""
     use_seq_num_diff_as_time_diff: bool = False
-    """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once a row."""
+    """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once per row."""
     time_diff_unit_length: Positive = 1.0
-    """time_diff is divided by it."""
+    """Divisor of time_diff."""
     q_network_loss: Literal["mse", "huber", "bce_with_logits"] = "mse"
-    """bce_with_logits needs gamma 0 and rewards in [0, 1], and values are probabilities everywhere: in figures, in the
-    exported model and for temperature; huber is smooth L1 with beta 1."""
+    """huber: smooth L1 with beta 1. bce_with_logits: needs gamma 0 and rewards in [0, 1]; values are then probabilities
+    in figures, in the exported model and for temperature."""
     set_missing_value_to_zero: bool = False
     """Read an absent feature as the raw value 0 instead of as missing."""
     multi_steps: Count | None = None
-    """n-step returns over consecutive rows of an episode, cut at its end."""
+    """Rows of an n-step return, consecutive in an episode; the end of the episode cuts it."""
     cql_alpha: NotNegative = 0.0
-    """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a), as in CQL's objective (Kumar et al.,
-    2020, eq. 4) beside half the squared TD error: counts 2 alpha beside mse, the whole square, else alpha."""
+    """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a) in CQL's objective (Kumar et al.,
+    2020, eq. 4), which has half the squared TD error. With mse, the whole square, the weight is 2 alpha; otherwise
+    alpha."""
     value_bounds: Literal["rewards"] | tuple[float, float] | None = None
-    """Clip targets to [low, high], or to what the training data's rewards can pay: [r_min, r_max] / (1 - gamma)."""
+    """Clip targets to [low, high]. rewards: to the possible returns of the training data, [r_min, r_max] / (1 -
+    gamma)."""
     tensorboard_logging_freq: Count | None = None
-    """Also report every so many optimizer steps; absent: once an epoch."""
+    """Optimizer steps between two additional reports; absent: one report per epoch."""
     predictor_atol_check: NotNegative = 0.0
     """Absolute tolerance of the exported model against the live network."""
     predictor_rtol_check: NotNegative = 5e-5
     """Relative tolerance of the exported model against the live network."""
     ratio_different_predictions_tolerance: Share = 0.0
-    """Share of predictions that may differ by more than the tolerances."""
+    """Share of predictions that may differ by more than these tolerances."""
     target_action_distribution: tuple[float, ...] | None = None
     """Not supported; null only."""
     state_feature_params: dict[str, object] | None = None
@@ -61,7 +63,7 @@ class RLConfig(Section):
     unsupported: ClassVar = {
         "target_action_distribution": "Steering towards an action distribution is not supported; remove the key or use "
         "reward_boost",
-        "state_feature_params": "Id-list features are not supported; remove it",
+        "state_feature_params": "Id-list features are not supported; remove the key",
     }
 
     def rules(self) -> Iterator[Problem]:

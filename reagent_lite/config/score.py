@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.score`: an exported model, and the rows that it decides."""
+"""The whole JSON of `workflows.score`: an exported model, and rows to decide."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
@@ -10,37 +10,37 @@ from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
 
 SCORE_COLUMNS = ("mdp_id", "sequence_number", "action", "index", "score", "action_probability", "scores")
-"""Columns of every table of scores; `scores` if it is asked for."""
+"""Columns of a table of scores; `scores` with all_scores."""
 
 
 class ScoreConfig(Section):
-    """`python -m workflows.score`: writes the action that an exported model chooses for every row, with its score."""
+    """`python -m workflows.score`: writes an exported model's action and score for every row."""
 
     model: str = ""
     """Folder of an exported model."""
     data_path: str = ""
-    """The rows, in any format that training reads; a log need not have actions or rewards here."""
+    """The rows, in any format that training reads; actions and rewards are not needed."""
     columns: LogColumns = {}
     items: NewerItems = None
     keep: Names = ()
-    """Further columns of the log that the scores have as well, by the log's own names and as text, such as keys to join
-    by; mdp_id and sequence_number are always there."""
+    """Columns of the log to copy to the scores, by the log's own names and as text, such as keys to join by; mdp_id and
+    sequence_number are always copied."""
     output_path: LocalPath = ""
-    """.parquet, or another format that a log may have; replaced if it is there, and whole or not there at all."""
+    """Output file: .parquet, or another format of a log; an older file is replaced once the new one is complete."""
     policy: Literal["acting", "greedy"] = "acting"
-    """acting: drawn from the policy that the model was exported with, as `workflows.serve` does; greedy: the largest
+    """acting: a draw from the policy that the model was exported with, as in `workflows.serve`; greedy: the largest
     score."""
     seed: Seed | None = None
-    """Seed of the draws; absent: from the system, so that a second run does not repeat them."""
+    """Seed of the draws; absent: from the system, so that a second run draws differently."""
     all_scores: bool = False
-    """Whether the scores of all actions, or of all candidates of a row, are written as well."""
+    """Whether to write the scores of all actions, or of all candidates of a row."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(lambda config: config.policy == "greedy", ("seed",), "absent with policy greedy"),
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, unknown formats."""
+        """Yields missing paths, unknown formats, and columns that cannot be kept."""
         for key in ("model", "data_path"):
             if not getattr(self, key):
                 yield self.wrong(key, "a path", f"Or give --{key.removesuffix('_path')}")

@@ -1,4 +1,4 @@
-"""The base of every section: strict types, no unknown keys, and rules that report instead of raising."""
+"""The base of every section: strict types, no unknown keys, and rules that report problems instead of raising."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from reagent_lite.errors import Problem
 
 RULES = "rules"
-"""Type of the pydantic error of a value that breaks rules; `problems` in its context names them within the value."""
+"""Type of the pydantic error of a value that breaks rules; `problems` in its context lists the problems."""
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
@@ -29,12 +29,12 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Keys that have no effect, or none that makes sense, while a condition holds: only their default is accepted then.
+    """Keys without a sensible effect while a condition holds; only their default is accepted then.
 
     Attributes:
         when: the condition on the section.
-        keys: of the section, or of one in it, as in "replay.alpha".
-        expected: what they have to be; {0.env} in it stands for the value of a key.
+        keys: keys of the section, or of an inner section, as in "replay.alpha".
+        expected: expected value of the keys; {0.env} in it stands for the value of a key.
         todo: advice, or the reason.
     """
 
@@ -44,7 +44,7 @@ class NoEffect:
     todo: str = ""
 
     def problems(self, section: "Section") -> Iterator[Problem]:
-        """Yields a problem for each of the keys that is not at its default."""
+        """Yields a problem for each key that differs from its default."""
         for key in self.keys if self.when(section) else ():
             parents, _, name = key.rpartition(".")
             if name in (attrgetter(parents)(section) if parents else section).changed:
@@ -58,31 +58,31 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
     unsupported: ClassVar[dict[str, str]] = {}
-    """Keys of 2019 that have no effect here, with what to do instead; only their default is accepted."""
+    """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
-    """Keys that have no effect beside others."""
+    """Keys that have no effect beside other keys."""
 
     @model_validator(mode="before")
     @classmethod
     def _take_lists(cls, tree: Any) -> Any:
-        """Lets Python code give lists where JSON does: what is strict about types takes tuples alone."""
+        """Accepts lists from Python code as from JSON: strict types alone would require tuples."""
         if not isinstance(tree, dict):
             return tree
         return {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Keys whose value is not their default; being given does not count, so that a resolved config reads back."""
+        """Keys whose value differs from their default, so that a resolved config can be read again."""
         return tuple(
             name for name, field in type(self).model_fields.items() if getattr(self, name) != field.get_default()
         )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields what is wrong beyond single keys, without the rules of sections below."""
+        """Yields faults beyond single keys, without those of inner sections."""
         yield from ()
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields what is wrong beyond single keys in this section and below; `path` is the section's own."""
+        """Yields faults beyond single keys in this section and inner ones; `path` is the section's path."""
         at_this_level = [
             *self.rules(),
             *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items() if key in self.changed),
@@ -94,17 +94,17 @@ class Section(BaseModel):
                 yield from section.problems(f"{path}.{name}" if path else name)
 
     def wrong(self, key: str, expected: str, todo: str = "", *, got: str = "") -> Problem:
-        """Returns the problem of a key, which may be of a section below; `got` is the value unless given."""
+        """Returns the problem of a key of this or an inner section; `got` is the value unless given."""
         return Problem(key, expected, got or _text(attrgetter(key)(self)), todo)
 
 
 def keys_of(name: str, section: type[Section], *, but: Iterable[str] = ()) -> tuple[str, ...]:
-    """Returns the keys of a section that is called `name`, without some of them."""
+    """Returns the keys of a section by their paths, except those in `but`."""
     return tuple(f"{name}.{key}" for key in section.model_fields if key not in but)
 
 
 def within(path: str, problem: Problem) -> Problem:
-    """Returns a problem of a section as one of the config, in which the section is at `path`."""
+    """Returns a problem of a section as a problem of the config that has the section at `path`."""
     return replace(problem, where=".".join(filter(None, (path, problem.where))))
 
 
@@ -117,7 +117,7 @@ def _text(value: Any) -> str:
 
 
 def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
-    """Returns what makes a type refuse values that a check finds problems in; their `where` is within the value."""
+    """Returns a validator that refuses values with problems; `where` of a problem is relative to the value."""
 
     def checked(value: Any) -> Any:
         if problems := list(check(value)):

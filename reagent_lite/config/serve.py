@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.serve`: an exported model, the folder of its log, and limits."""
+"""The whole JSON of `workflows.serve`: an exported model, the folder of the log, and limits."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -11,41 +11,41 @@ from reagent_lite.errors import Problem
 
 
 class ServeConfig(Section):
-    """`python -m workflows.serve`: answers with a model's decisions over HTTP, and logs them to train the next."""
+    """`python -m workflows.serve`: serves a model's decisions over HTTP, and logs them to train the next model."""
 
     model: str = ""
-    """Folder of an exported model; another model that takes its place is served as soon as it is loaded."""
+    """Folder of an exported model; a model that replaces it is served as soon as it is loaded."""
     items: NewerItems = None
     log: LocalPath = ""
-    """Folder of the log: Parquet files that training reads as they are. Only one server at a time may use it."""
+    """Folder of the log: Parquet files that training reads. Only one server at a time may use it."""
     database: LocalPath = ""
-    """Folder on a local disk for the decisions that are in no Parquet file yet; absent: a hidden one in the log's."""
+    """Folder on a local disk for decisions that are in no Parquet file yet; absent: a hidden folder in `log`."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for those of other machines."""
+    """Address to listen on; 0.0.0.0 accepts requests from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port to listen on; 0 takes a free one, which the log names."""
+    """Port to listen on; 0: a free port, which is logged."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes that answer on the port."""
+    """Number of processes that answer on the port."""
     reward_seconds: Positive = 3600.0
-    """How long a decision waits for its reward; one that got none is then written with reward 0."""
+    """Seconds that a decision waits for its reward; after that it is written with reward 0."""
     waiting_decisions: Count = 1_000_000
-    """Most decisions that wait for their reward; above that the oldest are written as if time were up."""
+    """Largest number of decisions that wait for their rewards; above it the oldest are written with reward 0."""
     rotate_seconds: Positive = 300.0
-    """Seconds after which complete decisions are written into a Parquet file."""
+    """Seconds between two Parquet files of complete decisions."""
     rotate_mb: Positive = 64.0
-    """Megabytes of new decisions after which they are written earlier."""
+    """Megabytes of new decisions that cause an earlier file."""
     max_body_kb: Positive = 1024.0
     """Largest body of a request; a larger one is answered with 413."""
     request_seconds: Positive = 10.0
-    """How long the body of a request may take to arrive, and a process wait for the others to use the database."""
+    """Seconds that the body of a request may take to arrive, and that a process waits for the database."""
     poll_seconds: Positive = 1.0
-    """Seconds between checks of the model's folder and of `items`, syncs of the database, and checks whether a file is
-    due."""
+    """Seconds between checks of the model's folder and of `items`, between syncs of the database, and between checks
+    whether a file is due."""
     seed: Seed | None = None
-    """Seed of the draws, for tests; absent: from the system, so that a restart does not repeat them."""
+    """Seed of the draws, for tests; absent: from the system, so that a restart draws differently."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, and an address that would be all of this machine's."""
+        """Yields missing paths and a missing address."""
         if not self.model:
             yield self.wrong("model", "a path", "Or give --model")
         if not self.log:

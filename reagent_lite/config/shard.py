@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.shard`: an input, how many machines share it, and where their parts go."""
+"""The whole JSON of `workflows.shard`: an input, the number of machines, and the folders of their parts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,28 +13,30 @@ from reagent_lite.errors import Problem
 
 
 class ShardConfig(Section):
-    """`python -m workflows.shard`: gives each machine a part of the rows, or all of them in an order of its own."""
+    """`python -m workflows.shard`: gives each machine a part of the rows, or all rows in a different order."""
 
     training_data_path: DataPath = ""
-    """A timeline's folder, or any file or folder of rows in a format that training reads, or a list of several logs."""
+    """Folder of a timeline, another file or folder of rows in a format that training reads, or a list of several
+    logs."""
     columns: LogColumns = {}
     shards_path: str = ""
     """Folder that all machines see, or URL of a bucket (s3://, gs://, abfs://); older shards there are replaced."""
     local_path: LocalPath = ""
-    """Folder on this machine's own disk that becomes the fetched shard; training reads it from there."""
+    """Folder on this machine's disk for the fetched shard; training reads it from there."""
     layout: Literal["shards", "replicas"] = "shards"
-    """shards: each machine gets its own whole episodes; replicas: each gets all of them, in an order of its own."""
+    """shards: each machine gets different whole episodes; replicas: each machine gets all episodes, in a different
+    order."""
     seed: Seed = 0
-    """Draws which episodes go where, or the order of each copy."""
+    """Seed of the division of episodes, or of the order of each copy."""
     num_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Machines, as in the training config."""
+    """Number of machines, as in the training config."""
     node_index: Number | None = None
-    """Fetch the shard of this machine; absent: make the shards of all machines, and fetch none."""
+    """Number of this machine, whose shard is fetched; absent: make the shards of all machines, and fetch none."""
     wait_seconds: Positive = 3600.0
-    """How long the other machines wait until machine 0 has made the shards."""
+    """Seconds that the other machines wait for the shards of machine 0."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, paths that are in each other's way, and a number without a machine."""
+        """Yields missing paths, overlapping paths, and a number without a machine."""
         for key in ("training_data_path", "shards_path"):
             if not getattr(self, key):
                 yield self.wrong(key, "a path")
@@ -60,6 +62,6 @@ class ShardConfig(Section):
 
 
 def _resolved(path: str) -> Path | str:
-    """Returns where a local path leads, links followed, or a URL as it is."""
+    """Returns a local path with links resolved, or a URL unchanged."""
     local = path.removeprefix("file://")
     return path.rstrip("/") if "://" in local else Path(local).expanduser().resolve()

@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.simulate`: an environment, a policy that plays it, and the log that is written."""
+"""The whole JSON of `workflows.simulate`: an environment, a policy that plays in it, and the log to write."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow"
 
 
 def output_problems(path: str, suffixes: tuple[str, ...]) -> Iterator[Problem]:
-    """Yields what keeps `output_path` from naming a file of one of the formats."""
+    """Yields a problem if `output_path` does not name a file of one of the formats."""
     name = path.rstrip("/").rpartition("/")[2]
     if not path:
         yield Problem("output_path", "a path", "nothing")
@@ -25,16 +25,16 @@ def output_problems(path: str, suffixes: tuple[str, ...]) -> Iterator[Problem]:
 
 
 class PlayConfig(Section):
-    """How a policy draws its actions."""
+    """A policy and its random choices."""
 
     kind: str
-    """One of the kinds of each use."""
+    """Kind of the policy; the classes of each use list theirs."""
     model: str | None = None
-    """Folder of an exported model, whose values the policy weighs; required unless kind is random."""
+    """Folder of the exported model whose values the policy uses; required unless kind is random."""
     epsilon: Share = 0.1
-    """epsilon_greedy: share of uniformly random choices."""
+    """Used by epsilon_greedy: share of uniformly random choices."""
     temperature: Positive = 1.0
-    """softmax: of softmax(q / temperature)."""
+    """Used by softmax: softmax(q / temperature)."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(lambda play: play.kind == "random", ("model",), "absent with kind random", "It plays no model"),
@@ -56,44 +56,45 @@ class PlayConfig(Section):
 
 
 class PolicyConfig(PlayConfig):
-    """How actions are drawn while the log is written."""
+    """The policy of the log."""
 
     kind: Literal["random", "epsilon_greedy", "softmax"] = "random"
-    """random: uniform over the allowed choices; the others weigh them by a model's values."""
+    """random: uniform over the allowed choices; the other kinds use a model's values."""
 
 
 class ValueOfConfig(PlayConfig):
-    """A policy whose true value in this environment is found by playing it."""
+    """A policy whose true value in this environment is computed by playing it."""
 
     kind: Literal["greedy", "epsilon_greedy", "softmax", "random"] = "greedy"
-    """greedy: always the choice of the largest value; the others as in `policy`."""
+    """greedy: always the choice with the largest value; the other kinds as in `policy`."""
     episodes: Episodes = 1000
-    """Episodes played, each in an environment of its own."""
+    """Number of episodes, each in a separate environment."""
     gamma: Share = 0.99
     """Discount per step of the discounted return."""
     confidence_level: Fraction = 0.95
-    """Confidence level of the intervals, which are percentile bootstraps over episodes."""
+    """Confidence level of the intervals (percentile bootstrap over episodes)."""
 
 
 class SimulateConfig(EnvironmentConfig):
     """`python -m workflows.simulate`: plays a policy in an environment and writes its log, with true propensities."""
 
     num_envs: Count = 256
-    """Environments side by side; no more are started than there are episodes to write."""
+    """Number of environments side by side, at most the number of episodes to write."""
     seed: Seed = 0
     """The same seed and num_envs give the same bytes."""
     use_gpu: bool = True
-    """Play on a GPU; with none, one warning and then the CPU."""
+    """Play on a GPU; without a GPU, on the CPU with a warning."""
     output_path: LocalPath = ""
-    """The log: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; replaced if it is there, and whole or not there
-    at all."""
+    """The log: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; an older file is replaced once the new one is
+    complete."""
     rows: Count | None = 30_000
-    """At least so many rows: whole episodes in the order of their starts until there are enough."""
+    """Smallest number of rows: whole episodes in the order of their starts until there are enough."""
     episodes: Count | None = None
-    """Exactly so many episodes of environments, instead of rows; of several agents each has its own in the log."""
+    """Number of episodes of environments, instead of rows; with several agents, the log has an episode of each
+    agent."""
     format: Literal["events", "transitions"] = "events"
-    """events: logged decisions, for a timeline, and where a limit cut an episode the state behind it; transitions: rows
-    with next states, which training reads."""
+    """events: logged decisions, for a timeline; the last row of an episode that a limit cut has the next state.
+    transitions: rows with next states, which training reads."""
     ds: str | None = None
     """Date partition of events; absent: no such column."""
     parametric: bool = False
@@ -101,9 +102,9 @@ class SimulateConfig(EnvironmentConfig):
     policy: PolicyConfig = PolicyConfig()
     policies: dict[str, str] = {}
     """The policy of each agent type, by the names of the environment's types: "random" (uniformly random actions), or
-    the folder of an exported model, which plays as it is. A type that is absent plays by `policy`."""
+    the folder of an exported model, whose own policy plays. An absent type plays by `policy`."""
     value_of: ValueOfConfig | None = None
-    """A policy whose true value is computed as well: printed, and written to output_path + ".truth.json"."""
+    """A policy whose true value is computed as well; it is printed, and written to output_path + ".truth.json"."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *EnvironmentConfig.no_effect,
@@ -118,7 +119,7 @@ class SimulateConfig(EnvironmentConfig):
     @model_validator(mode="before")
     @classmethod
     def _episodes_instead_of_rows(cls, tree: Any) -> Any:
-        """Lets `episodes` replace the default of `rows`, so that the resolved config says one of them."""
+        """Removes the default of `rows` if `episodes` is given, so that the resolved config has one of them."""
         if isinstance(tree, dict) and tree.get("episodes") is not None:
             return {"rows": None, **tree}
         return tree

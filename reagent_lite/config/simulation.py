@@ -1,4 +1,4 @@
-"""`simulation`: environments to learn from and to be evaluated in."""
+"""`simulation`: environments for learning and evaluation."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
@@ -9,26 +9,26 @@ from reagent_lite.config.section import Count, Episodes, NoEffect, Section, Shar
 from reagent_lite.errors import Problem
 
 ALSO_WITHOUT_LEARNING = (*EnvironmentConfig.model_fields, "share", "evaluation_episodes", "stop_at_return", "pictures")
-"""Keys that have an effect where the environment is only played in."""
+"""Keys that also have an effect if the environment is only used for evaluation."""
 LEARN = "learn"
 RANDOM = "random"
 
 
 class ReplayConfig(Section):
-    """Simulated transitions kept for learning."""
+    """Replay of simulated transitions."""
 
     capacity: Count = 1_000_000
-    """Transitions kept, over all processes, of each type of agents that learns; the oldest are overwritten."""
+    """Number of transitions of each learning agent type, over all processes; new ones overwrite the oldest."""
     prioritized: bool = False
-    """Draw rows by how wrong they were, with importance weights (Schaul et al., 2016)."""
+    """Sample rows by TD error, with importance weights (Schaul et al., 2016)."""
     alpha: Share = 0.6
-    """How much priorities count; 0 draws uniformly."""
+    """Exponent of the priorities; 0 samples uniformly."""
     beta: Share = 0.4
     """Exponent of the importance weights at the start; rises to 1 over the run."""
 
 
 class SimulationConfig(EnvironmentConfig):
-    """Environments on the GPU or the CPU: training in them, evaluation in them, or both."""
+    """Environments on the GPU or the CPU, for training, evaluation or both."""
 
     mode: Literal["both", "collect", "learn"] = "both"
     """both: this run plays and learns; collect: this process only plays, and writes episodes to `dataset`; learn: this
@@ -36,18 +36,18 @@ class SimulationConfig(EnvironmentConfig):
     dataset: DatasetConfig | None = None
     """The folder between collectors and learners."""
     num_envs: Count = 64
-    """Environments side by side, over all processes."""
+    """Number of environments side by side, over all processes."""
     auto_scale: bool = False
-    """Measure at the start how many environments and which minibatch are fastest on this machine.
+    """Measure at the start which number of environments and which minibatch are fastest on this machine.
 
-    The search begins at num_envs and training.minibatch_size. As many rows are learned for each environment step as
-    num_envs, minibatch_size and updates_per_rollout have it, in at least 10,000 optimizer steps, or as many as
+    The search begins at num_envs and training.minibatch_size. It keeps the number of rows learned per environment step
+    that num_envs, minibatch_size and updates_per_rollout give, in at least 10,000 optimizer steps, or in as many as
     configured.
     """
     share: Share | None = None
-    """Share of each minibatch that is simulated, beside training_data_path; 0: only evaluate in simulation."""
+    """Share of simulated rows in each minibatch beside training_data_path; 0: only evaluate in simulation."""
     total_steps: Count = 500_000
-    """Environment steps over all processes, where the simulation alone is trained on."""
+    """Environment steps over all processes of a run without training_data_path."""
     warmup_steps: Count = 10_000
     """Environment steps by uniformly random actions before learning starts, over all processes."""
     steps_per_rollout: Count = 1
@@ -55,32 +55,33 @@ class SimulationConfig(EnvironmentConfig):
     updates_per_rollout: Count = 1
     """Optimizer steps after each rollout."""
     exploration: Literal["epsilon_greedy", "softmax"] = "epsilon_greedy"
-    """How actions are drawn while learning; softmax uses rl.temperature."""
+    """Exploration while learning; softmax uses rl.temperature."""
     epsilon_start: Share = 1.0
     """Share of uniformly random actions when learning starts."""
     epsilon_end: Share | None = None
     """The same at the end of its decay; absent: rl.epsilon."""
     epsilon_decay_steps: Count | None = None
-    """Environment steps over which epsilon falls linearly; absent: a tenth of all."""
+    """Environment steps over which epsilon falls linearly; absent: a tenth of all steps."""
     policies: dict[str, str] = {}
     """The policy of each agent type, by the names of the environment's types: "learn", "random" (uniformly random
-    actions), or the folder of an exported model, which plays as it is.
+    actions), or the folder of an exported model, whose own policy plays.
 
-    A type that is absent learns. Each type that learns has a policy, a replay and an exported model of its own.
+    An absent type learns. Each learning type has its own policy, replay and exported model.
     """
     replay: ReplayConfig = ReplayConfig()
     num_evaluations: Count = 10
-    """Evaluations spread over a run that only simulates; with data there is one an epoch."""
+    """Number of evaluations of a run that only simulates; with data there is one per epoch."""
     evaluation_episodes: Episodes = 100
     """Episodes of the policy in each evaluation."""
     stop_at_return: float | None = None
-    """End the run when an evaluation's mean return reaches this."""
+    """End the run once the mean return of an evaluation reaches this value."""
     cuda_graph: bool = True
-    """Replay rollouts and evaluations as CUDA graphs where environments run on a GPU, and updates on simulated rows.
+    """Replay rollouts, evaluations and updates on simulated rows as CUDA graphs if environments run on a GPU.
 
-    Not replayed are updates of several processes, beside data, of candidates with batch normalization, and by
-    optimizers without `capturable`; nor what waits for the GPU, with a warning that names the call. Runs of 50,000
-    optimizer steps and more join the kernels of replayed updates by torch.compile, but for a network of one's own.
+    Updates are not replayed with several processes, beside data, for candidates with batch normalization, and with
+    optimizers without `capturable`. Code that waits for the GPU is not replayed either; a warning names the call. Runs
+    of at least 50,000 optimizer steps fuse the kernels of replayed updates by torch.compile, except for a user's
+    network.
     """
     pictures: bool = False
     """Write rollout.gif, an episode of the learned policy, beside the model; needs the extra `pictures`."""
@@ -91,7 +92,7 @@ class SimulationConfig(EnvironmentConfig):
             lambda config: config.mode == "both",
             ("dataset",),
             "absent with mode both",
-            "Its folder is between processes that collect or learn",
+            "It is only used between processes that collect or learn",
         ),
         NoEffect(
             lambda config: config.mode != "both",
@@ -127,6 +128,6 @@ class SimulationConfig(EnvironmentConfig):
 
     @property
     def shared(self) -> DatasetConfig:
-        """The dataset section, which modes collect and learn have."""
+        """The dataset section of modes collect and learn."""
         assert self.dataset is not None
         return self.dataset

@@ -1,4 +1,4 @@
-"""`timeline` and `query`: from logged decisions to transitions; the whole JSON of `workflows.timeline`."""
+"""`timeline` and `query`: pairing of logged decisions to transitions; the whole JSON of `workflows.timeline`."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,12 +19,12 @@ RESERVED_COLUMNS = frozenset(
         *("folder", "place", "part", "_folder", "_place", "_rule", "_file", "_line"),
     }
 )
-"""Columns a timeline makes itself, some of them on the way; they are no reward and no extra columns."""
+"""Columns that a timeline computes, some of them temporary; they cannot be reward or extra columns."""
 
 
 def _date(text: str) -> Iterator[Problem]:
     with suppress(ValueError):
-        if date.fromisoformat(text).isoformat() == text:  # not 20260131, which no partition is called
+        if date.fromisoformat(text).isoformat() == text:  # not 20260131, which is no partition's name
             return
     yield Problem("", "a date such as 2026-01-31", repr(text))
 
@@ -33,52 +33,55 @@ Date = Annotated[str, checked_by(_date)]
 
 
 class TimelineSection(Section):
-    """Timeline: how events become transitions. Keys in camelCase are those of 2019."""
+    """Pairing of events to transitions. Keys in camelCase are those of 2019."""
 
     inputTableName: DataPath = ""
     """Events: a file or a folder of files, local or a URL, or a list of several logs."""
     outputTableName: LocalPath = ""
-    """Folder the transitions to train on go to; it appears whole."""
+    """Folder for the transitions to train on; it appears once it is complete."""
     evalTableName: LocalPath | None = None
-    """Folder of the transitions to evaluate on, from other episodes; absent: all episodes are trained on."""
+    """Folder for the transitions to evaluate on, from other episodes; absent: all episodes are trained on."""
     eval_percent: Annotated[float, Field(gt=0, lt=100)] = 10.0
-    """Percent of the episodes, by hash of mdp_id, that go to evalTableName."""
+    """Percentage of the episodes, chosen by a hash of mdp_id, for evalTableName."""
     startDs: Date | None = None
-    """First date partition `ds` that is read; absent: from the first on."""
+    """First date partition `ds` to read; absent: the first one."""
     endDs: Date | None = None
-    """Last date partition `ds` that is read; absent: up to the last."""
+    """Last date partition `ds` to read; absent: the last one."""
     actionDiscrete: bool = True
-    """Actions are names; false: maps of features, for parametric DQN."""
+    """true: actions are names; false: actions are maps of features, for parametric DQN."""
     addTerminalStateRow: bool = False
-    """Keep the last row of an episode that does not say how it ended, as a true end; false: leave it out."""
+    """If the last row of an episode has neither terminal nor truncated: true: keep it, as a terminal row; false: leave
+    it out."""
     numOutputShards: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Files of each output, an episode in one of them; absent: one for each 300,000 rows, so that machines can share
-    them whole."""
+    """Number of files of each output; an episode is in one file. Absent: one for each 300,000 rows, so that machines
+    can share whole files."""
     outlierEpisodeLengthPercentile: Fraction | None = None
-    """Leave out episodes with more rows than this share of the episodes has at most."""
+    """Leave out episodes longer than this percentile of episode lengths, as a share: 0.99 for the 99th."""
     percentileFunction: Literal["percentile", "percentile_approx"] = "percentile_approx"
-    """percentile interpolates between lengths; percentile_approx takes a length that occurs. Both are exact here."""
+    """percentile: interpolates between lengths; percentile_approx: a length that occurs. Both are exact here."""
     timeWindowLimit: Number | None = None
-    """Leave out rows that are more than so much time after their episode's first; what follows a row stays."""
+    """Leave out rows later than this after the first row of their episode; they remain as next states of earlier
+    rows."""
     includePossibleActions: bool = True
     """Write possible_actions and possible_next_actions."""
     rewardColumns: tuple[str, ...] = ("reward", "metrics")
-    """Columns that a span of several steps sums up with its discount; reward is always among them."""
+    """Columns that a transition of several steps sums with the discount; reward must be among them."""
     extraFeatureColumns: tuple[str, ...] = ()
-    """Further columns c that are carried along, each with next_c of the row that follows."""
+    """Further columns c to copy, each with next_c from the following row."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
-    """Rows that a transition spans at most; what is left of the episode where that is less."""
+    """Largest number of rows that a transition spans; near the end of an episode it spans fewer."""
     gamma: Share | None = None
-    """Discount per row inside a span of several steps; required when steps is more than 1."""
+    """Discount per row inside a transition of several steps; required if steps is more than 1."""
     on_refused: Literal["error", "drop_episode"] = "error"
-    """Rows that break a rule: end with an error that names them, or leave out their episodes and count."""
+    """Treatment of rows that break a rule. error: end with an error that names them; drop_episode: leave out their
+    episodes and count them."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             lambda section: section.evalTableName is None,
             ("eval_percent",),
             "absent without evalTableName",
-            "Give evalTableName, the folder of the episodes set apart",
+            "Give evalTableName, the folder for these episodes",
         ),
         NoEffect(
             lambda section: section.outlierEpisodeLengthPercentile is None,
@@ -89,12 +92,12 @@ class TimelineSection(Section):
             lambda section: section.steps == 1,
             ("gamma",),
             "absent while steps is 1",
-            "Nothing is summed up: rl.gamma is the discount in training",
+            "Only used with several steps; the discount in training is rl.gamma",
         ),
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields what is wrong beyond single keys; paths and gamma may come from elsewhere, as in a training config."""
+        """Yields faults beyond single keys; paths and gamma may have defaults, as in a training config."""
         if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
             yield self.wrong("evalTableName", "another folder than outputTableName")
         if self.startDs is not None and self.endDs is not None and self.startDs > self.endDs:
@@ -109,12 +112,12 @@ class TimelineSection(Section):
             names = [column.lower() for column in columns]  # as engines compare them
             for column, name in zip(columns, names, strict=True):
                 if (name in RESERVED_COLUMNS | reserved) or (name != column and name in ("reward", "metrics")):
-                    yield Problem(key, "columns that a timeline does not make itself", repr(column))
+                    yield Problem(key, "columns that a timeline does not compute", repr(column))
                 if names.count(name) > 1 or not name:
                     yield Problem(key, "every name once, upper and lower case alike", repr(column))
         made = {f"next_{name.lower()}" for name in self.extraFeatureColumns}
         for name in sorted(made & {name.lower() for name in (*self.rewardColumns, *self.extraFeatureColumns)}):
-            yield Problem("extraFeatureColumns", "no column that another one's next_ column is called", name)
+            yield Problem("extraFeatureColumns", "no column with the name of another column's next_ column", name)
         both = sorted(
             {name.lower() for name in self.rewardColumns} & {name.lower() for name in self.extraFeatureColumns}
         )
@@ -123,27 +126,27 @@ class TimelineSection(Section):
 
 
 class QuerySection(Section):
-    """Episodes to read, and the actions they may hold."""
+    """Episodes to read, and their actions."""
 
     tableSample: Annotated[float, Field(gt=0, le=100)] = 100.0
-    """Percent of the episodes, by hash of mdp_id."""
+    """Percentage of the episodes to read, chosen by a hash of mdp_id."""
     actions: Names = ()
-    """Names of the actions, in the order of the network's outputs; absent: whatever the events name."""
+    """Names of the actions, in the order of the network's outputs; absent: the names in the events."""
 
 
 class EngineKeys(Section):
     """The engine: this machine, or an existing Spark."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
-    """local works on this machine's cores and disk, and duckdb is its former name; spark needs reagent-lite[spark],
-    Java 17 or newer, and executors whose Python, named by PYSPARK_PYTHON, has reagent-lite."""
+    """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
+    reagent-lite[spark], Java 17 or newer, and executors with reagent-lite in the Python that PYSPARK_PYTHON names."""
     master: str | None = None
     """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
-    """Memory that events may take here before they go to the disk; absent: 60 % of what is free."""
+    """Memory for events on this machine, above which they go to the disk; absent: 60 % of the free memory."""
     temporary_directory: str | None = None
-    """Disk for what does not fit into memory, of this machine, or one that all machines of Spark see; absent: beside
-    the output."""
+    """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
+    absent: beside the output."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
@@ -153,7 +156,7 @@ class EngineKeys(Section):
             lambda keys: keys.engine == "spark",
             ("memory_limit_mb",),
             "absent with engine spark",
-            "Spark's own settings say what it may take",
+            "Spark has its own settings for memory",
         ),
     )
 
@@ -164,7 +167,7 @@ class EngineKeys(Section):
 
 
 class TimelineConfig(EngineKeys):
-    """`python -m workflows.timeline`: makes transitions of logged decisions, which it pairs by episode."""
+    """`python -m workflows.timeline`: pairs logged decisions by episode to transitions."""
 
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
@@ -184,13 +187,13 @@ class TimelineConfig(EngineKeys):
             lambda config: config.timeline.actionDiscrete,
             ("items",),
             "absent with actionDiscrete true",
-            "Items have features; actions that are names have none",
+            "Items have features; named actions have none",
         ),
         NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields everything wrong beyond single keys."""
+        """Yields faults beyond single keys."""
         yield from super().rules()
         timeline = self.timeline
         for key in ("inputTableName", "outputTableName"):

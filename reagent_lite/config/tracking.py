@@ -1,4 +1,4 @@
-"""`tracking`: other programs that follow a run."""
+"""`tracking`: MLflow and Weights & Biases."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,7 +9,7 @@ from reagent_lite.errors import Problem
 
 
 class MlflowConfig(Section):
-    """A run of MLflow. User, password and token belong in its environment variables."""
+    """A run of MLflow. Give user, password and token by its environment variables."""
 
     uri: str | None = None
     """Tracking server such as https://mlflow.example.org, or sqlite:///mlflow.db; absent: MLFLOW_TRACKING_URI."""
@@ -17,29 +17,29 @@ class MlflowConfig(Section):
     """Name of the experiment, which is created if it is new; absent: MLFLOW_EXPERIMENT_NAME, else Default."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields an address with a user or password, which every copy of the config would show."""
+        """Yields an address with a user or password, which every copy of the config would reveal."""
         if self.uri is not None and "@" in urlsplit(self.uri).netloc:
             yield self.wrong(
                 "uri",
                 "an address without user and password",
                 "Give them by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or by MLFLOW_TRACKING_URI",
-                got="one with them",
+                got="an address with them",
             )
 
 
 class WandbConfig(Section):
-    """A run of Weights & Biases. Its API key belongs in WANDB_API_KEY, or is that of `wandb login`."""
+    """A run of Weights & Biases. Give the API key by WANDB_API_KEY or `wandb login`."""
 
     project: str | None = None
-    """Absent: WANDB_PROJECT, else what W&B chooses."""
+    """Name of the project; absent: WANDB_PROJECT, else the default of W&B."""
     mode: Literal["online", "offline"] | None = None
-    """offline: into ./wandb or WANDB_DIR, for `wandb sync`; absent: WANDB_MODE, else online."""
+    """offline: write to ./wandb or WANDB_DIR, for `wandb sync`; absent: WANDB_MODE, else online."""
 
 
 class TrackingConfig(Section):
-    """Other programs that get the figures of metrics.jsonl, the config, the decision, the report and the model."""
+    """Trackers, which get the figures of metrics.jsonl, the config, the decision, the report and the model."""
 
     mlflow: MlflowConfig | None = None
-    """A run of MLflow; {} for what its environment variables say."""
+    """A run of MLflow; {} uses its environment variables."""
     wandb: WandbConfig | None = None
-    """A run of Weights & Biases; {} for what its environment variables say."""
+    """A run of Weights & Biases; {} uses its environment variables."""

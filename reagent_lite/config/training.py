@@ -18,30 +18,30 @@ OPTIMIZERS = {name.lower(): name for name in (
 
 
 class TrainingConfig(Section):
-    """How the Q-network is built and fitted."""
+    """Architecture and optimization of the Q-network."""
 
     minibatch_size: Count | None = None
-    """Rows per process and minibatch; absent: with logged rows the power of two that gives about 64 optimizer steps an
-    epoch, at least 64 and at most 4096; in simulation alone 4096."""
+    """Rows per process and minibatch. Absent: with logged rows the power of two that gives about 64 optimizer steps per
+    epoch, at least 64 and at most 4096; without logged rows 4096."""
     minibatches_per_step: Count = 1
     """Gradient accumulation: minibatches per optimizer step."""
     learning_rate: Positive = 0.001
-    """Never scaled silently."""
+    """Learning rate; it is not scaled by the number of processes."""
     optimizer: str = "ADAM"
-    """A class of torch.optim, in any case: ADAM, SGD, AdamW, RMSprop, ..."""
+    """A class of torch.optim, in upper or lower case: ADAM, SGD, AdamW, RMSprop, ..."""
     layers: tuple[int, ...] = (-1, 256, 128, 1)
-    """Widths; the first and the last are placeholders for input and output."""
+    """Widths of the layers; the first and the last are placeholders for input and output."""
     activations: tuple[Activation, ...] = ("relu", "relu", "linear")
-    """One fewer than layers."""
+    """Activations, one fewer than layers."""
     network: str | None = None
-    """A Q-network of your own, "package.module:Class", which is imported and called with (SourceSpec, NetworkSettings).
+    """A Q-network of your own, "package.module:Class"; the class is called with (SourceSpec, NetworkSettings).
 
     forward(state [B, S], mask [B, K], features [B, K, F] or None) returns [B, K, outputs of the settings].
     """
     lr_policy: Literal["fixed", "exponential"] = "fixed"
     """exponential: the learning rate is multiplied by lr_decay after each epoch.
 
-    Without data that is after each of simulation.num_evaluations.
+    Without data it is multiplied after each of simulation.num_evaluations.
     """
     lr_decay: PositiveShare = 0.999
     """Used by lr_policy exponential."""
@@ -50,28 +50,28 @@ class TrainingConfig(Section):
     use_batch_norm: bool = False
     """Batch normalization before each linear layer."""
     weight_init_min_std: NotNegative = 0.0
-    """Floor of the standard deviation gain / sqrt(fan_in) of initial weights."""
+    """Smallest standard deviation of initial weights, which is otherwise gain / sqrt(fan_in)."""
     l2_decay: NotNegative = 0.01
     """weight_decay of the Q-network's optimizer."""
     clip_grad_norm: Positive | None = None
     """Largest norm of the whole gradient."""
     cuda_graph: bool = True
-    """Replay updates on logged rows of named actions as CUDA graphs, compiled as those of simulation.cuda_graph are.
+    """Replay updates on logged rows of named actions as CUDA graphs, compiled as described at simulation.cuda_graph.
 
-    One process on one GPU with one minibatch a step, an optimizer with `capturable`, and no batch normalization; else
-    without effect. For updates on simulated rows see simulation.cuda_graph.
+    Has an effect in one process on one GPU with one minibatch per step, an optimizer with `capturable`, and no batch
+    normalization. For updates on simulated rows see simulation.cuda_graph.
     """
     warm_start_model_path: str | None = None
     """Output folder, checkpoint or exported model of an earlier run with the same network."""
     do_not_warm_start_optimizer: bool = False
-    """Start the optimizer anew even where the warm start has its state."""
+    """Start with a new optimizer even if the warm start has its state."""
     cnn_parameters: dict[str, object] | None = None
     """Not supported; null only."""
     factorization_parameters: dict[str, object] | None = None
     """Not supported; null only."""
 
     unsupported: ClassVar = {
-        "cnn_parameters": "Image features are not supported; remove it",
+        "cnn_parameters": "Image features are not supported; remove the key",
         "factorization_parameters": "Factorized parametric networks are not supported; use dueling_architecture for a "
         "state stream",
     }
@@ -91,7 +91,7 @@ class TrainingConfig(Section):
                 f"activations.{len(self.activations) - 1}",
                 '"linear"',
                 repr(self.activations[-1]),
-                "Values are not bounded; the last layer gives them as they are",
+                "Values have no bounds, so the last layer has no activation",
             )
         if self.network is not None and not re.fullmatch(r"[\w.]+:\w+", self.network):
             yield self.wrong("network", "package.module:Class")

@@ -24,48 +24,49 @@ from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem
 
-_STEPS_PER_EPOCH = 64  # about, where the minibatch follows the number of rows
+_STEPS_PER_EPOCH = 64  # approximately, if the minibatch depends on the number of rows
 _SMALLEST_MINIBATCH = 64
 _LARGEST_MINIBATCH = 4096
 
 
 class WorkflowConfig(AlgorithmConfig):
-    """Keys shared by `workflows.dqn` and `workflows.parametric_dqn`."""
+    """Keys of both `workflows.dqn` and `workflows.parametric_dqn`."""
 
     training_data_path: DataPath = ""
-    """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; same local path on
-    every node. Transitions, or events, of which transitions are made first. A list of paths: several logs as one,
-    whose episodes are kept apart, such as an old log and what was served since.
+    """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; the same local path
+    on every node. Transitions, or events, which are paired to transitions first. A list of paths is several logs read
+    as one, with separate episodes, such as an old log and the decisions served since.
 
-    May be absent where a simulation is trained on.
+    May be absent with a simulation.
     """
     eval_data_path: DataPath | None = None
     """Held-out data in the same format; absent: evaluation.held_out_share of the training episodes are scored."""
     state_norm_data_path: str | None = None
-    """Normalization file of state features; absent: fitted from the training data and written."""
+    """Normalization file of state features; absent: fitted to the training data and written."""
     action_norm_data_path: str | None = None
-    """Normalization file of candidate features (parametric); absent: fitted to the data."""
+    """Normalization file of candidate features (parametric); absent: fitted to the training data and written."""
     model_output_path: LocalPath = ""
-    """Folder of this machine or of a mounted share for the exported model, checkpoints, metrics and TensorBoard log."""
+    """Folder on this machine or on a mounted share for the exported model, checkpoints, metrics and TensorBoard log."""
     use_gpu: bool = True
-    """Train on a GPU; with none, one warning and then CPU."""
+    """Train on a GPU; without a GPU, on the CPU with a warning."""
     use_all_avail_gpus: bool = False
-    """One process per GPU; without a GPU num_processes_per_node CPU processes."""
+    """Start one process per GPU; without a GPU, num_processes_per_node CPU processes."""
     num_processes_per_node: Count | None = None
-    """Explicit count of processes; absent: the GPUs found with use_all_avail_gpus, else 1."""
+    """Number of processes; absent: the number of GPUs with use_all_avail_gpus, else 1."""
     parallel: Literal["ddp", "dp", "none"] = "ddp"
-    """ddp: processes that average gradients. dp: one process divides its minibatch over all GPUs of this machine.
+    """ddp: processes average their gradients. dp: one process divides its minibatch over all GPUs of this machine.
 
-    none: one process on one device. dp is torch's DataParallel and slower than ddp, to compare and to debug with.
+    none: one process on one device. dp is torch's DataParallel; it is slower than ddp, for comparison and debugging.
     """
     num_nodes: Count = 1
-    """Machines that train together; with 1 a scheduler's variables may give another count."""
+    """Number of machines that train together; with 1, variables of a scheduler may give another number."""
     node_index: Number | None = None
-    """Number of this machine, from 0; --node_index wins over it; absent: a scheduler's variable."""
+    """Number of this machine, from 0; --node_index overrides it. Absent: a scheduler's variable."""
     init_method: str | None = None
-    """Where several machines meet: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one."""
+    """Meeting point of several machines: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one
+    machine."""
     epochs: Count = 1
-    """Passes over the training data; simulation.total_steps is the length of a run without data."""
+    """Passes over the training data; without data simulation.total_steps is the length of a run."""
     seed: Seed = 0
     """Seed of initial weights, row order and resampling."""
     norm_params: NormParams = NormParams()
@@ -74,19 +75,21 @@ class WorkflowConfig(AlgorithmConfig):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     publish_if: PublishConfig | None = None
-    """Condition on the evaluation for the export of the model; absent: it is always exported."""
+    """Condition on the evaluation for the export of the model; absent: the model is always exported."""
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
     timeline: TimelineSection | None = None
-    """How transitions are made of events at training_data_path and eval_data_path; absent: by its defaults."""
+    """Pairing of the events at training_data_path and eval_data_path to transitions; absent: the defaults of the
+    section."""
     query: QuerySection = QuerySection()
-    """Which episodes of the events are taken; actions are those of this config."""
+    """Episodes of the events to use; actions are those of this config."""
     simulation: SimulationConfig | None = None
-    """Environments to learn from and to be evaluated in."""
+    """Environments for learning and evaluation."""
     tracking: TrackingConfig = TrackingConfig()
     actions: Names = ()
-    """Action names; their order is the order of the network's outputs. Absent with a simulation: the environment's."""
+    """Names of the actions, in the order of the network's outputs; absent with a simulation: the environment's
+    actions."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
@@ -111,7 +114,7 @@ class WorkflowConfig(AlgorithmConfig):
             lambda config: config.parallel == "dp",
             ("training.use_batch_norm",),
             'false with parallel "dp"',
-            "Statistics would be those of the first GPU's rows; ddp has them of all",
+            "Statistics would cover the first GPU's rows only; with ddp they cover all rows",
         ),
         NoEffect(lambda config: True, ("query.actions",), "absent beside actions", "They are the same"),
         NoEffect(
@@ -121,7 +124,7 @@ class WorkflowConfig(AlgorithmConfig):
             ),
             ("timeline.inputTableName",),
             "the events of training_data_path, or absent",
-            "One of them says where the events are",
+            "Give the path of the events in one of them",
         ),
         NoEffect(
             lambda config: config.timeline and config.eval_data_path not in (None, config.timeline.evalTableName),
@@ -149,7 +152,7 @@ class WorkflowConfig(AlgorithmConfig):
             lambda config: config.simulation and config.simulation.mode != "both",
             ("training_data_path",),
             "absent with simulation.mode {0.simulation.mode}",
-            "Logs in `protected` of simulation.dataset are learned from as well",
+            "Put logs into `protected` of simulation.dataset to learn from them",
         ),
         NoEffect(
             lambda config: config.only_simulates and config.environments.share != 1,
@@ -160,7 +163,7 @@ class WorkflowConfig(AlgorithmConfig):
             lambda config: config.simulated_share,
             ("rl.use_seq_num_diff_as_time_diff",),
             "false while a simulation is trained on",
-            "A simulated transition is one step long",
+            "A simulated transition spans one step",
         ),
         NoEffect(
             lambda config: not config.training_data_path,
@@ -172,7 +175,7 @@ class WorkflowConfig(AlgorithmConfig):
             lambda config: config.only_simulates,
             ("epochs",),
             "absent without training_data_path",
-            "simulation.total_steps says how long a simulated run is",
+            "Set the length of a simulated run by simulation.total_steps",
         ),
         NoEffect(
             lambda config: config.only_simulates,
@@ -183,19 +186,19 @@ class WorkflowConfig(AlgorithmConfig):
                 *keys_of("evaluation", EvaluationConfig, but=("confidence_level", "bootstrap_resamples")),
             ),
             "absent without training_data_path",
-            "It is about logged rows, and there are none",
+            "Only used with logged rows",
         ),
         NoEffect(
             lambda config: config.only_simulates and config.environments.auto_scale,
             ("data.global_minibatch_size",),
             "absent while simulation.auto_scale is true",
-            "Give training.minibatch_size, at which the search begins",
+            "Set training.minibatch_size, where the search begins",
         ),
         NoEffect(
             lambda config: config.simulates_beside_data,
             ("simulation.total_steps", "simulation.num_evaluations"),
             "absent beside training_data_path",
-            "epochs says how long a run on data is; each ends with an evaluation",
+            "Set the length of a run on data by epochs; each epoch ends with an evaluation",
         ),
         NoEffect(
             lambda config: config.simulates_beside_data,
@@ -211,7 +214,7 @@ class WorkflowConfig(AlgorithmConfig):
                 but=(*ALSO_WITHOUT_LEARNING, "total_steps", "num_evaluations", "auto_scale"),
             ),
             "its default while share is 0",
-            "Nothing is learned in the simulation",
+            "Only used to learn in the simulation",
         ),
     )
 
@@ -227,7 +230,7 @@ class WorkflowConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _events_of_the_timeline(self) -> Self:
-        """Lets the timeline's input stand for the path of the data, as one file for both workflows has it."""
+        """Fills in the path of the data from the timeline, so that both workflows can use one file."""
         if self.training_data_path or self.timeline is None or not self.timeline.inputTableName:
             return self
         return self.model_copy(update={"training_data_path": self.timeline.inputTableName})
@@ -235,7 +238,7 @@ class WorkflowConfig(AlgorithmConfig):
     @model_validator(mode="before")
     @classmethod
     def _temperature_of_the_algorithm(cls, tree: Any) -> Any:
-        """Fills in rl.temperature, whose default follows the algorithm."""
+        """Fills in rl.temperature, whose default depends on the algorithm."""
         if not isinstance(tree, dict):
             return tree
         rl = tree.get("rl", {})
@@ -248,12 +251,12 @@ class WorkflowConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _minibatch_without_rows(self) -> Self:
-        """Gives a run that only simulates the largest minibatch, as there are no rows that it could follow."""
+        """Fills in the minibatch of a run that only simulates."""
         return self if self.training_data_path else self.with_minibatch_for(None, world=1)
 
     @property
     def temperature(self) -> float:
-        """rl.temperature, which is filled in where it is absent; with "auto" the default, until it is found."""
+        """rl.temperature with its default; with "auto" the default, until the temperature is computed."""
         given = self.rl.temperature
         assert given is not None
         return default_temperature(self.algorithm) if given == "auto" else given
@@ -276,7 +279,7 @@ class WorkflowConfig(AlgorithmConfig):
         return 1.0 if not self.training_data_path else self.simulation.share or 0.0
 
     def minibatch_over(self, world: int) -> int:
-        """Returns the rows of a minibatch over so many processes, of a config that has a minibatch."""
+        """Returns the rows of a minibatch over `world` processes; the config must have a minibatch."""
         if self.data.global_minibatch_size is not None:
             return self.data.global_minibatch_size
         assert self.training.minibatch_size is not None, "with_minibatch_for comes first"
@@ -284,19 +287,19 @@ class WorkflowConfig(AlgorithmConfig):
 
     @property
     def has_minibatch(self) -> bool:
-        """Whether the config gives the size of a minibatch, of each process or of all together."""
+        """Whether the config has the size of a minibatch, per process or over all processes."""
         return self.data.global_minibatch_size is not None or self.training.minibatch_size is not None
 
     def with_minibatch(self, rows: int | None) -> Self:
-        """Returns the config with other training.minibatch_size."""
+        """Returns the config with another training.minibatch_size."""
         return self.model_copy(update={"training": self.training.model_copy(update={"minibatch_size": rows})})
 
     def with_minibatch_for(self, rows: int | None, world: int) -> Self:
-        """Returns the config with a minibatch that suits the rows, unless it has one.
+        """Returns the config with a minibatch for a number of rows, unless it has one.
 
         Args:
             rows: number of logged rows of all machines, or None without logged rows.
-            world: number of processes, each of which has a minibatch of its own.
+            world: number of processes, each with its own minibatch.
         """
         if self.has_minibatch:
             return self
@@ -318,7 +321,7 @@ class WorkflowConfig(AlgorithmConfig):
 
     @property
     def fewest_slots(self) -> int:
-        """Steps of every environment that replay must hold: one window of multi_steps, and what follows it."""
+        """Smallest number of steps per environment in replay: a window of multi_steps, and the steps after it."""
         return (self.rl.multi_steps or 1) + 2
 
     @property
@@ -336,7 +339,7 @@ class WorkflowConfig(AlgorithmConfig):
         return self.simulation
 
     def with_environments(self, **changes: Any) -> Self:
-        """Returns the config with other values of keys of its simulation section."""
+        """Returns the config with other values in its simulation section."""
         return self.model_copy(update={"simulation": self.environments.model_copy(update=changes)})
 
     @property
@@ -346,7 +349,7 @@ class WorkflowConfig(AlgorithmConfig):
 
     @property
     def restarts(self) -> int:
-        """How often the run may begin again after a failure: rendezvous.max_restarts, else 3 with checkpoints."""
+        """Largest number of restarts after a failure: rendezvous.max_restarts, else 3 with checkpoints."""
         given = self.rendezvous.max_restarts
         return given if given is not None else 3 if self.checkpoint.periodic else 0
 
@@ -384,23 +387,23 @@ class WorkflowConfig(AlgorithmConfig):
             yield self.wrong(
                 "rl.value_bounds",
                 "[low, high] or null where a simulation is trained on",
-                "What an environment may pay is not known before it is played",
+                "Bounds of an environment's rewards are not known in advance",
             )
         if rl.temperature == "auto" and (self.simulation is not None or not rl.softmax_policy):
             yield self.wrong(
                 "rl.temperature",
                 "a number with a simulation or with rl.softmax_policy 0",
-                "The logging policy's entropy is known of logged rows, and a softmax alone has a temperature",
+                "auto needs the logging policy's entropy on logged rows, and only a softmax has a temperature",
             )
         if rainbow.bcq and not rl.maxq_learning:
             yield self.wrong(
                 "rainbow.bcq",
                 "false while rl.maxq_learning is false",
-                "SARSA takes the logged next action: there is nothing to restrict",
+                "SARSA uses the logged next action, so there is nothing to restrict",
             )
 
     def _parallel_rules(self) -> Iterator[Problem]:
-        """Yields what cannot be divided over the GPUs of one process."""
+        """Yields contradictions of parallel "dp"."""
         if self.parallel != "dp":
             return
         if not self.use_gpu:
@@ -418,12 +421,12 @@ class WorkflowConfig(AlgorithmConfig):
             )
 
     def _simulation_rules(self, simulation: SimulationConfig) -> Iterator[Problem]:
-        """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
+        """Yields contradictions between data and simulation."""
         if self.collects and (self.num_nodes > 1 or self.use_all_avail_gpus or (self.num_processes_per_node or 1) > 1):
             yield self.wrong(
                 "simulation.mode",
                 "both or learn with several processes",
-                "A collector is one process: start as many as you like",
+                "A collector is one process; start several collectors instead",
             )
         if self.training_data_path and simulation.mode == "both" and simulation.share is None:
             yield self.wrong(
@@ -459,7 +462,7 @@ class WorkflowConfig(AlgorithmConfig):
 
 
 def has_named_actions(tree: Mapping[str, Any], overrides: Iterable[str] = ()) -> bool:
-    """Whether a JSON object, with overrides of these keys, is a DqnConfig: it names actions, or has no data.
+    """Whether a JSON object with overrides of these keys is a DqnConfig: it names actions, or has no data.
 
     An environment without data fits both workflows, unless its candidates differ from step to step.
     """

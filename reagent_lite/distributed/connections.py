@@ -47,7 +47,7 @@ class Connections:
         self._membership = membership
         self._address: Address | None = membership.worker_address if len(membership.declarations) > 1 else None
         self._server: socket | None = None
-        self._endpoints: list[Any] = []  # of each machine: address, interface, port, range of ports
+        self._endpoints: list[Any] = []  # address, interface, port and range of ports of each machine
 
     def close(self) -> None:
         """Stops listening."""

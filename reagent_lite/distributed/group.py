@@ -53,12 +53,12 @@ class ProcessRanks:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> "ProcessRanks | None":
-        """Returns the place a launcher gave this process, or None where none launched it.
+        """Returns the ranks that a launcher gave this process, or None without a launcher.
 
-        A launcher that does not number its machines is assumed to fill one after the other with equally many processes.
+        A launcher that does not number its machines is assumed to start the same number of processes on each.
 
         Raises:
-            RendezvousError: where the variables are incomplete or no integers.
+            RendezvousError: the variables are incomplete or not integers.
         """
         environment = os.environ if environment is None else environment
         if "RANK" not in environment and "LOCAL_RANK" not in environment:
@@ -68,7 +68,7 @@ class ProcessRanks:
         for name in names:
             text = environment.get(name, "")
             if not text.isdigit():
-                expected = "an integer beside the launcher's others"
+                expected = "an integer, like the launcher's other variables"
                 todo = f"Set all of {', '.join(names)}, or none"
                 raise RendezvousError(Problem(f"environment variable {name}", expected, repr(text), todo))
             values.append(int(text))
@@ -81,7 +81,7 @@ class ProcessRanks:
 
 
 def attempt_here() -> int:
-    """Returns how often the run has begun again before this start."""
+    """Returns the number of restarts of the run before this start."""
     return int(os.environ.get(ATTEMPT_VARIABLE) or 0)
 
 
@@ -89,18 +89,18 @@ class Group:
     """All processes of a run, seen from one of them.
 
     Args:
-        progress: what this process reports to its launcher; None reports nothing.
+        progress: reports this process's progress to its launcher; None reports nothing.
 
     Attributes:
-        ranks: rank and sizes, which the next four are taken from.
+        ranks: rank and sizes, with the next four attributes.
         rank: number of this process, 0 to world_size - 1.
         world_size: count of processes.
         node: number of this process's machine.
         num_nodes: count of machines.
         is_first: whether this process writes files and reports.
-        is_first_on_node: whether this process prepares what the node's processes share on its disk.
-        cores: processor cores for this process, its share of those that the machine gives to the run.
-        device: where this process computes.
+        is_first_on_node: whether this process prepares the shared files on the machine's disk.
+        cores: number of processor cores of this process, its share of the run's cores on the machine.
+        device: device of this process.
         gpus: number of GPUs over which this process divides its batches, beginning with `device`.
     """
 
@@ -124,7 +124,7 @@ class Group:
         """Reports to this process's launcher that it enters a collective; every rank does so equally often.
 
         Args:
-            step: optimizer steps done; None where that has not changed.
+            step: optimizer steps done; None if the number has not changed.
         """
         if self._progress is not None:
             self._progress.enter_collective(step)
@@ -137,17 +137,17 @@ class Group:
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        """Returns the largest of each element over ranks, in place."""
+        """Returns the elementwise maximum over ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
     def barrier(self) -> None:
-        """Waits until every rank has come here."""
+        """Waits until every rank calls it."""
         self.all_reduce(torch.zeros(1))
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """Returns the bytes of rank `source` on every rank; what other ranks give does not count."""
+        """Returns the bytes of rank `source` on every rank; data of other ranks is ignored."""
         if self.world_size == 1:
             return data or b""
         size = self.all_gather(len(data or b""))[source]
@@ -173,8 +173,8 @@ class Group:
     def gather_bytes(self, data: bytes) -> Iterator[bytes]:
         """Yields the bytes of all ranks, in their order, on rank 0, and nothing on the others.
 
-        One rank's bytes are in flight at a time, so rank 0 never holds more than the largest. Every rank must run it to
-        its end.
+        One rank's bytes are sent at a time, so rank 0 never holds more than the largest. Every rank must exhaust the
+        iterator.
         """
         for block in self.gather(_block(data)):
             yield block.numpy().tobytes()
@@ -182,13 +182,12 @@ class Group:
     def gather(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yields the tensors of all ranks, in their order, on rank 0, and nothing on the others.
 
-        Tensors live on the CPU whatever the device is, and so does what moves them. Type and number of dimensions are
-        those of every rank; the sizes of dimensions may differ. One rank's tensor is in flight at a time. Every rank
-        must run it to its end.
+        Tensors are on the CPU for any device. Type and number of dimensions are the same on every rank; the sizes of
+        dimensions may differ. One rank's tensor is sent at a time. Every rank must exhaust the iterator.
         """
         shapes = list(zip(*(self.all_gather(size) for size in tensor.shape), strict=True))
         if not self.is_first:
-            # the stride of a dimension of one may be anything, which a view as bytes does not take
+            # a dimension of size one may have any stride, which a view as bytes does not accept
             _send(tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8), 0)
             return
         yield tensor
@@ -196,7 +195,7 @@ class Group:
             yield _received(math.prod(shape) * tensor.element_size(), rank).view(tensor.dtype).view(shape)
 
     def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
-        """Returns this rank's part of what rank 0 gives; rank 0 reads one part at a time, its own first."""
+        """Returns this rank's part of rank 0's data; rank 0 reads one part at a time, its own first."""
         if not self.is_first:
             size = torch.zeros(1, dtype=torch.int64)
             dist.recv(size, 0)
@@ -211,9 +210,9 @@ class Group:
 
     @contextmanager
     def waiting_at_most(self, seconds: float, *, then: float) -> Iterator[None]:
-        """Sets how long a collective waits for its peers inside the block, and after it.
+        """Sets the timeout of collectives during the block, and after it.
 
-        Limits are long while one rank may work alone, and short otherwise.
+        Timeouts are long while one rank may work alone, and short otherwise.
         """
         self._set_timeout(seconds)
         try:
@@ -240,7 +239,7 @@ class Group:
         return wrapped
 
     def gradients_stay_local(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """Returns the context of one minibatch of a step: only the last one's backward pass averages over ranks."""
+        """Returns the context of a minibatch: only the backward pass of a step's last minibatch averages over ranks."""
         if last or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()
@@ -250,20 +249,20 @@ def rehearse(wrapped: nn.Module, loss: Callable[[], Tensor]) -> None:
     """Runs forward and backward once, so that every later backward pass adds gradients in the same order.
 
     DistributedDataParallel rebuilds its buckets after the first backward pass, in the order in which gradients became
-    ready. gloo's ring adds a bucket's parts in an order that depends on where they lie: with three processes and more
-    the first step of a process differs in its last bits from the same step taken later, as after resuming (measured).
+    ready. gloo's ring adds parts of a bucket in an order that depends on their position: with three or more processes
+    the first step of a process differs in its last bits from the same step later, as after resuming (measured).
 
     Args:
-        wrapped: what Group.wrap returned, before its first step.
+        wrapped: result of Group.wrap, before its first step.
         loss: computes a loss through `wrapped`.
     """
     parameters = list(wrapped.parameters())
-    # only gloo's sums are promised to be the same bits; a GPU's forward pass may have running statistics to spoil
+    # only gloo's sums must have the same bits; on a GPU the forward pass could change running statistics
     if not isinstance(wrapped, DistributedDataParallel) or parameters[0].device.type != "cpu":
         return
     with torch.random.fork_rng(devices=()):
-        loss()  # which makes the wrapper expect gradients
-        # a graph of its own: the order of gradients must not depend on how a batch's loss is computed
+        loss()  # makes the wrapper expect gradients
+        # a separate graph: the order of gradients must not depend on the computation of a batch's loss
         torch.stack([p.sum() for p in parameters if p.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
     for parameter in parameters:
         parameter.grad = None
@@ -300,12 +299,12 @@ def joined(
 
     Args:
         ranks: from ProcessRanks.read; a single process joins nothing.
-        device: a CUDA device adds NCCL beside gloo.
-        timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
-        gpus: the GPUs of a process without peers.
+        device: a CUDA device adds NCCL to gloo.
+        timeout_seconds: time that a process waits for its peers; Group.waiting_at_most changes it.
+        gpus: number of GPUs of a process without peers.
 
     Raises:
-        RendezvousError: not all processes came; the absent ones are named.
+        RendezvousError: some processes are missing; the message names them.
     """
     log_as(ranks.rank)
     if device.type == "cuda":
@@ -341,7 +340,7 @@ def joined(
 
 
 def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
-    """Waits for all ranks by name: the process group's own wait would not name who is missing."""
+    """Waits for all ranks by name: the process group's wait would not name the missing ranks."""
     keys = [f"arrived/{rank}" for rank in range(ranks.world_size)]
     store.set(keys[ranks.rank], "1")
     deadline = time.monotonic() + timeout.total_seconds()
@@ -355,7 +354,7 @@ def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
             missing = ", ".join(map(str, absent))
             if left <= _LOG_SECONDS:
                 raise _absent(ranks, timeout, f"no sign of rank {missing}", error) from error
-            if all(rank in absent for rank in range(ranks.rank)):  # one rank speaks for all that came
+            if all(rank in absent for rank in range(ranks.rank)):  # only the first rank that came logs it
                 machine_logger.info(
                     f"start of {counted(ranks.world_size, 'process')}: waiting for rank {missing}; "
                     f"{left - _LOG_SECONDS:.0f} s left"

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.meeting_file import Record
-from reagent_lite.distributed.network import Address, addresses, own_address, route_to
+from reagent_lite.distributed.network import Address, addresses, local_address, route_to
 from reagent_lite.distributed.store import Link, LostError, SignedStore
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.worker import WorkerProgress, awaited_ranks
@@ -167,7 +167,7 @@ class Membership:
         gloo takes the first address of an interface, IPv4 before IPv6.
         """
         wanted = self._settings.interface if self._others else None
-        default = own_address(wanted) if wanted else route_to(self.record.address, self.record.port)
+        default = local_address(wanted) if wanted else route_to(self.record.address, self.record.port)
         name = os.environ.get(GLOO_VARIABLE, "" if default is None else default.interface)
         return next((address for address in addresses() if address.interface == name), default)
 

@@ -59,7 +59,7 @@ def addresses() -> list[Address]:
     )
 
 
-def own_address(wanted: str | None) -> Address:
+def local_address(wanted: str | None) -> Address:
     """Returns the address that this machine gives to other machines.
 
     Args:
@@ -119,12 +119,12 @@ def address_for(host: str, port: int, wanted: str | None) -> Address | None:
         RendezvousError: the name does not resolve, or this machine does not have the wanted interface or address.
     """
     if wanted is not None:
-        return own_address(wanted)
+        return local_address(wanted)
     address = resolved(host, port)
     source = route_to(address, port)
     if source is not None and source.is_loopback and host != address:
         with suppress(RendezvousError):  # a machine without a network: all processes are on this machine
-            return own_address(None)
+            return local_address(None)
     return source
 
 

@@ -46,7 +46,7 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
         _common(given | {"GROUP_RANK": position.node})
         _common(total_given | {"GROUP_WORLD_SIZE": position.num_nodes})
         return Node(position.node, position.num_nodes)
-    _require_one_task_a_machine(environment)
+    _require_single_task(environment)
     name, total = _common(total_given | _numbers(environment, _COUNT) or {"num_nodes": 1})
     if total == 1:
         _refuse_lone_process(environment)
@@ -104,7 +104,7 @@ def _is_set(environment: Mapping[str, str], name: str) -> bool:
     return bool(environment.get(name)) and (not name.startswith("SLURM_") or "SLURM_STEP_ID" in environment)
 
 
-def _require_one_task_a_machine(environment: Mapping[str, str]) -> None:
+def _require_single_task(environment: Mapping[str, str]) -> None:
     # checked for the step, not for the task: if only second tasks refused, first tasks would go on in a failed step
     tasks_name = "SLURM_STEP_NUM_TASKS"
     machines_name = "SLURM_STEP_NUM_NODES"

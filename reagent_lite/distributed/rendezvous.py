@@ -27,7 +27,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
 from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership
-from reagent_lite.distributed.network import Address, addresses, connection_error, listening, own_address, resolved
+from reagent_lite.distributed.network import Address, addresses, connection_error, listening, local_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.store import ANSWER_SECONDS, Background, Link, LostError, SignedStore, reach, serve
 from reagent_lite.distributed.verdict import Compatibility, Declaration, check_compatibility
@@ -85,7 +85,7 @@ class Rendezvous:
         file = self._file
         serves = self.node.index == 0
         if self.settings.interface is not None or (serves and file is not None):
-            own_address(self.settings.interface)
+            local_address(self.settings.interface)
         if file is None:
             self._meeting_point()
         else:
@@ -160,14 +160,14 @@ class Rendezvous:
         others = list[Address]()
         if self.node.count > 1 and (file := self._file) is not None:
             self._require_free(file)
-            address = own_address(self.settings.interface)
+            address = local_address(self.settings.interface)
             port = self.settings.port
             token = secrets.token_hex(32)
             if not address.is_loopback and self.settings.interface != address.address:
                 others = [a for a in addresses() if a.interface == address.interface and a != address and a.is_routable]
         elif self.node.count > 1:
             numeric, port = self._meeting_point()
-            address = own_address(numeric)
+            address = local_address(numeric)
         server = listening(address.address, port, address.interface if others else None)
         if server.getsockname()[0] == address.address:  # not bound to the interface
             others = []
@@ -347,7 +347,7 @@ class Rendezvous:
                 if other_count is not None:
                     raise other_count
                 if first_beat is not None and state.beat != first_beat:
-                    raise RendezvousError(self._taken(state.holder))
+                    raise RendezvousError(self._duplicate(state.holder))
                 first_beat = first_beat or state.beat
                 if state.failure is not None:
                     raise _AttemptEndedError("its attempt has ended")
@@ -378,7 +378,7 @@ class Rendezvous:
         got = f"{self.node.count} on node {self.node.index} (host {self.declaration.host})"
         return RendezvousError(Problem("num_nodes", expected, got))
 
-    def _taken(self, holder: str) -> Problem:
+    def _duplicate(self, holder: str) -> Problem:
         this = self.declaration
         other = Declaration.model_validate_json(holder)
         got = f"taken by host {other.host}, pid {other.pid}; this is host {this.host}, pid {this.pid}"

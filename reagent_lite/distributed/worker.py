@@ -1,4 +1,4 @@
-"""A worker process and its launcher: signals, and files in which the worker reports its progress and its failure.
+"""Communication of a worker with its launcher: signals, and files with the worker's progress and failure.
 
 All ranks enter the same collectives in the same order, so the others wait for the rank that has entered the fewest.
 """

@@ -1,1 +1,1 @@
-"""Checks of this machine, of the share, and of the machines together."""
+"""Checks of this machine, of the share, and of all machines together."""

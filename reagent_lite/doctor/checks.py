@@ -76,7 +76,7 @@ def show(title: str, rows: list[Row]) -> None:
     if not sys.stderr.isatty():
         print(title, *map(_lines, rows), sep="\n", file=sys.stderr, flush=True)
         return
-    # imported here: a run without a terminal does not pay for it
+    # imported here: only needed with a terminal
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -17,7 +17,7 @@ from reagent_lite.data.features.normalization import check_covers, read_normaliz
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.distributed.network import addresses, listening, own_address, resolved
+from reagent_lite.distributed.network import addresses, listening, local_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import host_and_port
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
@@ -78,12 +78,12 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     if node.count == 1:
         yield skipped("network", f"one machine needs none; there are {listed}")
         return
-    address = own_address(settings.interface)
+    address = local_address(settings.interface)
     text = f"{address.interface} {address.address} of {listed}"
     if not address.is_loopback:
         yield ok("network", text)
     else:
-        yield warning("network", text, "Other machines do not reach it: name another one in rendezvous.interface")
+        yield warning("network", text, "Other machines cannot reach it: name another interface in rendezvous.interface")
     yield _host_name()
     if method.startswith("file:") and settings.port and node.index == 0:
         listening(address.address, settings.port).close()
@@ -186,7 +186,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
             yield row
         else:
             yield warning(
-                key, row.found, "This machine takes part without rows; put its shard there if it should have one"
+                key, row.found, "This machine takes part without rows; put its shard there if it should have rows"
             )
         return
     total = size_text(sum(file.size for file in files))

@@ -195,7 +195,7 @@ def _shown(
         failed(
             name,
             f"node {reader} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
-            f"Mount the same share at {folder} on every machine; or its caches are long: raise --wait to find out",
+            f"Mount the same share at {folder} on every machine; if its caches are slow, raise --wait",
         )
         for delay, reader, writer in seen
         if delay is None

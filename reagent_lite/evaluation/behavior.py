@@ -75,12 +75,12 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
     group = shards.group
     folds = fold_of(sides.hashes(copy))[copy.episode]
     numbers = np.flatnonzero(np.asarray(copy.action) >= 0)
-    own = shards.part(numbers)
+    fitted_rows = shards.part(numbers)
     propensity = np.ones(len(copy.action), np.float32)
     if problem := _problem(copy, folds[numbers], np.asarray(copy.action)[numbers], group):
         return Behavior(propensity=propensity, calibration=None, problem=problem)
     width = _width(rows, spec)
-    parts = list(_choices(rows, spread(own, _most_rows(width, spec)), folds, read, width))
+    parts = list(_choices(rows, spread(fitted_rows, _most_rows(width, spec)), folds, read, width))
     policy = fitted_policy(parts, spec, group)
     certain = 1 - _RARE / sum(shards.counts(len(numbers)))
     tally = Tally(spec.action_names)
@@ -90,9 +90,9 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
             probability = policy.probabilities(choices)
             if reader == group.rank:
                 tally.add(probability, choices.mask, choices.action)
-            taken = probability.gather(1, choices.action.unsqueeze(1)).squeeze(1)
-            stop = start + len(taken)
-            propensity[part[start:stop]] = torch.where(taken >= certain, 1.0, taken).float().numpy()
+            logged = probability.gather(1, choices.action.unsqueeze(1)).squeeze(1)
+            stop = start + len(logged)
+            propensity[part[start:stop]] = torch.where(logged >= certain, 1.0, logged).float().numpy()
             start = stop
     rows.release()
     return Behavior(propensity=propensity, calibration=tally.calibration(group))
@@ -113,10 +113,10 @@ def fit_logging_policy(
     folds = fold_of(np.asarray(copy.episode_hash))[copy.episode]
     numbers = np.arange(len(copy)) if rows.usable is None else rows.usable.cpu().numpy()
     width = _width(rows, spec)
-    own = spread(shards.part(numbers), _most_rows(width, spec))
-    parameters = fitted_policy(list(_choices(rows, own, folds, unchanged, width)), spec, shards.group).parameters.mean(
-        0
-    )
+    fitted_rows = spread(shards.part(numbers), _most_rows(width, spec))
+    parameters = fitted_policy(
+        list(_choices(rows, fitted_rows, folds, unchanged, width)), spec, shards.group
+    ).parameters.mean(0)
     weight = parameters[:-1].view(-1, spec.num_state_features + 1)
     policy.weight.copy_(weight[:, :-1])
     policy.bias.copy_(weight[:, -1])
@@ -185,11 +185,11 @@ def _problem(copy: TrainingCopy, folds: NDArray[np.int64], actions: NDArray[np.i
     if int((present > 0).sum()) < 2:
         return "there is no other episode to fit the behaviour policy to"
     if copy.action_names:
-        taken = group.all_reduce(
+        counts = group.all_reduce(
             torch.from_numpy(np.bincount(actions, minlength=len(copy.action_names)).astype(np.float64))
         )
-        if int((taken > 0).sum()) < 2:
-            return f"every row of the log has the action {copy.action_names[int(taken.argmax())]!r}"
+        if int((counts > 0).sum()) < 2:
+            return f"every row of the log has the action {copy.action_names[int(counts.argmax())]!r}"
     return ""
 
 
@@ -273,17 +273,17 @@ class FoldedSoftmax:
         """Returns the sum of -log of logged choices' probabilities, each fold's left out for it, and its gradient."""
         chosen = self.softmax(rows)
         index = rows.action.view(1, -1, 1).expand(FOLDS, -1, 1)
-        taken = chosen.gather(2, index).squeeze(2)
+        logged = chosen.gather(2, index).squeeze(2)
         share = self.explored
-        mixed = (1 - share) * taken + share * rows.uniform
+        mixed = (1 - share) * logged + share * rows.uniform
         fitted = torch.arange(FOLDS).unsqueeze(1) != rows.fold
         # by the softmax's utilities: responsibility * (softmax - logged choice)
-        responsibility = fitted * (1 - share) * taken / mixed
-        slope = chosen.scatter_add(2, index, torch.full_like(taken, -1.0).unsqueeze(2)) * responsibility.unsqueeze(2)
+        responsibility = fitted * (1 - share) * logged / mixed
+        slope = chosen.scatter_add(2, index, torch.full_like(logged, -1.0).unsqueeze(2)) * responsibility.unsqueeze(2)
         if rows.features is not None:
             slope = torch.einsum("fnk,nka->fna", slope, rows.features)
         by_weight = slope.transpose(1, 2) @ rows.state
-        by_share = (fitted * share * (1 - share) * (taken - rows.uniform) / mixed).sum(1, keepdim=True)
+        by_share = (fitted * share * (1 - share) * (logged - rows.uniform) / mixed).sum(1, keepdim=True)
         return -(fitted * mixed.log()).sum(), torch.cat((by_weight.flatten(1), by_share), 1)
 
 

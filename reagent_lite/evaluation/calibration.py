@@ -94,11 +94,11 @@ class Tally:
         """Adds rows with their estimated probabilities [n, K], choices [n, K] and logged choice [n]."""
         logged = torch.zeros_like(probability).scatter_(1, action.unsqueeze(1), 1.0)
         free = mask & (mask.sum(1, keepdim=True) > 1)
-        place = torch.bucketize(probability, probability.new_tensor(_EDGES[1:-1]))
+        bin_index = torch.bucketize(probability, probability.new_tensor(_EDGES[1:-1]))
         if len(self._names) > 1:
-            place = place + torch.arange(probability.shape[1]) * _BINS
+            bin_index = bin_index + torch.arange(probability.shape[1]) * _BINS
         values = torch.stack((probability, logged, probability * (1 - probability)), 2)
-        self._sums.index_add_(0, place[free], values[free])
+        self._sums.index_add_(0, bin_index[free], values[free])
         self._rows += len(action)
 
     def calibration(self, group: Group) -> Calibration:
@@ -108,14 +108,14 @@ class Tally:
         groups = tuple(
             CalibrationGroup(
                 action=name,
-                low=_EDGES[place],
-                high=_EDGES[place + 1],
+                low=_EDGES[bin_index],
+                high=_EDGES[bin_index + 1],
                 expected=expected,
                 observed=observed,
                 z=(observed - expected) / variance**0.5,
             )
             for name, bins in zip(self._names, sums, strict=True)
-            for place, (expected, observed, variance) in enumerate(bins)
+            for bin_index, (expected, observed, variance) in enumerate(bins)
             if variance >= _FEWEST
         )
         critical = NormalDist().inv_cdf(1 - (1 - _LEVEL) / 2 / max(len(groups), 1))

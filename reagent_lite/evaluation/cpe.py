@@ -125,6 +125,7 @@ class CPEResult:
         outcomes: "Reward" first, then metrics; empty if the page has no rows.
         overlap: diagnostics of weights, the same for every outcome; None if the page has no rows.
         weighted: whether the log has propensities, which weights need.
+        gamma: discount per step.
         level: confidence level of all intervals.
         num_episodes_left_out, num_rows_beyond_horizon: episodes and rows that the config's limits leave unscored.
     """
@@ -132,6 +133,7 @@ class CPEResult:
     outcomes: tuple[OutcomeResult, ...]
     overlap: Overlap | None
     weighted: bool
+    gamma: float
     level: float
     num_episodes_left_out: int
     num_rows_beyond_horizon: int
@@ -142,9 +144,9 @@ class CPEResult:
         return None if self.overlap is None else self.overlap.calibration
 
     @property
-    def one_step(self) -> bool:
-        """Whether every scored episode is a single row, so that its reward is its return."""
-        return self.overlap is not None and self.overlap.horizon == 1
+    def by_row(self) -> bool:
+        """Whether rows are compared by their rewards: nothing later counts, or every scored episode is a single row."""
+        return self.overlap is not None and (self.gamma == 0 or self.overlap.horizon == 1)
 
 
 def evaluate_page(
@@ -206,6 +208,7 @@ def evaluate_page(
         outcomes=tuple(outcomes),
         overlap=overlap,
         weighted=not set(WEIGHTED) <= set(missing),
+        gamma=gamma,
         level=config.confidence_level,
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,

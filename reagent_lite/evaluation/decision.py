@@ -91,20 +91,19 @@ class Comparison:
 def compared(result: CPEResult, *, simulated: Interval | None = None, decides: bool = True) -> Iterator[Comparison]:
     """Yields comparisons with the logged policy's value; that of the reward's return decides.
 
-    If every episode is a single row, its reward is its return and is estimated only once, as a reward.
+    Only the reward per row is compared if nothing later counts (gamma 0) or every episode is a single row.
 
     Args:
         result: result of the evaluated policy.
         simulated: discounted return in simulation, if it is comparable.
         decides: false if the decision rests on the comparison with another model instead.
     """
-    one_step = result.one_step
     for index, outcome in enumerate(result.outcomes):
         families = zip((outcome.sequential, outcome.one_step), _UNITS[index > 0], strict=True)
         for by_row, (family, unit) in enumerate(families):
-            if one_step and not by_row:
+            if result.by_row and not by_row:
                 continue
-            first = not index and by_row == one_step
+            first = not index and by_row == result.by_row
             yield Comparison(
                 outcome=_title(index, outcome.name),
                 unit=unit,
@@ -117,21 +116,21 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
             )
 
 
-def compared_models(differences: Mapping[str, Sequence[Estimate]], *, one_step: bool) -> Iterator[Comparison]:
+def compared_models(differences: Mapping[str, Sequence[Estimate]], *, by_row: bool) -> Iterator[Comparison]:
     """Yields comparisons of two models; that of the reward's return decides.
 
     Args:
         differences: result of `cpe.differences`.
-        one_step: whether every episode is a single row.
+        by_row: see `CPEResult.by_row`.
     """
     for index, (name, estimates) in enumerate(differences.items()):
         for sequential, unit in zip((True, False), _UNITS[index > 0], strict=True):
-            if one_step and sequential:
+            if by_row and sequential:
                 continue
             yield Comparison(
                 outcome=_title(index, name),
                 unit=unit,
-                decides=not index and sequential != one_step,
+                decides=not index and sequential != by_row,
                 reference_name=OTHER,
                 reference=None,
                 rows=tuple(row for row in estimates if ESTIMATORS[row.name].sequential == sequential),
@@ -191,7 +190,7 @@ def evidence_of(
     """
     comparisons: list[Comparison] = []
     if result is not None:
-        against = [*compared_models(differences or {}, one_step=result.one_step)]
+        against = [*compared_models(differences or {}, by_row=result.by_row)]
         simulated = None if played is None else estimated.simulated(played)
         comparisons = [*compared(result, simulated=simulated, decides=not against), *against]
     return Evidence(

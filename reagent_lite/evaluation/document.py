@@ -19,7 +19,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
-_NOT_WRITTEN = ("basis", "weighted")
+_NOT_WRITTEN = ("basis", "weighted", "gamma")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """Figures of the overlap that do not rest on weights."""
 

@@ -66,8 +66,8 @@ class TrainEvalLogs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """Scored episodes of all machines, and this process's rows of them.
+class ScoredEpisodes:
+    """ScoredEpisodes episodes of all machines, and this process's rows of them.
 
     Attributes:
         hashes: [n] hashes of the scored episodes of all machines, ascending; the same on every rank.
@@ -84,7 +84,9 @@ class Scored:
     notes: tuple[str, ...]
 
 
-def scored_episodes(sides: TrainEvalLogs, settings: EvaluationConfig, seed: int, *, few: bool = False) -> Scored:
+def scored_episodes(
+    sides: TrainEvalLogs, settings: EvaluationConfig, seed: int, *, few: bool = False
+) -> ScoredEpisodes:
     """Returns the scored episodes, and this rank's rows of them; every rank calls it.
 
     Whole episodes are scored, and models are fitted to the others. Eval episodes that are in no machine's training data
@@ -115,7 +117,7 @@ def scored_episodes(sides: TrainEvalLogs, settings: EvaluationConfig, seed: int,
     scored_here[candidates.numbers] = np.isin(candidates.hashes, hashes) & ~flags.copied
     numbers = shards.part(np.flatnonzero(scored_here[copy.episode]))
     codes = sides.hashes(copy).view(np.int64)
-    return Scored(
+    return ScoredEpisodes(
         hashes=hashes,
         numbers=numbers,
         episode=codes[copy.episode[numbers]],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reagent_lite.algorithms.cpe_heads import Policy
+from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.facts import content_of
@@ -220,7 +220,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
     exported = isinstance(policy, ExportedModel)
     if isinstance(policy, ExportedModel):
         choices = Choices(policy.bundle, copy.state_ids, copy.action_names, copy.action_ids)
-        probabilities: Policy = ExportedPolicy(policy, config, choices)
+        probabilities: PolicyProbabilities = ExportedPolicy(policy, config, choices)
         rows = log.evaluated
         reading = policy.reading
     else:

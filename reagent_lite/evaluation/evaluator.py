@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, Policy
+from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.console import progress, with_progress
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -134,7 +134,7 @@ class PolicyEvaluator:
     def __init__(
         self,
         log: EvaluationRows,
-        policy: Policy,
+        policy: PolicyProbabilities,
         heads: CPEHeads,
         *,
         title: str = "the policy",
@@ -271,7 +271,7 @@ class PolicyEvaluator:
         """Numbers of the scored rows in the order of a page."""
         return np.argsort(self.log.split.scored.episode, kind="stable")
 
-    def _remembered(self, source: LoggedSource) -> Policy:
+    def _remembered(self, source: LoggedSource) -> PolicyProbabilities:
         """Returns a policy that looks up the probabilities at the next states of the source's last batch."""
         numbers = self.log.fit_rows.usable
         assert numbers is not None

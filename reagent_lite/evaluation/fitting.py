@@ -19,7 +19,7 @@ from reagent_lite.algorithms.cpe_heads import (
     FEWEST_STEPS,
     CPEHeads,
     EarlyStopping,
-    Policy,
+    PolicyProbabilities,
     fit_heads,
 )
 from reagent_lite.algorithms.optimizers import optimizer_class
@@ -28,7 +28,7 @@ from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group, rehearse
-from reagent_lite.evaluation.episodes import Scored, TrainEvalLogs, spread
+from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs, spread
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import TransitionBatch
@@ -51,7 +51,7 @@ class Split:
         checked: [m] row numbers of this process.
     """
 
-    scored: Scored
+    scored: ScoredEpisodes
     fitted: NDArray[np.int64]
     checked: NDArray[np.int64]
 
@@ -70,7 +70,7 @@ class Learning:
 
 
 def split_log(
-    sides: TrainEvalLogs, scored: Scored, settings: EvaluationConfig, learning: Learning | None = None
+    sides: TrainEvalLogs, scored: ScoredEpisodes, settings: EvaluationConfig, learning: Learning | None = None
 ) -> Split:
     """Divides the episodes of a log; every rank calls it.
 
@@ -190,7 +190,7 @@ class PolicyModels:
         rehearse(self._wrapped, lambda: self._wrapped(*rows)[0])
 
     def fit(
-        self, batches: Iterable[TransitionBatch], policy: Policy, checked: Sequence[Asked] = ()
+        self, batches: Iterable[TransitionBatch], policy: PolicyProbabilities, checked: Sequence[Asked] = ()
     ) -> dict[str, float]:
         """Takes one optimizer step per batch and returns the mean losses of all ranks.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reagent_lite.algorithms.cpe_heads import Policy
+from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate import COLUMN, LOGGED, UNIFORM, EvaluateConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
@@ -49,7 +49,7 @@ class GivenPolicy:
         words = {UNIFORM: "uniform over the possible actions", LOGGED: "the logging policy"}
         return words.get(self.path, f"probabilities in column {self.column}")
 
-    def on(self, log: EvaluationRows, column: PolicyColumn | None) -> tuple[EvaluationRows, Policy]:
+    def on(self, log: EvaluationRows, column: PolicyColumn | None) -> tuple[EvaluationRows, PolicyProbabilities]:
         """Returns the log with the policy's input appended to its states, and the policy.
 
         Args:
@@ -66,7 +66,7 @@ class GivenPolicy:
             values = column.values
             unknown = _unknown_next(copy)
             split = log.split
-            policy: Policy = partial(_complete, width)
+            policy: PolicyProbabilities = partial(_complete, width)
         else:
             values = np.concatenate((column.values, np.asarray(copy.action)[:, None]), 1, dtype=np.float32)
             reason = "only the probability of the logged action is known, so no model is fitted to the policy"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, Policy
+from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.sums import EpisodeTable
@@ -117,7 +117,7 @@ def build_page(
     batches: Iterable[TransitionBatch],
     episodes: NDArray[np.int64],
     *,
-    policy: Policy,
+    policy: PolicyProbabilities,
     models: CPEHeads | None,
     metric_names: tuple[str, ...] = (),
 ) -> EvaluationPage:
@@ -253,7 +253,9 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
-def _page_of(batch: TransitionBatch, policy: Policy, models: CPEHeads | None, names: tuple[str, ...]) -> EvaluationPage:
+def _page_of(
+    batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None, names: tuple[str, ...]
+) -> EvaluationPage:
     outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
     if models is None:
         reward_model = q_values = outcomes.new_zeros(*batch.actions.mask.shape, len(names))

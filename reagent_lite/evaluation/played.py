@@ -166,6 +166,8 @@ class EstimatedReturn:
         """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""
         if self.by_time:
             yield "Estimates discount by time_diff, as the model was trained, simulated returns by steps."
+        if self.gamma == 0 and self.longest > 1:
+            yield "With gamma 0 estimates are of the reward per row, simulated returns are rewards of a first step."
         if played.longest > self.horizon and self.gamma**self.horizon > _NEGLIGIBLE:
             yield (
                 f"Estimates count {self.horizon:,} steps of an episode (evaluation.max_horizon), simulated episodes "

@@ -1,13 +1,12 @@
-"""Exported models: writing them checked, and loading them without the rest of the package.
+"""Exported models: written and checked here, and loaded without the rest of the package.
 
-Importing this package imports no torch: a machine that serves a model needs numpy
-and onnxruntime only. What writes a bundle is imported from `reagent_lite.export.predictor` and
-`reagent_lite.export.writer`.
+Importing this package does not import torch: a machine that serves a model needs numpy and onnxruntime only. Import
+`reagent_lite.export.predictor` and `reagent_lite.export.writer` to write a bundle.
 """
 
 import os
 
-# onnxruntime reads it when it is imported; it would open a database in the user's cache and send what is in it
+# read by onnxruntime at import; by default it opens a database in the user's cache and sends the contents
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 

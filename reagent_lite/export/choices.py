@@ -1,4 +1,4 @@
-"""An exported model on rows with another order of columns and actions than its own, and in environments."""
+"""An exported model for rows with another order of columns and actions, and for environments."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from reagent_lite.export.bundle import Bundle, Prediction
 from reagent_lite.sim.spec import EnvSpec
 
 CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
-"""The choices of a model in words, by whether it is parametric."""
+"""Kinds of choices in words, indexed by `parametric`."""
 
 
 class Choices:
@@ -21,9 +21,9 @@ class Choices:
 
     Args:
         bundle: the model.
-        state_ids: features of the rows' states, by column.
-        action_names: the rows' actions in their order; of candidates they are not read.
-        action_ids: features of the rows' candidates, by column.
+        state_ids: feature ids of the rows' states, by column.
+        action_names: names of the rows' actions, in order; not used with candidates.
+        action_ids: feature ids of the rows' candidates, by column.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Choices:
 
     @classmethod
     def in_simulation(cls, bundle: Bundle, spec: EnvSpec) -> "Choices":
-        """Returns the choices of a bundle without `misfits` in an environment."""
+        """Returns the choices of a bundle in an environment; `misfits` must be empty."""
         return cls(bundle, range(spec.observation_size), spec.action_names, range(spec.action_feature_size))
 
     def __call__(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
-        """Returns the predictions for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
+        """Returns predictions for state [N, S], mask [N, K] and features [N, K, F] of candidates.
 
         Raises:
-            BundleError: an infinite feature.
+            BundleError: a feature is infinite.
         """
         values = in_order(state.cpu().numpy(), self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
         allowed = None if mask is None else mask.cpu().numpy()
@@ -58,51 +58,51 @@ class Choices:
         return replace(
             prediction,
             q=prediction.q[:, self._order],
-            greedy=np.append(inverse, -1)[prediction.greedy],  # -1, where nothing is allowed, stays
+            greedy=np.append(inverse, -1)[prediction.greedy],  # -1 stays -1
             propensities=prediction.propensities[:, self._order],
             mask=prediction.mask[:, self._order],
         )
 
     def values(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns the values [N, K] of what environments show; -inf for a choice that the model does not take."""
+        """Returns values [N, K] for an environment; -inf for a choice that the model does not take."""
         prediction = self(state, mask, features)
         q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
         return torch.from_numpy(q).to(state.device)
 
     def logarithms(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns the logarithms [N, K] of the model's probabilities: at temperature 1 their softmax is these."""
+        """Returns the logarithms [N, K] of the model's probabilities, whose softmax are these probabilities."""
         probabilities = torch.from_numpy(self(state, mask, features).propensities)
         return probabilities.log().float().to(state.device)
 
 
 def kind_of(*, parametric: bool) -> str:
-    """Returns which kind of model decides so, in words."""
+    """Returns the kind of a model in words."""
     return f"a model of {CHOICES[parametric]}"
 
 
 def several_types(spec: EnvSpec, where: str) -> list[Problem]:
-    """Returns the problem of an environment whose agents are of several types, where one policy plays them all."""
+    """Returns a problem if agents of an environment have several types, which one policy cannot play."""
     if len(spec.agent_type_names) == 1:
         return []
     got = f"{spec.name} with {' and '.join(spec.agent_type_names)}"
-    advice = "A training run plays all types together: simulation.policies says who plays which"
-    return [Problem(where, "an environment whose agents are of one type", got, advice)]
+    advice = "Use a training run, which plays all types together: simulation.policies names the policy of each type"
+    return [Problem(where, "an environment with one type of agents", got, advice)]
 
 
 def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
-    """Returns why a model cannot play in an environment, nothing where it can.
+    """Returns the reasons why a model cannot play in an environment.
 
-    Names of actions may stand in another order; of the features a model reads, the environment must show every one.
+    The names of actions may have another order. The environment must have every feature that the model reads.
 
     Args:
         bundle: the model.
         spec: the environment.
-        where: what the model is called in messages.
+        where: name of the model in messages.
     """
     problems = []
-    advice = f"Play where it was trained, or train in {spec.name}"
+    advice = f"Use the environment that it was trained in, or train in {spec.name}"
     if spec.candidates and not bundle.parametric:
-        expected = f"{kind_of(parametric=True)}, for {spec.name} has candidates that differ from step to step"
+        expected = f"{kind_of(parametric=True)}, as {spec.name} has candidates that differ from step to step"
         problems.append(Problem(where, expected, kind_of(parametric=False), advice))
     elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
         problems.append(

@@ -1,7 +1,7 @@
-"""The contents of a bundle besides the model: its origin, its evaluation, and the rows it is checked on."""
+"""The contents of a bundle besides the model: origin, evaluation, and rows to check it on."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,17 +9,15 @@ from numpy.typing import NDArray
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.item_table import ItemTable
 
-DEFAULT_FORMATS: Final = ("onnx", "torchscript", "safetensors")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """Raw rows like those the model will be given, for example rows of the evaluation data.
+    """Raw rows like those that the model will see, for example rows of the evaluation data.
 
     Attributes:
         values: [N, F] float32 state features, NaN where missing, N at least 1.
-        candidates: [N, K, F'] float32 with NaN where missing (parametric), or None.
-        mask: [N, K] bool, the choices that exist and are allowed; None where all are.
+        candidates: [N, K, F'] float32, NaN where missing (parametric), or None.
+        mask: [N, K] bool, the choices that exist and are allowed; None if all are.
     """
 
     values: NDArray[np.float32]
@@ -42,16 +40,15 @@ class BundleContent:
         normalization: {"state": ..., "action": ...}, each {feature id: JSON string of parameters}.
         config: the resolved config.
         evaluation: the evaluation's results; NaN and infinity are written as null.
-        decision, findings: what to do with the policy, and the results, in Markdown for the model card; empty where
-            nothing was evaluated.
+        decision, findings: the advice on the policy, and the results, in Markdown for the model card; empty without an
+            evaluation.
         steps: optimizer steps taken.
         data_hash: hash of the training data.
         config_hash: hash of the resolved config.
         versions: {"reagent-lite": ..., "torch": ..., ...}.
         git_revision: revision of the working tree, if there is one.
-        tolerance: how far an exported q may be from the live one.
+        tolerance: largest difference between an exported q and the live one.
         sample: raw rows for golden.json and for the check.
-        formats: names in `FORMATS`.
         score: meaning of q.
         items: the item table that candidates may be named by, or None.
     """
@@ -69,6 +66,5 @@ class BundleContent:
     sample: SampleRows
     decision: str = ""
     findings: str = ""
-    formats: tuple[str, ...] = DEFAULT_FORMATS
     score: str = "value"
     items: ItemTable | None = None

@@ -1,8 +1,6 @@
-"""Export formats: one entry each, with how it is written and how it is read back for the check.
+"""Export formats: each entry writes a file, and reads it back for the check.
 
-    predictor ─► write ─► file ─► replay ─► (q of the live predictor, q of the file) ─► writer.py
-
-TorchScript takes 0.1 s, PT2 1 to 2 s, ONNX and safetensors less.
+predictor ─► write ─► file ─► replay ─► (q of the live predictor, q of the file) ─► writer.py
 """
 
 import copy
@@ -26,8 +24,8 @@ from reagent_lite.export.tolerance import compare_choices
 from reagent_lite.export.torchscript import replay_torchscript, write_torchscript
 from reagent_lite.rl.policies import TargetPolicy
 
-_OWN_PACKAGES: Final = ("reagent_lite", "torch")
-"""Where the modules of a predictor without a user's network are from."""
+_KNOWN_PACKAGES: Final = ("reagent_lite", "torch")
+"""Packages of all modules of a predictor, unless it has a user's network."""
 _EXAMPLE: Final = {"rows": 3, "candidates": 2}
 
 
@@ -38,7 +36,7 @@ class ExportFormat:
     Attributes:
         file: name in the bundle.
         write: writes the predictor to a path.
-        replay: reads the file. Both raise BundleError where the file contradicts itself or lacks something.
+        replay: reads the file. Both raise BundleError if the file contradicts itself or is incomplete.
     """
 
     file: str
@@ -47,12 +45,12 @@ class ExportFormat:
 
 
 def _write_onnx(predictor: Predictor, path: Path) -> None:
-    """Writes the whole predictor as one ONNX file with dynamic batch (and candidate) axes."""
+    """Writes the whole predictor as one ONNX file; the numbers of rows and candidates may vary."""
     from reagent_lite.export.onnx_graph import OPSET, onnx_model
 
     inputs = predictor.inputs
     outputs = predictor.outputs
-    if all(type(module).__module__.partition(".")[0] in _OWN_PACKAGES for module in predictor.modules()):
+    if all(type(module).__module__.partition(".")[0] in _KNOWN_PACKAGES for module in predictor.modules()):
         path.write_bytes(onnx_model(predictor, _example(predictor), inputs=inputs, outputs=outputs).SerializeToString())
         return
     axes = {
@@ -86,13 +84,13 @@ def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
 
 
 def _write_safetensors(predictor: Predictor, path: Path) -> None:
-    """Writes parameters and buffers of scorer and restriction: `network.*`, `head.*`, with BCQ `behavior_cloning.*`."""
+    """Writes the tensors of scorer and restriction: `network.*`, `head.*`, with BCQ `behavior_cloning.*`."""
     weights = {name: tensor.clone().contiguous() for name, tensor in _weights(predictor).items()}
-    path.write_bytes(save(weights))  # safetensors' own save_file makes a file that only its owner can read
+    path.write_bytes(save(weights))  # safetensors.torch.save_file makes a file that only its owner can read
 
 
 def _replay_safetensors(predictor: Predictor, path: Path) -> Replay:
-    """Puts the file's weights in the place of a copy's own, all of them."""
+    """Loads the file's weights into a copy of the predictor; none may be missing."""
     restored = copy.deepcopy(predictor)
     saved = load_file(path)
     restored_weights = _weights(restored)
@@ -103,37 +101,15 @@ def _replay_safetensors(predictor: Predictor, path: Path) -> Replay:
     return _replay(predictor, path.name, lambda inputs: restored(*inputs))
 
 
-def _write_pt2(predictor: Predictor, path: Path) -> None:
-    """Writes a torch.export archive. On request only: torch.export.load may execute pickles, so trust the sender."""
-    names = {name: torch.export.Dim(name) for name in _EXAMPLE}
-    shapes = tuple(
-        {dimension: names[axis] for dimension, axis in enumerate(axes) if isinstance(axis, str)}
-        for axes in predictor.inputs.values()
-    )
-    with _torch_deprecates_itself():
-        program = torch.export.export(predictor, _example(predictor), dynamic_shapes=shapes, strict=False)
-        for module in program.graph_module.modules():
-            for node in getattr(module, "graph", program.graph).nodes:
-                node.meta.pop("stack_trace", None)  # paths of the writing machine
-        torch.export.save(program, path)
-
-
-def _replay_pt2(predictor: Predictor, path: Path) -> Replay:
-    with _torch_deprecates_itself():
-        module = torch.export.load(path).module()
-    return _replay(predictor, path.name, lambda inputs: module(*inputs))
-
-
 FORMATS: Final = {
     "onnx": ExportFormat("model.onnx", _write_onnx, _replay_onnx),
     "torchscript": ExportFormat("model.torchscript", write_torchscript, replay_torchscript),
     "safetensors": ExportFormat("weights.safetensors", _write_safetensors, _replay_safetensors),
-    "pt2": ExportFormat("model.pt2", _write_pt2, _replay_pt2),
 }
 
 
 def _example(predictor: Predictor) -> Inputs:
-    """Returns inputs of 3 rows (and 2 candidates) with all features absent, to export with."""
+    """Returns inputs of 3 rows (and 2 candidates) without any features."""
     shapes = {
         name: [_EXAMPLE[axis] if isinstance(axis, str) else axis for axis in axes]
         for name, axes in predictor.inputs.items()
@@ -149,7 +125,7 @@ def _weights(predictor: Predictor) -> dict[str, Tensor]:
 
 
 def _replay(predictor: Predictor, file: str, served: Callable[[Inputs], Outputs]) -> Replay:
-    """Returns the replay of a file with the predictor's own outputs, whose decision must follow from its own q."""
+    """Returns the replay of a file that has all outputs of the predictor; its decisions must follow from its q."""
 
     def replay(inputs: Inputs) -> Pair:
         q, greedy, propensities, choices = (output.numpy() for output in served(inputs))
@@ -169,7 +145,7 @@ def _check_decision(
     mask: NDArray[np.bool_],
     policy: TargetPolicy,
 ) -> None:
-    """Raises BundleError unless choice and propensities follow from q, both computed again in float64."""
+    """Raises BundleError unless choice and propensities, computed from q in float64, are those given."""
     allowed = np.where(mask, q.astype(np.float64), -np.inf)
     choice = np.where(mask.any(1), allowed.argmax(1), -1)
     wrong = np.flatnonzero(choice != greedy)
@@ -185,7 +161,7 @@ def _check_decision(
 
 @contextmanager
 def _strictly_traced() -> Iterator[None]:
-    """Refuses branches on values of tensors outside torch and this package, of which a trace keeps one side only."""
+    """Refuses branches on values of tensors outside torch and this package: a trace keeps only one side of them."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # attention as operations that ONNX has
     try:
@@ -200,11 +176,3 @@ def _strictly_traced() -> Iterator[None]:
             where = f"{Path(warning.filename).name}:{warning.lineno}"
             expected = "no branches on values of tensors"
             raise BundleError(Problem(where, expected, str(warning.message).partition(". ")[0]))
-
-
-@contextmanager
-def _torch_deprecates_itself() -> Iterator[None]:
-    """Silences torch's warning of a function that torch itself calls."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-        yield

@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what the model reads, decides and was measured to be worth, for someone who has only the folder."""
+"""MODEL_CARD.md: inputs, decisions and measured value of a model, for a reader who has only the folder."""
 
 import json
 import re
@@ -14,19 +14,19 @@ _USE: Final = """```python
 from reagent_lite import load_bundle
 
 bundle = load_bundle("model")
-found = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
-found.greedy  # {greedy}
-found.draw()  # drawn as the policy says: index and propensity, to log with the decision
+prediction = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
+prediction.greedy  # {greedy}
+prediction.draw()  # drawn from the policy: index and propensity, to log with the decision
 ```
 
-Loading compares every byte with `manifest.json` and needs only numpy and onnxruntime. Other languages run `model.onnx`
-in an ONNX runtime:
+Loading compares every byte with `manifest.json` and needs only numpy and onnxruntime. Programs in other languages run
+`model.onnx` in an ONNX runtime:
 
-| tensor | type | shape | what |
+| tensor | type | shape | meaning |
 |---|---|---|---|
 {tensors}
 
-or load `model.torchscript`: `forward({pairs})` returns {returned}; it refuses infinity."""
+or load `model.torchscript`: `forward({pairs})` returns {returned}. It refuses infinity."""
 _TENSORS: Final = {
     "values": ("float32", "state features in the order below; NaN where missing"),
     "presence": ("bool", "false where a state feature is missing"),
@@ -34,24 +34,24 @@ _TENSORS: Final = {
     "action_presence": ("bool", "false where a candidate's feature is missing"),
     "action_mask": ("bool", "true where a choice exists and is allowed"),
     "q": ("float32", "{score} of each choice, allowed or not"),
-    "greedy": ("int64", "index of the largest q among `choices`, -1 where there is none"),
-    "propensities": ("float32", "probability with which the policy takes each choice"),
+    "greedy": ("int64", "index of the largest q among `choices`; -1 if there is none"),
+    "propensities": ("float32", "probability that the policy takes each choice"),
     "choices": ("bool", "true where the policy may take a choice"),
 }
 _CODES: Final = (
     "`load_bundle` takes the texts of categories. In tensors of `model.onnx` and `model.torchscript` a level is its "
-    "code, and every other number is other: in none of the columns."
+    "code; any other number counts as other and has no column."
 )
 _LIMITS: Final = (
-    "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. Ties go to the lowest index. A row "
-    "without an allowed choice gives choice -1. Off-policy estimates hold for the logged population and horizon: "
+    "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. The lowest index wins a tie. A row "
+    "without an allowed choice gets choice -1. Off-policy estimates hold for the logged population and horizon: "
     "read their intervals and verdicts before the point estimates. The hashes protect against damage, not against "
-    "an author with intent."
+    "deliberate changes."
 )
 
 
 def model_card(predictor: Predictor, content: BundleContent) -> str:
-    """Returns the card as Markdown."""
+    """Returns the card in Markdown."""
     sections = {
         "Use": _use(predictor, content),
         "Choices": _choices(predictor, content.items),
@@ -84,10 +84,10 @@ def _use(predictor: Predictor, content: BundleContent) -> str:
     return _USE.format(
         state=state,
         candidates=f", [[{{{first}}}, {{{second}}}]]" if predictor.parametric else "",
-        greedy="place in the row's list" if predictor.parametric else "place in bundle.action_names",
+        greedy="index in the row's list" if predictor.parametric else "index in bundle.action_names",
         tensors="\n".join(rows),
         pairs=", ".join(f"({values}, {presence})" for values, presence in zip(names[::2], names[1::2], strict=True)),
-        returned='["Q"] and q [rows, 1], of one row for each pair of state and candidate'
+        returned='["Q"] and q [rows, 1], one row for each pair of state and candidate'
         if predictor.parametric
         else "the names of the actions and q",
     )
@@ -97,27 +97,27 @@ def _choices(predictor: Predictor, items: ItemTable | None) -> str:
     if not predictor.parametric:
         return "\n".join(f"{i}. {_code(name)}" for i, name in enumerate(predictor.action_names))
     ids = ", ".join(plain(str(feature)) for feature in predictor.action_feature_ids)
-    features = f"A list of candidates per row, of any length, each with the features, in this order: {ids}."
+    features = f"Each row has a list of candidates of any length. Features of a candidate, in this order: {ids}."
     if items is None:
         return features
     return (
         f"{features}\n\nCandidates may be given by id: {counted(len(items), 'item')} in `{ITEMS_FILE}`, hash "
-        f"`{items.sha256}`, such as {plain(listed(items.ids))}. `predict_rows` takes lists of ids, and without lists "
-        "chooses among all items, whose places are those of `bundle.items.ids`."
+        f"`{items.sha256}`, such as {plain(listed(items.ids))}. `predict_rows` takes lists of ids. Without lists it "
+        "chooses among all items, and its indices are those of `bundle.items.ids`."
     )
 
 
 def _policy(predictor: Predictor) -> str:
     drawn = (
-        f"{str(predictor.policy).capitalize()}, over the allowed choices. `propensities` are its probabilities, "
-        "`draw` and `bundle.act` draw from them, and the evaluation below is of it."
+        f"{str(predictor.policy).capitalize()}, over the allowed choices. `propensities` are its probabilities; "
+        "`draw` and `bundle.act` draw from them. The evaluation below is that of this policy."
     )
     if predictor.threshold is None:
         return drawn
     return (
-        f"{drawn} Allowed are, of the choices that are open, those that a model of the log finds at least "
-        f"{predictor.threshold:g} times as likely as the likeliest of them (BCQ): `choices` of `model.onnx`. q of the "
-        "others is given but was not learned for use; `model.torchscript` lowers it by 1e10."
+        f"{drawn} A choice is allowed if a model of the log finds it at least {predictor.threshold:g} times as likely "
+        "as the likeliest open choice (BCQ): see `choices` of `model.onnx`. q of the other choices was not learned for "
+        "use; `model.torchscript` lowers it by 1e10."
     )
 
 
@@ -125,11 +125,11 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     rows = []
     categories = []
     for name in map(str, ids):
-        known = json.loads(parameters.get(name, "{}"))
-        levels = known.get("levels") or ()
-        kind = f"{counted(len(levels), 'level')}, as texts" if levels else known.get("feature_type", "")
+        feature = json.loads(parameters.get(name, "{}"))
+        levels = feature.get("levels") or ()
+        kind = f"{counted(len(levels), 'level')}, as texts" if levels else feature.get("feature_type", "")
         rows.append(f"| {plain(name)} | {kind} |")
-        codes = zip(levels, known.get("possible_values") or (), strict=False)
+        codes = zip(levels, feature.get("possible_values") or (), strict=False)
         categories += [f"| {plain(name)} | {_code(level)} | {code!r} |" for level, code in codes]
     table = "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
     if not categories:
@@ -155,20 +155,20 @@ def _origin(content: BundleContent) -> str:
 
 
 def _code(text: str) -> str:
-    """Returns a code span that shows the text as it is, on one line."""
+    """Returns a code span of the text on one line."""
     line = " ".join(text.split())
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
 
 
 def plain(text: str) -> str:
-    """Returns the text with what Markdown or HTML would read as markup escaped, on one line."""
+    """Returns the text on one line, with markup of Markdown and HTML escaped."""
     line = escape(" ".join(text.split()), quote=False)
     return re.sub(r"[\\`*\[\]|~:]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", line)
 
 
 def _example(ids: tuple[int, ...], parameters: dict[str, str], value: float) -> str:
-    """Returns the first feature with a value, as in a map of Python."""
+    """Returns the first feature with a value, as an entry of a Python dict."""
     if not ids:
         return ""
     levels = json.loads(parameters.get(str(ids[0]), "{}")).get("levels") or ()

@@ -1,4 +1,4 @@
-"""A newer item table in the place of the one that a model was exported with."""
+"""Replaces the item table that a model was exported with by a newer one."""
 
 from reagent_lite.data.rows.items import read_items
 from reagent_lite.errors import BundleError, Problem, raise_any
@@ -6,17 +6,17 @@ from reagent_lite.export.bundle import Bundle
 
 
 def with_items_of(bundle: Bundle, path: str | None) -> Bundle:
-    """Returns the model with the item table at a path, or as it is for None.
+    """Returns the model with the item table at a path; with None, the model itself.
 
     Raises:
         DataError: see `read_items`.
-        BundleError: the model has no items, or reads a feature that the table lacks, or texts where the table has
-            numbers, or the other way round.
+        BundleError: the model has no items, the table lacks a feature that the model reads, or a feature is a text in
+            one and a number in the other.
     """
     if path is None:
         return bundle
     if bundle.items is None:
-        todo = "Leave items out, and give candidates by their features"
+        todo = "Leave items out, and describe candidates by their features"
         raise BundleError(Problem("items", "nothing, as the model was trained without data.items", path, todo))
     items = read_items(path, bundle.item_id)
     texts = bundle.levels["action"]

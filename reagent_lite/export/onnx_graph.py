@@ -1,9 +1,9 @@
-"""A predictor with a network of this package as an ONNX graph: a node or a few for every torch call.
+"""A predictor with a network of this package as an ONNX graph: one or a few nodes for every torch call.
 
-    module ─► torch.fx: its calls, inner modules opened ─► run on an example, for types ─► _CALLS ─► onnx.helper
+    module ─► torch.fx: all its calls ─► run on an example, for types ─► _CALLS ─► onnx.helper
 
-torch's own exporter writes networks of users, of any calls, and takes longer (formats.py). A call that is not in _CALLS
-is added there. The written file is compared with the module in writer.py.
+torch's own exporter writes users' networks, with any calls, and takes longer (formats.py). A missing call is added to
+_CALLS. writer.py compares the written file with the module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +35,13 @@ def onnx_model(
     """Returns the ONNX model of a module, checked by onnx.
 
     Args:
-        module: in evaluation mode, on the CPU; its forward pass branches on no value of a tensor.
+        module: in evaluation mode, on the CPU; its forward pass does not branch on values of tensors.
         example: an input for each argument of `forward`.
-        inputs: {argument of `forward`: its axes}; an axis is its size, or a name where the size varies.
-        outputs: {name: axes} of what `forward` returns, in its order.
+        inputs: {argument of `forward`: its axes}; an axis is a size, or a name if the size varies.
+        outputs: {name: axes} of the results of `forward`, in their order.
 
     Raises:
-        NotImplementedError: a call is not in _CALLS, or not with its arguments.
+        NotImplementedError: _CALLS lacks a call, or does not support its arguments.
     """
     writer = _Writer(module)
     results = writer.run(*example)
@@ -60,7 +60,7 @@ def onnx_model(
 
 
 class _Calls(Tracer):
-    """Opens torch's own modules too, so that only calls of functions are left."""
+    """Traces into torch's own modules too, so that only calls of functions are left."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return False
@@ -70,9 +70,9 @@ class _Writer(Interpreter):
     """Runs the calls of a module and writes each as ONNX nodes.
 
     Attributes:
-        nodes, constants: the nodes and constants of the graph so far.
-        value: result of the call that is being written.
-        returned: what the module returns.
+        nodes, constants: nodes and constants of the graph so far.
+        value: result of the current call.
+        returned: results of the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -125,11 +125,11 @@ class _Writer(Interpreter):
         return name
 
     def ints(self, *values: int) -> str:
-        """Adds a constant list, of axes or of places on an axis, and returns its name."""
+        """Adds a constant list of axes or indices and returns its name."""
         return self.constant(values, torch.int64)
 
     def operand(self, argument: Any, dtype: torch.dtype | None = None) -> str:
-        """Returns the name of a tensor or number in a type, by default that of the call's result."""
+        """Returns the name of a tensor or number, cast to a type; by default that of the call's result."""
         dtype = dtype or self.value.dtype
         if not isinstance(argument, Node):
             return self.constant(argument, dtype)
@@ -137,7 +137,7 @@ class _Writer(Interpreter):
         return name if self.env[argument].dtype == dtype else self.add("Cast", name, to=_TYPES[dtype])
 
     def sizes(self, sizes: Sequence[Any]) -> str:
-        """Returns the name of a list of sizes: numbers, sizes of tensors, or the whole shape of one."""
+        """Returns the name of a list of sizes: numbers, sizes of tensors, or the shape of a tensor."""
         if isinstance(sizes[0], Node) and isinstance(self.env[sizes[0]], torch.Size):
             return self._names[sizes[0]]
         return self.add("Concat", *(self._names[s] if isinstance(s, Node) else self.ints(s) for s in sizes), axis=0)
@@ -147,17 +147,17 @@ _Call = Callable[..., str]
 
 
 def _elementwise(operator: str) -> _Call:
-    """Tensors and numbers, in the type of the result."""
+    """Takes tensors and numbers, in the type of the result."""
     return lambda w, *x: w.add(operator, *map(w.operand, x))
 
 
 def _unary(operator: str) -> _Call:
-    """One tensor in its own type; torch's further arguments have ONNX's default values."""
+    """Takes one tensor in its own type; torch's further arguments have ONNX's default values."""
     return lambda w, x, *_, **__: w.add(operator, w.name_of(x))
 
 
 def _compared(operator: str) -> _Call:
-    """Tensors and numbers, in the type that holds both."""
+    """Takes tensors and numbers, in their common type."""
 
     def write(w: _Writer, *x: Any) -> str:
         dtype = torch.result_type(*map(w.value_of, x))
@@ -167,7 +167,7 @@ def _compared(operator: str) -> _Call:
 
 
 def _reduced(operator: str) -> _Call:
-    """Over axes, counted from the first: onnxruntime takes an axis from the last for another where no row is."""
+    """Reduces axes, counted from the first: without rows, onnxruntime confuses axes counted from the last."""
 
     def write(w: _Writer, x: Node, dim: int | Sequence[int], keepdim: bool = False) -> str:
         axes = [axis % w.value_of(x).dim() for axis in (dim if isinstance(dim, Sequence) else (dim,))]
@@ -190,7 +190,7 @@ def _reshaped(w: _Writer, x: Node, *sizes: Any) -> str:
 
 
 def _flattened(w: _Writer, x: Node, start_dim: int = 0, end_dim: int = -1) -> str:
-    """To two axes, as ONNX does."""
+    """Flattens to two axes, as ONNX does."""
     axes = w.value_of(x).dim()
     if w.value.dim() != 2:
         raise TypeError
@@ -208,7 +208,7 @@ def _clamp(w: _Writer, x: Node, min: float | None = None, max: float | None = No
 
 
 def _item(w: _Writer, x: Node, index: Any) -> str:
-    """Slices axes, and drops those of which one place is wanted; a size stays a list of one."""
+    """Slices axes, and drops axes with an integer index; a size stays a list of one."""
     whole = w.value_of(x)
     name = w.name_of(x)
     dropped = []

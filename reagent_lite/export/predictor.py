@@ -1,10 +1,10 @@
-"""The exported module: preprocessor, network and decision, from raw features to q, choice and propensities.
+"""The exported module: from raw features to q, choice and propensities.
 
     values, presence ─► preprocessor ─► scorer ──────► q ───────► greedy, propensities         DiscretePredictor
     candidates       ─► preprocessor ─► restriction ─► choices ─┘                              ParametricPredictor
 
-NaN is a missing feature. Infinity in a present feature is refused. A graph cannot raise an error, so the row's q is
-NaN, its choice -1 and its propensities 0; readers of the exported files raise instead.
+NaN is a missing feature; infinity in a present feature is refused. A graph cannot raise an error, so q of such a row is
+NaN, its choice -1 and its propensities 0. Readers of the exported files raise an error instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 Axes = tuple[str | int, ...]
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
 Replay = Callable[[Inputs], Pair]
-"""From inputs to q of the live predictor and q of a file, of one shape."""
+"""From inputs to q of the live predictor and q of a file, which have the same shape."""
 
 
 class Predictor(nn.Module):
@@ -32,9 +32,9 @@ class Predictor(nn.Module):
         state_preprocessor: forward(values [..., F] float32, presence [..., F] bool) -> [..., W].
         scorer: forward(state [N, W], mask [N, K] bool, features [N, K, W'] or None) -> q [N, K].
         state_feature_ids: ids of the raw state's columns.
-        action_feature_ids: ids of a raw candidate's columns; empty where actions are fixed.
-        action_names: names of the fixed actions in output order; empty where choices are candidates.
-        policy: gives the propensities.
+        action_feature_ids: ids of a raw candidate's columns; empty with named actions.
+        action_names: names of the actions in output order; empty with candidates.
+        policy: computes the propensities.
         restriction: forward(state, mask, features) -> choices [N, K] bool, those of the mask that the policy may take.
     """
 
@@ -57,7 +57,7 @@ class Predictor(nn.Module):
 
     @property
     def inputs(self) -> dict[str, Axes]:
-        """Axes of each argument of `forward`: a size, or a name where it varies."""
+        """Axes of each argument of `forward`; an axis is a size, or a name if the size varies."""
         raise NotImplementedError
 
     @property
@@ -68,7 +68,7 @@ class Predictor(nn.Module):
 
     @property
     def threshold(self) -> float | None:
-        """Share of the largest probability in the log that a choice needs; None without a restriction."""
+        """Smallest probability in the log, relative to the likeliest choice; None without a restriction."""
         return getattr(self.restriction, "threshold", None)
 
     @property
@@ -100,7 +100,7 @@ class DiscretePredictor(Predictor):
         return {"values": state, "presence": state, "action_mask": ("rows", len(self.action_names))}
 
     def forward(self, values: Tensor, presence: Tensor, action_mask: Tensor) -> Outputs:
-        """Scores the actions of each row and chooses among the allowed.
+        """Scores the actions of each row and chooses among those allowed.
 
         Args:
             values: [N, F] float32 raw features, columns as in `state_feature_ids`.
@@ -109,8 +109,8 @@ class DiscretePredictor(Predictor):
 
         Returns:
             q [N, A] of all actions, allowed or not; greedy [N] int64, the lowest index of the largest q among the
-            choices, -1 where there is none; propensities [N, A] of the policy over the choices; choices
-            [N, A] bool, the allowed actions that the restriction leaves, none where a row is refused.
+            choices, -1 if there is none; propensities [N, A] of the policy over the choices; choices [N, A] bool, the
+            allowed actions that the restriction leaves, none in a refused row.
         """
         state = self.state_preprocessor(values, presence)
         q = self.scorer(state, action_mask, None)
@@ -157,7 +157,7 @@ class ParametricPredictor(Predictor):
         action_presence: Tensor,
         action_mask: Tensor,
     ) -> Outputs:
-        """Scores the candidates of each row and chooses among the allowed.
+        """Scores the candidates of each row and chooses among those allowed.
 
         Args:
             state_values: [N, S] float32 raw features, columns as in `state_feature_ids`.
@@ -172,7 +172,7 @@ class ParametricPredictor(Predictor):
         """
         infinite_features = infinite(action_values, action_presence)
         in_candidates = (infinite_features & action_mask.unsqueeze(2)).any(2).any(1)
-        # infinity in padding must not reach sums over candidates, where infinity * 0 is NaN
+        # infinity in padding must not reach sums over candidates: infinity * 0 is NaN
         usable = action_presence & ~infinite_features
         in_state = infinite(state_values, state_presence).any(1)
         state = self.state_preprocessor(state_values, state_presence)
@@ -183,7 +183,7 @@ class ParametricPredictor(Predictor):
 
 
 def infinite(values: Tensor, presence: Tensor) -> Tensor:
-    """Returns where a present value is infinite, same shape, bool."""
+    """Returns whether each value is present and infinite."""
     return torch.isinf(values) & presence
 
 
@@ -194,7 +194,7 @@ def decide(q: Tensor, mask: Tensor, refused: Tensor, policy: TargetPolicy) -> Ou
         q: [N, K].
         mask: [N, K] bool, the choices that may be taken.
         refused: [N] bool, rows whose features are not finite.
-        policy: gives the propensities.
+        policy: computes the propensities.
     """
     usable = mask & ~refused.unsqueeze(1)
     allowed = q.masked_fill(~usable, LOWEST)

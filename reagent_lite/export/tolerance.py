@@ -1,9 +1,9 @@
-"""The largest difference between an exported q and the live network's; numpy only, as readers use it too.
+"""The allowed difference between an exported q and the live network's q; numpy only, as readers use it too.
 
-A q differs when |other − live| > atol + rtol · scale, where scale is the largest |q| of the live network over the whole
-check. The 2019 check took rtol of each q by itself; with its defaults (atol 0, rtol 5e-5) a q near 0 then fails by
-float32 noise, because rounding errors are as large as the terms that cancel, not as their sum. One scale for the check
-keeps the bar as strict for every q of ordinary size.
+A q differs if |other − live| > atol + rtol · scale; scale is the largest |q| of the live network over the whole check.
+The 2019 check multiplied rtol by each |q|. With its defaults (atol 0, rtol 5e-5) a q near 0 failed by float32 noise,
+because rounding errors are as large as the terms that cancel, not as their sum. A common scale is as strict for every q
+of ordinary size.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Tolerance:
     Attributes:
         atol: absolute (`rl.predictor_atol_check`).
         rtol: relative to the scale (`rl.predictor_rtol_check`).
-        ratio_different: share of q that may be further away (`rl.ratio_different_predictions_tolerance`).
+        ratio_different: share of q that may differ by more (`rl.ratio_different_predictions_tolerance`).
     """
 
     atol: float
@@ -29,20 +29,20 @@ class Tolerance:
     ratio_different: float
 
     def compare(self, where: str, live: NDArray[np.float32], other: NDArray[np.float32], todo: str) -> float:
-        """Compares q of one shape.
+        """Compares two arrays of q of the same shape.
 
         Returns:
             The largest difference.
 
         Raises:
-            BundleError: when more q differ than allowed; NaN differs.
+            BundleError: more q differ than allowed; NaN differs.
         """
         difference = np.abs(other.astype(np.float64) - live)
         limit = self.atol + self.rtol * float(np.abs(live).max(initial=0))
         num_different = int((~(difference <= limit)).sum())
         largest = float(difference.max(initial=0))
         if num_different > self.ratio_different * live.size:
-            expected = f"at most a share of {self.ratio_different} of q more than {limit:.3g} from the live network's"
+            expected = f"at most a share of {self.ratio_different} of q to differ from the live network by {limit:.3g}"
             raise BundleError(
                 Problem(where, expected, f"{num_different} of {live.size}, the furthest by {largest:.3g}", todo)
             )
@@ -50,12 +50,12 @@ class Tolerance:
 
 
 def compare_choices(where: str, live: NDArray[np.bool_], other: NDArray[np.bool_]) -> None:
-    """Compares the choices that a restriction leaves, arrays of one shape.
+    """Compares the choices that a restriction leaves, two arrays of the same shape.
 
     Float noise may move a choice over the restriction's threshold: one choice, or one in a thousand, may differ.
 
     Raises:
-        BundleError: when more differ.
+        BundleError: more choices differ.
     """
     num_different = int((other != live).sum())
     if num_different > max(1, live.size // 1000):

@@ -1,13 +1,13 @@
-"""The TorchScript file: the call contract of 2019, for programs that load it with torch.jit.load.
+"""The TorchScript file: the calls of 2019, for programs that use torch.jit.load.
 
     discrete    module((values [N, F], presence [N, F])) -> (action names, q [N, A])
     parametric  module((state values, presence), (action values, presence)) -> (["Q"], q [N, 1]), one row per pair
 
-With BCQ a choice that the log hardly takes has q - 1e10, as in 2019, so that the largest q of the file is what the
-policy takes; which those are depends on all choices of the state.
+With BCQ the file lowers q of a choice that the log hardly takes by 1e10, as in 2019, so that the largest q is the
+policy's choice. Whether a choice is lowered depends on all choices of the state.
 
-The scorer is traced, so it may be any Python; the preprocessor and what the contract asks for beyond tensors (tuples,
-names, the refusal of infinity, lists of candidates) are scripted.
+The scorer is traced, so it may be any Python code. The preprocessor and the parts of the contract that are not tensors
+(tuples, names, the refusal of infinity, lists of candidates) are scripted.
 """
 
 import io
@@ -27,16 +27,16 @@ from reagent_lite.export.tolerance import compare_choices
 
 _EXAMPLE_ROWS: Final = 3
 _EXCLUDED: Final = 1e10
-"""The q of an excluded choice is lowered by this; float32 keeps nothing of q itself then."""
+"""Subtracted from q of an excluded choice; float32 keeps no digit of q itself."""
 
 
 def write_torchscript(predictor: Predictor, path: Path) -> None:
-    """Writes the module with the call contract of 2019."""
+    """Writes the module with the calls of 2019."""
     archive = io.BytesIO()
     with _without_deprecation():
         module = (ParametricModule if predictor.parametric else DiscreteModule)(predictor)
         torch.jit.save(torch.jit.script(module.eval()), archive)
-    # the .debug_pkl records hold source lines and paths of the writing machine; nothing needs them
+    # the .debug_pkl records contain source lines and paths of the writing machine; they are not needed
     with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(path, "w") as kept:
         for record in whole.infolist():
             if not record.filename.endswith(".debug_pkl"):
@@ -44,7 +44,7 @@ def write_torchscript(predictor: Predictor, path: Path) -> None:
 
 
 def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
-    """Reads the file with torch.jit.load; discrete with all actions allowed, parametric the allowed pairs."""
+    """Reads the file with torch.jit.load; compares all actions, or all allowed pairs of state and candidate."""
     with _without_deprecation():
         module = torch.jit.load(path)  # type: ignore[no-untyped-call]
 
@@ -70,8 +70,8 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
     return parametric if predictor.parametric else discrete
 
 
-class _Contract(nn.Module):
-    """Shared part of both call contracts: the state's preprocessor and the ids of columns."""
+class _CallContract(nn.Module):
+    """Base of both modules: the state's preprocessor and the ids of columns."""
 
     state_ids: list[int]
     action_ids: list[int]
@@ -89,15 +89,15 @@ class _Contract(nn.Module):
 
     @torch.jit.export
     def action_sorted_features(self) -> list[int]:
-        """Returns the ids of a candidate's columns; none where actions are fixed."""
+        """Returns the ids of a candidate's columns; none with named actions."""
         return self.action_ids
 
 
-class DiscreteModule(_Contract):
-    """Discrete call contract around a predictor's parts."""
+class DiscreteModule(_CallContract):
+    """Calls of 2019 for named actions."""
 
     action_names: list[str]
-    action_ids: list[int]  # repeated, as an empty list has no type and scripting does not look at the base
+    action_ids: list[int]  # declared again: an empty list has no type, and scripting does not look at the base class
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__(predictor)
@@ -106,17 +106,17 @@ class DiscreteModule(_Contract):
         self.scorer = _traced(predictor, state, torch.ones(len(state), len(self.action_names), dtype=torch.bool))
 
     def forward(self, state_with_presence: tuple[Tensor, Tensor]) -> tuple[list[str], Tensor]:
-        """Returns the action names and q [N, A] with every action open."""
+        """Returns the action names and q [N, A] with all actions allowed."""
         values, presence = state_with_presence
         state = self.state_preprocessor(values, _present(values, presence))
         mask = torch.ones((values.shape[0], len(self.action_names)), dtype=torch.bool, device=values.device)
         return self.action_names, self.scorer(state, mask)
 
 
-class ParametricModule(_Contract):
-    """Parametric call contract around a predictor's parts.
+class ParametricModule(_CallContract):
+    """Calls of 2019 for candidates.
 
-    Where q depends on the other candidates, rows whose preprocessed states are equal are one list.
+    If q depends on the other candidates, rows with equal preprocessed states are one list.
     """
 
     lists: Final[bool]
@@ -155,7 +155,7 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
         action: [N, W].
 
     Returns:
-        states [G, S], features [G, K, W], mask [G, K]; and of each pair its state [N] and its slot in the list [N].
+        states [G, S], features [G, K, W], mask [G, K]; and for each pair its state [N] and its index in the list [N].
     """
     states, group, counts = torch.unique(state, dim=0, return_inverse=True, return_counts=True)
     order = torch.argsort(group, stable=True)
@@ -169,8 +169,8 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
     return states, features, mask, group, slot
 
 
-class _Served(nn.Module):
-    """A scorer that lowers q of what the restriction excludes."""
+class _RestrictedScorer(nn.Module):
+    """A scorer that lowers q of choices that the restriction excludes."""
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
@@ -183,13 +183,13 @@ class _Served(nn.Module):
 
 
 def _traced(predictor: Predictor, *example: Tensor) -> nn.Module:
-    # torch's own check would compare on the example; the file's check compares on many rows
-    traced: nn.Module = torch.jit.trace(_Served(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
+    # torch's own check compares the example only; the check of the file compares many rows
+    traced: nn.Module = torch.jit.trace(_RestrictedScorer(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
     return traced
 
 
 def _normalized(preprocessor: nn.Module, num_features: int) -> Tensor:
-    """Returns [3, W], the preprocessor's output to trace the scorer with."""
+    """Returns [3, W], an output of the preprocessor as an example for tracing the scorer."""
     shape = (_EXAMPLE_ROWS, num_features)
     return preprocessor(torch.zeros(shape), torch.ones(shape, dtype=torch.bool))  # type: ignore[no-any-return]
 
@@ -207,7 +207,7 @@ def _needs_candidate_list(predictor: Predictor) -> bool:
 
 
 def _rounds(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[Tensor]:
-    """Yields row indices such that no two rows of a call have equal states: equal states would share one list."""
+    """Yields row indices for separate calls: rows with equal states would share a list in one call."""
     if not _needs_candidate_list(predictor):
         yield torch.arange(values.shape[0])
         return
@@ -218,8 +218,8 @@ def _rounds(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[
 
 
 def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:
-    """Returns q of the live predictor and q of the file, both 0 where one of them excludes the choice."""
-    left = ~(served < live - _EXCLUDED / 2)  # NaN is left, and found
+    """Returns q of the live predictor and q of the file, both 0 if one of them excludes the choice."""
+    left = ~(served < live - _EXCLUDED / 2)  # NaN stays, so that the comparison of q reports it
     compare_choices(file, choices.numpy(), left.numpy())
     both = left & choices
     return live.where(both, 0.0).numpy(), served.where(both, 0.0).numpy()
@@ -227,9 +227,9 @@ def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:
 
 @contextmanager
 def _without_deprecation() -> Iterator[None]:
-    """Torch deprecates TorchScript, which is kept for users of 2019; ONNX is the primary format.
+    """Silences torch's deprecation of TorchScript, which is kept for users of 2019; ONNX is the primary format.
 
-    Tracing warns of torch's own layers as well; formats.py refuses a network that branches on values.
+    Tracing also warns about torch's own layers; formats.py refuses a network that branches on values.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Writing a bundle: nothing appears under the final name before every file of it was read back and checked.
+"""Writes a bundle; it appears under its final name once every file has been read back and checked.
 
 predictor, content ─► temporary folder: model files, JSON, golden.json, MODEL_CARD.md, manifest.json last
                    ─► each file against the live predictor, on the sample rows, 1 row and 1000 rows with features
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.bundle import CONFIG_FILE, GOLDEN_FILE, NORMALIZATION_FILE, load_bundle
-from reagent_lite.export.content import DEFAULT_FORMATS, BundleContent, SampleRows
+from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
@@ -38,68 +38,51 @@ _MISSING: Final = 0.3
 
 
 def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) -> Path:
-    """Writes and checks an exported model, then puts it in place of what was there.
-
-    The predictor is copied to the CPU in evaluation mode; the caller's stays as it is.
+    """Writes and checks an exported model, then replaces an older one.
 
     Args:
-        folder: final name of the bundle; its parents are made.
-        predictor: what to export.
+        folder: final name of the bundle; its parents are created.
+        predictor: the model; a copy in evaluation mode on the CPU is exported.
         content: everything else.
 
     Returns:
         `folder`.
 
     Raises:
-        BundleError: when the folder cannot be written or holds something else than a bundle, when a format is unknown,
-            or when a file read back differs from the live predictor. Nothing appears then, and an older bundle stays.
+        BundleError: the folder cannot be written or contains something other than a bundle, or a file that was read
+            back differs from the live predictor. Nothing is exported then, and an older bundle stays.
     """
-    _check_request(folder, content)
+    require_replaceable(folder)
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     try:
         with appearing_folder(folder, served=True) as writing:
             _write_files(writing, live, content)
             _check(writing, live, content)
     except OSError as error:
-        advice = "Set model_output_path to a folder with space that this process may write"
+        advice = "Set model_output_path to a folder that this process may write and that has space"
         raise BundleError(Problem(str(folder), "a folder to write the model to", str(error), advice)) from error
     return folder
 
 
 def require_formats(predictor: Predictor, sample: SampleRows, tolerance: Tolerance) -> None:
-    """Checks that a model can be exported: temporary files of every format give the same outputs as the predictor.
+    """Checks that a model can be exported: writes temporary files and compares them with the predictor.
 
     Raises:
         BundleError: the outputs of a file differ.
-        Exception: of any class, from a format that lacks a call of the network.
+        Exception: of any class, from a format that does not support a call of the network.
     """
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     batches = list(check_batches(graph_inputs(live, sample), np.random.default_rng(0)))
     with scratch_folder() as folder:
-        for name in DEFAULT_FORMATS:
-            file = folder / FORMATS[name].file
-            FORMATS[name].write(live, file)
-            check_file(file.name, FORMATS[name].replay(live, file), batches, tolerance)
-
-
-def _check_request(folder: Path, content: BundleContent) -> None:
-    problems = [
-        Problem("formats", f"names among {', '.join(FORMATS)}", repr(name))
-        for name in content.formats
-        if name not in FORMATS
-    ]
-    if "onnx" not in content.formats:
-        problems.append(Problem("formats", "onnx among them: it is what load_bundle reads", str(content.formats)))
-    if problems:
-        raise BundleError(problems)
-    require_replaceable(folder)
+        _write_formats(folder, live)
+        _check_formats(folder, live, batches, tolerance)
 
 
 def require_replaceable(folder: Path) -> None:
-    """Checks that a model may be written in the place of what is there.
+    """Checks that a folder is absent, empty or an older model, so that a model may replace it.
 
     Raises:
-        BundleError: it is neither a model nor empty.
+        BundleError: the folder contains anything else.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -109,12 +92,11 @@ def require_replaceable(folder: Path) -> None:
         manifest = None
     if not isinstance(manifest, dict) or not manifest.keys() >= {"schema_version", "workflow", "files"}:
         advice = "It would be deleted: move it, or export to another name"
-        raise BundleError(Problem(str(folder), "nothing there, or an older model", "something else", advice))
+        raise BundleError(Problem(str(folder), "no such path, or an older model", "something else", advice))
 
 
 def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None:
-    for name in content.formats:
-        FORMATS[name].write(live, writing / FORMATS[name].file)
+    _write_formats(writing, live)
     documents: dict[str, dict[str, Any]] = {
         NORMALIZATION_FILE: dict(content.normalization),
         CONFIG_FILE: content.config,
@@ -129,9 +111,20 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
     seal_folder(writing, _manifest(live, content))
 
 
+def _write_formats(folder: Path, live: Predictor) -> None:
+    for export_format in FORMATS.values():
+        export_format.write(live, folder / export_format.file)
+
+
+def _check_formats(folder: Path, live: Predictor, batches: list[Inputs], tolerance: Tolerance) -> None:
+    for export_format in FORMATS.values():
+        replay = export_format.replay(live, folder / export_format.file)
+        check_file(export_format.file, replay, batches, tolerance)
+
+
 @torch.inference_mode()
 def _golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
-    """Returns inputs, outputs and tolerance; every second row has its first choice forbidden where it has others."""
+    """Returns inputs, outputs and tolerance; in every second row the first of several choices is forbidden."""
     inputs = graph_inputs(live, content.sample[:_GOLDEN_ROWS])
     mask = inputs[-1]
     mask[1::2, 0] &= mask[1::2].sum(1) < 2
@@ -171,14 +164,12 @@ def _check(writing: Path, live: Predictor, content: BundleContent) -> None:
     inputs = graph_inputs(live, content.sample)
     batches = list(check_batches(inputs, np.random.default_rng(0)))
     check_live(live, batches)
-    for name in content.formats:
-        file = FORMATS[name].file
-        check_file(file, FORMATS[name].replay(live, writing / file), batches, content.tolerance)
+    _check_formats(writing, live, batches, content.tolerance)
     load_bundle(writing).check_golden()
 
 
 def graph_inputs(predictor: Predictor, sample: SampleRows) -> Inputs:
-    """Returns the rows as the exported graph's inputs, in the order of `Predictor.inputs`."""
+    """Returns rows as inputs of the exported graph, in the order of `Predictor.inputs`."""
     num_choices = len(predictor.action_names) if sample.candidates is None else sample.candidates.shape[1]
     mask = np.ones((len(sample.values), num_choices), np.bool_) if sample.mask is None else sample.mask
     state = _with_presence(sample.values)
@@ -187,9 +178,9 @@ def graph_inputs(predictor: Predictor, sample: SampleRows) -> Inputs:
 
 
 def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
-    """Yields the sample, one row, and 1000 rows drawn from it; the drawn ones with features and choices removed.
+    """Yields the sample, and 1 and 1000 rows drawn from it with some features and choices removed.
 
-    Candidates are drawn with the rows, so that their number differs from the sample's.
+    Candidates are drawn as well, so that their number differs from the sample's.
     """
     yield inputs
     for num_rows in (1, _MANY_ROWS):
@@ -197,20 +188,20 @@ def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
         drawn = tuple(tensor[rows] for tensor in inputs)
         if len(drawn) > 3:
             num_choices = drawn[-1].shape[1]
-            wanted = 1 if num_rows == 1 else min(num_choices + 1, _MOST_CANDIDATES)
-            places = torch.from_numpy(rng.integers(num_choices, size=wanted))
-            drawn = (*drawn[:2], *(tensor[:, places] for tensor in drawn[2:]))
+            length = 1 if num_rows == 1 else min(num_choices + 1, _MOST_CANDIDATES)
+            candidates = torch.from_numpy(rng.integers(num_choices, size=length))
+            drawn = (*drawn[:2], *(tensor[:, candidates] for tensor in drawn[2:]))
         yield tuple(tensor & _kept(tensor, rng) if tensor.dtype == torch.bool else tensor for tensor in drawn)
 
 
 @torch.inference_mode()
 def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
-    """Raises BundleError when the live predictor gives a q that is no finite number, or leaves a row no choice."""
+    """Raises BundleError if a q of the live predictor is not finite, or a row has no choice left."""
     outputs = [predictor(*inputs) for inputs in batches]
     finite = torch.cat([q.flatten() for q, *_ in outputs]).isfinite()
     if not finite.all():
         got = f"{int((~finite).sum())} of {finite.numel()} are not"
-        advice = "The training diverged, or a sample row holds infinity: lower the learning rate or look at the data"
+        advice = "The training diverged, or a row contains infinity: lower the learning rate or look at the data"
         raise BundleError(Problem("q of the live network", "finite numbers", got, advice))
     without = 0
     for inputs, (*_, choices) in zip(batches, outputs, strict=True):
@@ -218,7 +209,7 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
     if without:
         got = f"none in {counted(without, 'row')}"
         advice = "The model of the log that restricts them diverged: lower the learning rate or look at the data"
-        raise BundleError(Problem("choices of the live network", "one at least of those allowed", got, advice))
+        raise BundleError(Problem("choices of the live network", "at least one allowed choice per row", got, advice))
 
 
 @torch.inference_mode()
@@ -228,14 +219,14 @@ def check_file(file: str, replay: Replay, batches: list[Inputs], tolerance: Tole
     Args:
         file: name of the file, for the message.
         replay: see `ExportFormat`.
-        batches: graph inputs.
-        tolerance: how far q may differ.
+        batches: inputs of the graph.
+        tolerance: allowed difference of q.
 
     Returns:
         The largest difference of a q.
 
     Raises:
-        BundleError: when more q differ than the tolerance allows.
+        BundleError: more q differ than the tolerance allows.
     """
     pairs = [replay(inputs) for inputs in batches]
     live = np.concatenate([pair[0].ravel() for pair in pairs])

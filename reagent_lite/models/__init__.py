@@ -1,1 +1,1 @@
-"""Networks and the preprocessor in front of them; torch only."""
+"""Networks and their preprocessor; torch only."""

@@ -1,10 +1,10 @@
-"""Raw features in, what the network reads out: one module for training and for the exported model.
+"""From raw features to the input of the network: one module for training and for the exported model.
 
-    raw [..., F] ─► known? ─► one slice of columns per feature type ─► its transform ─► 0 where missing ─► [..., W]
+    raw [..., F] ─► present? ─► one slice of columns per feature type ─► its transform ─► 0 where missing ─► [..., W]
 
-Features of one type are neighbours (column order), so that each type is a slice and a few tensor operations, however
-many features it has. The module gives the same numbers eagerly, under `torch.jit.script` and in ONNX. What is
-subtracted from a raw value is float64, and so is the subtraction: a mean of 10^6 in float32 is off by up to 0.03.
+Features of one type are adjacent (column order), so that each type is a slice and a few tensor operations for any
+number of features. The module gives the same numbers eagerly, under `torch.jit.script` and in ONNX. Numbers are
+subtracted from raw values in float64: a mean of 10^6 in float32 is off by up to 0.03.
 """
 
 import math
@@ -21,7 +21,7 @@ FLOAT32 = torch.finfo(torch.float32)
 
 
 def _float32(numbers: Iterable[float]) -> Tensor:
-    """Returns float64 parameters as float32, those out of range as the largest float32 instead of infinity."""
+    """Returns numbers as float32; numbers out of range become the largest float32 instead of infinity."""
     return _float64(numbers).clamp(FLOAT32.min, FLOAT32.max).to(torch.float32)
 
 
@@ -56,7 +56,7 @@ class Logit(Stateless):
 
 
 class Standardize(nn.Module):
-    """(x − mean) / stddev, clamped to ±11.513 (the logit of 1 − 1e-5, so that no type exceeds another)."""
+    """(x − mean) / stddev, clamped to ±11.513 (the logit of 1 − 1e-5, so that all types have the same range)."""
 
     mean: Tensor
     stddev: Tensor
@@ -72,7 +72,7 @@ class Standardize(nn.Module):
 
 
 class BoxCox(nn.Module):
-    """(max(x + shift, 1e-6)^λ − 1) / λ, or log where λ ≈ 0 (Box and Cox 1964, equation 2), then standardized."""
+    """(max(x + shift, 1e-6)^λ − 1) / λ, or log if λ ≈ 0 (Box and Cox 1964, equation 2), then standardized."""
 
     shift: Tensor
     exponent: Tensor
@@ -90,8 +90,8 @@ class BoxCox(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""
         log_x = torch.log((x.double() + self.shift).clamp(min=1e-6).to(x.dtype))
-        # x^λ - 1 = tanh(z/2) (e^z + 1) with z = λ log x: no cancellation where λ is small, and relative errors below
-        # 5e-7 both in torch and in onnxruntime, which has no expm1.
+        # x^λ - 1 = tanh(z/2) (e^z + 1) with z = λ log x: no cancellation for small λ, and relative errors below 5e-7
+        # both in torch and in onnxruntime, which has no expm1.
         z = self.exponent * log_x
         power = torch.tanh(z / 2) * (torch.exp(z) + 1) / self.exponent
         transformed: Tensor = self.standardize(torch.where(self.is_log, log_x, power))
@@ -99,7 +99,7 @@ class BoxCox(nn.Module):
 
 
 class OneHot(nn.Module):
-    """One column per possible value, in the file's order; NaN and a value that is not among them give zeros."""
+    """One column per possible value, in the file's order; NaN and any other value give zeros."""
 
     column: Tensor
     possible_value: Tensor
@@ -111,16 +111,16 @@ class OneHot(nn.Module):
         self.register_buffer("possible_value", _float32(v for f in features for v in f.possible_values))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns [..., W] for raw x [..., F], W the number of possible values of all features together."""
+        """Returns [..., W] for raw x [..., F]; W is the number of possible values of all features."""
         return (x.index_select(-1, self.column) == self.possible_value).to(x.dtype)
 
 
 class Quantile(nn.Module):
     """0 at or below q_0, 1 at or above q_last, else (i + (x − q_i) / (q_{i+1} − q_i)) / (n − 1).
 
-    Computed as the sum of one clamped ramp per interval, which is the same without a search: intervals below x count 1,
-    those above 0. Features with fewer quantiles are padded with ramps that x, clamped to q_last, never climbs. Needs
-    8·N·F·(n − 1) bytes for a moment.
+    Computed as the sum of one clamped ramp per interval, which needs no search: intervals below x count 1, intervals
+    above x count 0. Features with fewer quantiles are padded with ramps that x, clamped to q_last, never reaches.
+    Temporarily needs 8·N·F·(n − 1) bytes.
     """
 
     low: Tensor
@@ -154,7 +154,7 @@ class Quantile(nn.Module):
 
 
 class ScaleAction(nn.Module):
-    """From [min_value, max_value] to [−1 + 1e-6, 1 − 1e-6], clamped to it."""
+    """From [min_value, max_value] to [−1 + 1e-6, 1 − 1e-6], clamped."""
 
     min_value: Tensor
     scale: Tensor
@@ -187,10 +187,10 @@ class ClipLog(Stateless):
 
 
 class Preprocessor(nn.Module):
-    """Normalizes raw features as a `NormalizationSpec` says; holds no trained weight.
+    """Normalizes raw features by a `NormalizationSpec`; it has no trained weights.
 
-    A value is missing where `presence` is false, where it is NaN, and where it is −1337.1337 (how dense input of 2019
-    marks absence). A missing value gives 0 in every output column of its feature; with `missing_as_zero`
+    A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of 2019). A
+    missing value gives 0 in every output column of its feature; with `missing_as_zero`
     (`rl.set_missing_value_to_zero`) it is read as the raw value 0 and transformed like any other.
 
     Raises:
@@ -223,7 +223,7 @@ class Preprocessor(nn.Module):
                 self.stops.append(stop)
                 self.one_hot.append(feature_type is FeatureType.ENUM)
                 self.transforms.append(TRANSFORMS[feature_type](features))
-        # NaN is no possible value, so that one-hot columns need not be cleared one by one
+        # NaN is never a possible value, so that one-hot columns are 0 without further work
         enums = [f.feature_type is FeatureType.ENUM and not missing_as_zero for f in spec.features]
         self.register_buffer("absent", torch.tensor([math.nan if enum else 0.0 for enum in enums]))
 
@@ -232,7 +232,7 @@ class Preprocessor(nn.Module):
 
         Args:
             values: [..., F] float32 raw values in the order of the spec's `feature_ids`.
-            presence: [..., F] bool, false where the value is absent.
+            presence: [..., F] bool, false for an absent value.
         """
         usable = presence & ~torch.isnan(values) & (values != self.missing_value)
         x = torch.where(usable, values, self.absent)
@@ -250,7 +250,7 @@ class Preprocessor(nn.Module):
 
     @torch.jit.export
     def dense(self, values: Tensor) -> Tensor:
-        """Returns [..., W] float32 for raw values [..., F] float32 with NaN where absent."""
+        """Returns [..., W] float32 for raw values [..., F] float32; NaN is absent."""
         return self.forward(values, ~torch.isnan(values))
 
 

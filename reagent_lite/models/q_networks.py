@@ -18,7 +18,7 @@ from reagent_lite.rl.td import chosen
 from reagent_lite.types import Actions, SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
-_MOSTLY_ALLOWED: Final = 0.8  # share of allowed candidates above which skipping the others does not pay (measured)
+_MOSTLY_ALLOWED: Final = 0.8  # share of allowed candidates above which skipping the others is not faster (measured)
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
     "linear": nn.Identity,
     "relu": nn.ReLU,
@@ -39,9 +39,11 @@ class NetworkSettings:
     Attributes:
         hidden: widths of the hidden layers.
         activations: one per hidden layer.
-        dueling: value and advantage streams.
+        dueling: whether there are streams for value and advantage.
         outputs: H, numbers per choice.
-        min_std: floor of the initial weights' standard deviation.
+        dropout: share of dropped outputs of each hidden layer.
+        batch_norm: whether each linear layer has batch normalization before it.
+        min_std: smallest standard deviation of initial weights.
     """
 
     hidden: tuple[int, ...]
@@ -80,7 +82,7 @@ class BatchNorm(nn.SyncBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalizes [..., W]; see torch.nn.SyncBatchNorm, which is torch.nn.BatchNorm1d in a single process."""
         rows = input.flatten(0, -2)
-        # every rank takes part in the sums over ranks, also the one that has a single row
+        # every rank takes part in the sums over ranks, even with a single row
         if self.training and (rows.shape[0] > 1 or (dist.is_initialized() and dist.get_world_size() > 1)):
             return super().forward(rows).view_as(input)
         return nn.functional.batch_norm(
@@ -89,7 +91,7 @@ class BatchNorm(nn.SyncBatchNorm):
 
 
 class Dueling(nn.Module):
-    """Q = V + A - mean of A over the allowed choices; Wang et al. (2016), eq. 9, with the mean over what is allowed."""
+    """Q = V + A - mean of A over the allowed choices; Wang et al. (2016), eq. 9, restricted to allowed choices."""
 
     def forward(self, value: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
         """Joins value [B, 1, H] and advantage [B, K, H] under mask [B, K]."""
@@ -142,7 +144,7 @@ class CandidateQNetwork(nn.Module):
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.batch_norm = settings.batch_norm  # its statistics leave padding out
+        self.batch_norm = settings.batch_norm  # its statistics must not include padding
         widths = (spec.num_state_features + spec.num_action_features, *settings.hidden, settings.outputs)
         self.layers = MLP(widths, (*settings.activations, "linear"), settings)
 
@@ -163,7 +165,7 @@ class DuelingCandidateQNetwork(nn.Module):
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.batch_norm = settings.batch_norm  # its statistics leave padding out
+        self.batch_norm = settings.batch_norm  # its statistics must not include padding
         self.trunk = _trunk(spec.num_state_features, settings)
         width = (spec.num_state_features, *settings.hidden)[-1]
         self.value = _stream(width, settings.outputs, settings)
@@ -188,8 +190,7 @@ class DuelingCandidateQNetwork(nn.Module):
 def allowed_values(network: nn.Module, state: Tensor, actions: Actions) -> Tensor:
     """Returns [B, K, H] of a network; values of choices that are not allowed are undefined.
 
-    Candidates that are not allowed are skipped where that saves time: on a CPU, if lists differ in length. On a GPU
-    their number would have to be waited for.
+    On a CPU, other candidates are skipped if lists differ in length. On a GPU that would need a host synchronization.
     """
     if _skips_padding(network, actions):
         return network.allowed(state, actions.mask, actions.features)  # type: ignore[operator,no-any-return]
@@ -209,7 +210,7 @@ def _skips_padding(network: nn.Module, actions: Actions) -> bool:
 
 
 def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:
-    """Returns [B, H] of one choice per row, [B] int64; one candidate is scored instead of K where that is the same."""
+    """Returns [B, H] of one choice per row, [B] int64; scores only this candidate if possible."""
     if actions.features is None or network.needs_candidate_list:
         return chosen(allowed_values(network, state, actions), choice)
     mask = actions.mask.gather(1, choice.unsqueeze(1))
@@ -228,13 +229,14 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
     return networks[spec.parametric, settings.dueling](spec, settings)
 
 
-def own_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
-    """Returns a network of a class outside this package, called once on an example.
+def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
+    """Returns a network of a class outside this package, after a call on an example.
 
-    Where a candidate's values depend on it and its state alone, `needs_candidate_list = False` in the class saves time.
+    If a candidate's values depend only on the candidate and its state, `needs_candidate_list = False` in the class
+    saves time.
 
     Raises:
-        ConfigError: there is no such class, or it is no Q-network of this source.
+        ConfigError: there is no such class, or it is not a Q-network for this source.
     """
     where = "training.network"
     choices = len(spec.action_names) or 2
@@ -268,7 +270,7 @@ def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
 
 
 def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
-    """Returns [B, K, H] of layers over state [B, S] and features [B, K, F], 0 outside `only` where that is given."""
+    """Returns [B, K, H] of layers for state [B, S] and features [B, K, F]; with a mask `only`, 0 outside it."""
     lists = features.shape[0]
     longest = features.shape[1]
     if only is None:

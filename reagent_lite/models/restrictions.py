@@ -1,4 +1,4 @@
-"""Choices that a policy may take: all allowed ones, unless its algorithm restricts them."""
+"""Choices that a policy may take: all allowed choices, unless its algorithm restricts them."""
 
 from torch import Tensor, nn
 

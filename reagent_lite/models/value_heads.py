@@ -33,7 +33,7 @@ class ScalarHead(nn.Module):
     def loss(
         self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
-        """Returns TD loss and absolute TD error; rl.losses.td_loss has the kinds."""
+        """Returns TD loss and absolute TD error; see rl.losses.td_loss."""
         target = td_target(reward, discount, next_outputs.squeeze(1), bounds)
         prediction = outputs.squeeze(1)
         return td_loss(prediction, target, self.kind), td_error(prediction.detach(), target, self.kind)
@@ -58,7 +58,7 @@ class CategoricalHead(nn.Module):
     def loss(
         self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
-        """Returns the cross-entropy against the projected target distribution, twice."""
+        """Returns the cross-entropy with the projected target distribution, also as the priority."""
         returns = td_target(reward, discount, self.support.expand_as(next_outputs))
         target = categorical_projection(next_outputs.softmax(1), returns, self.support)
         loss = -(target * outputs.log_softmax(1)).sum(1)
@@ -82,14 +82,14 @@ class QuantileHead(nn.Module):
     def loss(
         self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
-        """Returns the quantile Huber loss, twice."""
+        """Returns the quantile Huber loss, also as the priority."""
         target = td_target(reward, discount, next_outputs, bounds)
         loss = quantile_huber_loss(outputs, target)
         return loss, loss.detach()
 
 
 class Scorer(nn.Module):
-    """Network and head as one module, from states and choices to values, as evaluation and export use it."""
+    """Network and head as one module, from states and choices to values, for evaluation and export."""
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         super().__init__()

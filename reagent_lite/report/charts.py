@@ -289,8 +289,8 @@ def _short(value: float) -> str:
     for size, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= size:
             return f"{value / unit:.4g}{letter}"
-    text = f"{value:.4g}"
-    return text if len(text) <= 6 else f"{value:.1e}".replace("e-0", "e-")
+    text = f"{value:.5g}"
+    return text if len(text) <= 7 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def _n(value: float) -> str:

@@ -52,7 +52,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class PageSection:
     """A part of the page, in the order of its attributes; one that holds nothing but sentences is not shown.
 
     Attributes:
@@ -98,7 +98,7 @@ class Report:
     decision: ShipDecision
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, Cell], ...] = ()
-    sections: tuple[Section, ...] = ()
+    sections: tuple[PageSection, ...] = ()
 
 
 def written(cell: Cell, kind: Kind = "name") -> str:

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from reagent_lite.report.charts import Curves, Line, curve_chart, thinned
-from reagent_lite.report.content import Section, left_out
+from reagent_lite.report.content import PageSection, left_out
 
 Series = dict[str, list[tuple[float, float]]]
 """{tag: (step, value) ascending in step}; of two values at one step the later."""
@@ -68,11 +68,11 @@ def last(series: Series, tag: str) -> float | None:
     return series[tag][-1][1] if series.get(tag) else None
 
 
-def curves_section(series: Series) -> Section:
+def curves_section(series: Series) -> PageSection:
     """Returns the charts of a run."""
     curves = curves_of(series)
     rest = left_out(len(curves) - _MOST_CHARTS, "curves", "metrics.jsonl")
-    return Section(title="Learning curves", charts=tuple(map(curve_chart, curves[:_MOST_CHARTS])), rest=(rest,))
+    return PageSection(title="Learning curves", charts=tuple(map(curve_chart, curves[:_MOST_CHARTS])), rest=(rest,))
 
 
 def curves_of(series: Series) -> tuple[Curves, ...]:

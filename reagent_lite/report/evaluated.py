@@ -8,7 +8,7 @@ from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
-from reagent_lite.report.content import Cell, Report, Section, Table
+from reagent_lite.report.content import Cell, PageSection, Report, Table
 from reagent_lite.report.run import config_section, items_facts
 from reagent_lite.report.sections import actions_section, candidates_section, evaluation_notes, evaluation_sections
 
@@ -43,7 +43,7 @@ def report_of_evaluation(findings: Findings, where: str) -> Report:
             ),
             actions_section(shares, where),
             candidates_section(choices.get("candidates"), where),
-            Section(title="Data lineage", tables=(lineage,)),
+            PageSection(title="Data lineage", tables=(lineage,)),
             config_section(resolved(config)),
         ),
     )

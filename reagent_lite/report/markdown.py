@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from reagent_lite.export.model_card import plain
-from reagent_lite.report.content import Cell, Column, Report, Section, written
+from reagent_lite.report.content import Cell, Column, PageSection, Report, written
 
 
 def decision_of(report: Report) -> str:
@@ -28,7 +28,7 @@ def _blocks(report: Report) -> Iterator[str]:
         yield from _section_blocks(section)
 
 
-def _section_blocks(section: Section) -> Iterator[str]:
+def _section_blocks(section: PageSection) -> Iterator[str]:
     if section.facts:
         yield f"### {plain(section.title)}"
         yield _grid((("figure", "name"), ("value", "number")), section.facts)

@@ -27,7 +27,7 @@ from reagent_lite.evaluation.played import MODEL, EstimatedReturn
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
-from reagent_lite.report.content import Cell, Column, Report, Section, Table, left_out
+from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, left_out
 from reagent_lite.report.curves import Series, curves_section, last, read_series
 from reagent_lite.report.page import render
 from reagent_lite.report.sections import (
@@ -286,7 +286,7 @@ def _shares(names: Sequence[str], series: Series) -> Shares:
 
 def features_section(
     normalization: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[int, FeatureFacts]], note: str
-) -> Section:
+) -> PageSection:
     """Returns type and statistics of every feature of states, then of candidates."""
     entries = [
         (name, column, text) for column, parameters in normalization.items() for name, text in parameters.items()
@@ -314,10 +314,10 @@ def features_section(
         rows=rows,
         note=left_out(len(entries) - len(rows), "features", "normalization.json"),
     )
-    return Section(title="Features", notes=(note,), tables=(table,) if rows else ())
+    return PageSection(title="Features", notes=(note,), tables=(table,) if rows else ())
 
 
-def drift_section(config: WorkflowConfig) -> Section:
+def drift_section(config: WorkflowConfig) -> PageSection:
     """Returns the drift that workflows.normalize left beside the normalization that the run was given."""
     paths = [path for path in (config.state_norm_data_path, config.action_norm_data_path) if path and "://" not in path]
     files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
@@ -356,10 +356,10 @@ def drift_section(config: WorkflowConfig) -> Section:
         rows=rows,
         note=left_out(len(drifted) - len(rows), "features", "drift.json"),
     )
-    return Section(title="Drift", tables=(table,) if rows else ())
+    return PageSection(title="Drift", tables=(table,) if rows else ())
 
 
-def lineage_section(sources: Sequence[DataSource]) -> Section:
+def lineage_section(sources: Sequence[DataSource]) -> PageSection:
     """Returns what was read on all machines, and files, hashes and stages of this machine."""
     tables = [
         Table(
@@ -388,7 +388,7 @@ def lineage_section(sources: Sequence[DataSource]) -> Section:
                 tables += _stage(use, folder, stage)
     shown = [table for table in tables if table.rows]
     rest = left_out(len(shown) - _MOST_TABLES, "tables", "the manifests of the stages")
-    return Section(title="Data lineage", tables=tuple(shown[:_MOST_TABLES]), rest=(rest,))
+    return PageSection(title="Data lineage", tables=tuple(shown[:_MOST_TABLES]), rest=(rest,))
 
 
 def _files(title: str, files: Sequence[tuple[str, int, str]]) -> Table:
@@ -431,9 +431,9 @@ def _cut(value: Any) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
 
 
-def config_section(config: Mapping[str, Any]) -> Section:
+def config_section(config: Mapping[str, Any]) -> PageSection:
     """Returns the resolved config, folded."""
     text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
     shown = text[:_MOST_CONFIG_LETTERS]
     rest = left_out(len(text) - len(shown), "letters", "config.json")
-    return Section(title="Config", rest=(rest,), folded=("The resolved config", shown))
+    return PageSection(title="Config", rest=(rest,), folded=("The resolved config", shown))

@@ -14,7 +14,7 @@ from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
-from reagent_lite.report.content import Cell, Chart, Column, Section, Table, left_out, written
+from reagent_lite.report.content import Cell, Chart, Column, PageSection, Table, left_out, written
 
 _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
@@ -46,7 +46,7 @@ def evaluation_sections(
     names: Mapping[str, str],
     note: str,
     where: str,
-) -> tuple[Section, Section, Section]:
+) -> tuple[PageSection, PageSection, PageSection]:
     """Returns estimates, returns in simulation, and diagnostics of weights.
 
     Args:
@@ -65,7 +65,7 @@ def evaluation_sections(
     )
 
 
-def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bool) -> Section:
+def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bool) -> PageSection:
     """Returns every estimate beside its reference, with verdict and reason.
 
     Args:
@@ -76,18 +76,21 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     """
     comparisons = evidence.comparisons
     shown = comparisons[:_MOST_COMPARISONS]
-    dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
+    has_simulated = any(comparison.simulated for comparison in comparisons)
+    dotted = ", the dotted line the value in simulation" if has_simulated else ""
     note = (
         f"A dot is an estimate, the line through it the {level:.0%} interval, a dashed line and band what it is "
         f"compared with{dotted}. ● trustworthy, ◇ support only, ✕ do not use: whether the interval may be believed, "
         "however wide it is. An interval without an end mark continues."
     )
-    rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
-    return Section(
+    rest = ""
+    if len(shown) > 1 and not (evidence.result is not None and evidence.result.by_row):
+        rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
+    return PageSection(
         title="Estimates",
-        notes=(_weight_of(evidence.overlap), cut_note(evidence.overlap), rest if len(shown) > 1 else ""),
+        notes=(_weight_of(evidence.overlap), cut_note(evidence.overlap), rest),
         charts=tuple(
-            _estimates_chart(comparison, plain, "" if place else note) for place, comparison in enumerate(shown)
+            _estimates_chart(comparison, plain, "" if index else note) for index, comparison in enumerate(shown)
         ),
         tables=(*(_estimates_table(comparison, level) for comparison in shown), *_glossary(shown)),
         rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
@@ -115,36 +118,36 @@ def _weight_of(overlap: Overlap | None) -> str:
     )
 
 
-def _estimates_chart(one: Comparison, plain: bool, note: str) -> Chart:
+def _estimates_chart(comparison: Comparison, plain: bool, note: str) -> Chart:
     chart = interval_chart(
-        one.title,
-        [(_words(row.name), row.figure, row.verdict) for row in one.rows],
-        one.references or {one.reference_name: Interval(value=0.0, low=0.0, high=0.0)},
-        one.simulated,
-        plain=plain or not one.decides,
+        comparison.title,
+        [(_words(row.name), row.figure, row.verdict) for row in comparison.rows],
+        comparison.references or {comparison.reference_name: Interval(value=0.0, low=0.0, high=0.0)},
+        comparison.simulated,
+        plain=plain or not comparison.decides,
     )
     return replace(chart, note=note)
 
 
-def _estimates_table(one: Comparison, level: float) -> Table:
-    rows: list[tuple[Cell, ...]] = [(name, figure, "", "", "", "") for name, figure in one.references.items()]
-    if one.simulated is not None:
-        rows.append(("in simulation", one.simulated, "", "", "", "the value that estimates aim at"))
+def _estimates_table(comparison: Comparison, level: float) -> Table:
+    rows: list[tuple[Cell, ...]] = [(name, figure, "", "", "", "") for name, figure in comparison.references.items()]
+    if comparison.simulated is not None:
+        rows.append(("in simulation", comparison.simulated, "", "", "", "the value that estimates aim at"))
     groups: dict[str, list[Estimate]] = {}
-    for row in one.rows:
+    for row in comparison.rows:
         groups.setdefault(row.reason, []).append(row)
     for reason, group in groups.items():  # written once
-        for place, row in enumerate(group):
-            why = "as above" if place else reason
+        for index, row in enumerate(group):
+            why = "as above" if index else reason
             verdict = f"{_SIGN[row.verdict]} {row.verdict}"
             rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, why))
     return Table(
-        title=f"{one.title}, beside the {one.reference_name}",
+        title=f"{comparison.title}, beside the {comparison.reference_name}",
         columns=(
             ("Estimator", "name"),
             (f"Estimate ({level:.0%} interval)", "number"),
             ("Difference", "number"),
-            (f"Times the {one.reference_name}", "number"),
+            (f"Times the {comparison.reference_name}", "number"),
             ("Verdict", "mark"),
             ("Reason", "words"),
         ),
@@ -152,10 +155,10 @@ def _estimates_table(one: Comparison, level: float) -> Table:
     )
 
 
-def simulated_section(played: Played | None, names: Mapping[str, str], level: float, note: str) -> Section:
+def simulated_section(played: Played | None, names: Mapping[str, str], level: float, note: str) -> PageSection:
     """Returns what policies earned in simulation."""
     if played is None:
-        return Section(title="Simulation")
+        return PageSection(title="Simulation")
     names = {RANDOM: "Random actions", **names}
     columns: tuple[Column, ...] = (
         ("Policy", "name"),
@@ -165,20 +168,20 @@ def simulated_section(played: Played | None, names: Mapping[str, str], level: fl
         ("Mean length in steps", "number"),
         ("Cut by the time limit", "share"),
     )
-    differences = {key: one.total for key, one in played.differences.items()}
+    differences = {key: earned.total for key, earned in played.differences.items()}
     table = Table(
         title=f"Means per episode with {level:.0%} intervals",
         columns=columns,
         rows=[
-            (names[key], one.total, one.discounted, differences.get(key), one.length, one.cut_share)
-            for key, one in played.policies.items()
+            (names[key], policy.total, policy.discounted, differences.get(key), policy.length, policy.cut_share)
+            for key, policy in played.policies.items()
         ],
         note="The return of an episode is the sum of its rewards; in the discounted return later rewards count less.",
     )
-    return Section(title="Simulation", notes=(note,), tables=(table,), in_brief=1)
+    return PageSection(title="Simulation", notes=(note,), tables=(table,), in_brief=1)
 
 
-def weights_section(overlap: Overlap | None, enough: float) -> Section:
+def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
     """Returns the diagnostics of importance weights.
 
     Args:
@@ -187,7 +190,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
     """
     title = "Weights and overlap"
     if overlap is None:
-        return Section(title=title)
+        return PageSection(title=title)
     step = overlap.judged_step
     several = overlap.horizon > 1
     shares = {
@@ -227,7 +230,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
         title_of = f"{name.capitalize()} by step"
         charts.append(curve_chart(Curves(title=title_of, x="step of the episode", y=name, lines=lines, mark=mark)))
     if overlap.calibration is None:
-        return Section(title=title, notes=(note,), charts=tuple(charts), facts=facts)
+        return PageSection(title=title, notes=(note,), charts=tuple(charts), facts=facts)
     sentence = str(overlap.calibration)
     table = Table(
         title="Calibration of the estimated propensities, the groups that deviate most",
@@ -243,7 +246,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
             for group in overlap.calibration.largest
         ],
     )
-    return Section(
+    return PageSection(
         title=title,
         notes=(note, f"{sentence[:1].upper()}{sentence[1:]}."),
         charts=tuple(charts),
@@ -252,22 +255,22 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
     )
 
 
-def actions_section(shares: Shares, where: str) -> Section:
+def actions_section(shares: Shares, where: str) -> PageSection:
     """Returns how often named actions are chosen on the evaluated rows; `where` has those that are left out."""
     names = ("Log", "Learned policy's choice", "Mean propensity of the evaluated policy")
-    used = [place for place in range(3) if any(values[place] is not None for values in shares.values())]
+    used = [column for column in range(3) if any(values[column] is not None for values in shares.values())]
     shown = list(shares.items())[:_MOST_ACTIONS]
-    bars: tuple[Column, ...] = tuple((names[place], "bar") for place in used)
+    bars: tuple[Column, ...] = tuple((names[column], "bar") for column in used)
     table = Table(
         title="Shares of actions on evaluated rows",
         columns=(("Action", "name"), *bars),
-        rows=[(name, *(values[place] for place in used)) for name, values in shown],
+        rows=[(name, *(values[column] for column in used)) for name, values in shown],
         note=left_out(len(shares) - len(shown), "actions", where),
     )
-    return Section(title="Actions", tables=(table,) if shares else ())
+    return PageSection(title="Actions", tables=(table,) if shares else ())
 
 
-def candidates_section(document: Mapping[str, Any] | None, where: str) -> Section:
+def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSection:
     """Returns what is chosen among candidates, which have features in place of names.
 
     Args:
@@ -275,7 +278,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
         where: name of the file with the complete figures.
     """
     if not document or not document["rows"]:
-        return Section(title="Actions")
+        return PageSection(title="Actions")
     shares = {
         "Rows in which the policy's likeliest candidate is the logged one": document["same"],
         "Mean propensity of the logged candidate": document["propensity"],
@@ -283,7 +286,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     }
     features = sorted(document["features"].items(), key=lambda item: -abs(item[1]["difference"] or 0.0))
     shown = features[:_MOST_FEATURES]
-    lengths: list[tuple[str, float]] = sorted(document["candidates"].items(), key=lambda one: int(one[0].split()[0]))
+    lengths: list[tuple[str, float]] = sorted(document["candidates"].items(), key=lambda item: int(item[0].split()[0]))
     items: Mapping[str, Mapping[str, float]] = document.get("items", {})
     named = list(items.items())[:_MOST_ACTIONS]
     tables = (
@@ -301,7 +304,10 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
                 ("Policy: mean (standard deviation)", "number"),
                 ("Difference", "number"),
             ),
-            rows=[(name, _moments(one["logged"]), _moments(one["policy"]), one["difference"]) for name, one in shown],
+            rows=[
+                (name, _moments(feature["logged"]), _moments(feature["policy"]), feature["difference"])
+                for name, feature in shown
+            ],
             note=left_out(len(features) - len(shown), "features", where),
         ),
         Table(
@@ -313,8 +319,8 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
                 ("The policy's mean probability", "share"),
             ),
             rows=[
-                (f"{one['low']:.0%} to {one['high']:.0%}", one["rows"], one["propensity"], one["policy"])
-                for one in document["by_propensity"]
+                (f"{row['low']:.0%} to {row['high']:.0%}", row["rows"], row["propensity"], row["policy"])
+                for row in document["by_propensity"]
             ],
         ),
         Table(
@@ -325,17 +331,17 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     )
     known_by = "Items are known by their features, which" if items else "Candidates have no names: their features"
     note = f"{known_by} show how the policy's choices differ from the log's. A difference of 1 is a standard deviation."
-    known = ((name, written(share, "share")) for name, share in shares.items() if share is not None)
-    return Section(
+    facts = ((name, written(share, "share")) for name, share in shares.items() if share is not None)
+    return PageSection(
         title="Actions",
         notes=(note,),
-        facts=(("Rows counted", document["rows"]), *known),
+        facts=(("Rows counted", document["rows"]), *facts),
         tables=tuple(table for table in tables if table.rows),
     )
 
 
-def _moments(one: Mapping[str, float | None]) -> str:
-    return f"{number(one['mean'])} ({number(one['stddev'])})"
+def _moments(feature: Mapping[str, float | None]) -> str:
+    return f"{number(feature['mean'])} ({number(feature['stddev'])})"
 
 
 def _words(name: str) -> str:

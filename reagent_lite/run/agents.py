@@ -20,7 +20,7 @@ from reagent_lite.errors import BundleError, ConfigError, Problem, counted, near
 from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
-from reagent_lite.sim.env import Policy
+from reagent_lite.sim.env import ObservationPolicy
 from reagent_lite.sim.rollout import ONLY, Actor
 from reagent_lite.sim.spec import EnvSpec
 
@@ -45,7 +45,7 @@ class AgentType:
     name: str
     agents: tuple[int, ...]
     plays: str = LEARN
-    model: Policy | None = None
+    model: ObservationPolicy | None = None
     digest: str = ""
 
     @property

@@ -68,7 +68,7 @@ class DryRun:
     Attributes:
         config: the run's config; node_index and num_nodes are those of this machine. It has a minibatch if it gives
             one or if the number of rows is known.
-        place: ranks of this process if another launcher started it, else None.
+        ranks: ranks of this process if another launcher started it, else None.
         world: number of processes on all machines.
         processes: processes on this machine.
         inputs: data and environment.

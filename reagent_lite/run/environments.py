@@ -24,7 +24,7 @@ from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Actor
 from reagent_lite.sim.sources import identity
@@ -324,7 +324,7 @@ class ObservationEncoder:
 
         return tuple(self.simulation.actors(env, actor).values())
 
-    def policy(self, learner: PolicyLearner, home: torch.device) -> Policy:
+    def policy(self, learner: PolicyLearner, home: torch.device) -> ObservationPolicy:
         """Returns a function from observations of environments on device `home` to the learner's scores.
 
         A choice that the learner's restriction excludes has the score -inf.

@@ -320,8 +320,8 @@ class LogEvaluator(Evaluator):
             logger.info(f"evaluation: {behavior.problem or behavior.calibration}")
             rows = rows.with_propensity(behavior.propensity)
             self._evaluated = self._evaluated.with_propensity(behavior.propensity)
-        counts = scored.found.counts
-        num_rows = sum(scored.found.rows)
+        counts = scored.agreement.counts
+        num_rows = sum(scored.agreement.rows)
         for note in replaced_propensities(behavior, counts, num_rows) if group.is_first else ():
             logger.warning(note)
         log = EvaluationRows(

@@ -41,7 +41,7 @@ from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, listed, named_counts, raise_any
-from reagent_lite.evaluation.episodes import Scored, TrainEvalLogs, scored_episodes
+from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs, scored_episodes
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
@@ -54,18 +54,18 @@ _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the netwo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class LoggedData:
     """Logged rows, to learn from or to evaluate on.
 
     Attributes:
         copy: training copy of this machine's data.
-        found: features, names and counts of the data of all machines.
+        agreement: features, names and counts of the data of all machines.
         others: {"state" or "action": {id: how often its value is other}} of one-hot features, on all machines.
         rows: this machine's rows as sources read them.
     """
 
     copy: TrainingCopy
-    found: Agreement
+    agreement: Agreement
     others: dict[str, dict[int, int]]
     rows: LoggedRows
 
@@ -91,18 +91,18 @@ class Data:
     spec: SourceSpec
     normalization: Normalization
     shards: Shards
-    train: Log
-    held_out: Log | None
+    train: LoggedData
+    held_out: LoggedData | None
     learned: LoggedRows
     counts: tuple[int, ...]
     continues: bool
     sides: TrainEvalLogs
-    scored: Scored
+    scored: ScoredEpisodes
     seen: bool
     items: ItemTable | None
 
     @property
-    def evaluated(self) -> Log:
+    def evaluated(self) -> LoggedData:
         """The eval data, or else the training data, of which a part is evaluated."""
         return self.held_out or self.train
 
@@ -131,16 +131,18 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train[1].metric_names)
 
-    def log(copy: TrainingCopy, found: Agreement, title: str) -> Log:
+    def log(copy: TrainingCopy, agreement: Agreement, title: str) -> LoggedData:
         others = _others(copy, normalization, shards, title)
-        return Log(copy=copy, found=found, others=others, rows=_rows(config, copy, normalization, spec, group))
+        return LoggedData(
+            copy=copy, agreement=agreement, others=others, rows=_rows(config, copy, normalization, spec, group)
+        )
 
     train_log = log(*train, "training data")
     scored_log = train_log if held_out is None else log(*held_out, "eval data")
     sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
-        same=scored_log.found.content == train_log.found.content,
+        same=scored_log.agreement.content == train_log.agreement.content,
         shards=shards,
     )
     scored = scored_episodes(sides, config.evaluation, config.seed)
@@ -195,7 +197,9 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     return items
 
 
-def _to_learn(config: WorkflowConfig, log: Log, sides: TrainEvalLogs, scored: Scored) -> tuple[LoggedRows, bool]:
+def _to_learn(
+    config: WorkflowConfig, log: LoggedData, sides: TrainEvalLogs, scored: ScoredEpisodes
+) -> tuple[LoggedRows, bool]:
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
     both = np.isin(sides.hashes(log.copy), scored.hashes)
     if config.learns_from_scored:
@@ -229,7 +233,9 @@ def _copy(
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
     from reagent_lite.run.stages import pairing_of
 
-    group, actions, data = shards.group, config.actions or None, config.data
+    group = shards.group
+    actions = config.actions or None
+    data = config.data
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
@@ -254,15 +260,15 @@ def _copy(
     if not group.is_first_on_node:
         copy = prepared(None)
     name = shown(path)
-    found = shards.agree(Facts.of(copy, group.node, given), name)
+    agreement = shards.agree(Facts.of(copy, group.node, given), name)
     if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
         require_own_rows(copy, shards, name)
-    logger.info(f"{title}: {name}: {named_counts(found.counts)}")
-    if shares := shares_of_counts(path, found.counts):
+    logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
+    if shares := shares_of_counts(path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")
-    for note in found.notes if group.is_first else ():
+    for note in agreement.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")
-    return copy, found
+    return copy, agreement
 
 
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
@@ -283,11 +289,11 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
     for side, spec in (("state", normalization.state), ("action", normalization.action)):
         features = () if spec is None else spec.features
-        one_hot = [one.feature_id for one in features if one.feature_type is FeatureType.ENUM]
+        one_hot = [feature.feature_id for feature in features if feature.feature_type is FeatureType.ENUM]
         if spec is None or not one_hot:
             continue
-        own = _others_before_or_now(copy, side, spec) if shards.is_first and len(copy) else {}
-        counts = shards.group.all_reduce(torch.tensor([own.get(feature, 0) for feature in one_hot]))
+        other = _others_before_or_now(copy, side, spec) if shards.is_first and len(copy) else {}
+        counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
         totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
         for feature, count in totals[side].items() if shards.group.is_first else ():
             what = "value is" if count == 1 else "values are"
@@ -307,7 +313,7 @@ def _others_before_or_now(copy: TrainingCopy, side: str, spec: NormalizationSpec
     return counts
 
 
-def single_step_rows(config: WorkflowConfig, log: Log, data: Data, group: Group) -> LoggedRows:
+def single_step_rows(config: WorkflowConfig, log: LoggedData, data: Data, group: Group) -> LoggedRows:
     """Returns the rows of a log as single logged steps, which evaluation needs also with rl.multi_steps."""
     if config.rl.multi_steps is None:
         return log.rows
@@ -325,10 +331,10 @@ def _rows(
 ) -> LoggedRows:
     """Returns the rows of a copy as sources read them; every rank calls it, also without rows."""
     matrices = tuple(_matrices(config, copy, normalization))
-    place = _place(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
+    device = _device_of_rows(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
     if not len(copy):
         group.barrier()  # the others wait here for their columns
-        return no_rows(spec, place)
+        return no_rows(spec, device)
     spans = single_steps(copy) if single_step else _spans(config, copy)
     usable, notes = learnable_rows(
         copy, spans, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"
@@ -343,7 +349,7 @@ def _rows(
                 why = f"{copy.folder}: {error.strerror or error}"
                 logger.info(f"{why}: rows are normalized each time they are read, which takes longer")
     group.barrier()
-    columns = [open_columns(*matrix, place) for matrix in matrices]
+    columns = [open_columns(*matrix, device) for matrix in matrices]
     rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)
     copy.release()
     give_back_memory()
@@ -360,8 +366,8 @@ def _matrices(
         ("candidates", copy.candidates, copy.action_ids, normalization.action),
     ):
         if spec is not None:
-            known = json.dumps([normalization_json(spec), as_zero], sort_keys=True)
-            file = copy.folder / f"normalized_{name}_{hashlib.sha256(known.encode()).hexdigest()[:16]}.npy"
+            transform = json.dumps([normalization_json(spec), as_zero], sort_keys=True)
+            file = copy.folder / f"normalized_{name}_{hashlib.sha256(transform.encode()).hexdigest()[:16]}.npy"
             yield raw, Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)), spec.width, file
 
 
@@ -375,7 +381,7 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
     return single_steps(copy)
 
 
-def _place(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:
+def _device_of_rows(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:
     """Returns the device that holds the rows: the GPU if they fit, else the CPU, where processes share memory maps."""
     if group.device.type == "cpu" or config.data.residency == "host":
         return torch.device("cpu")

@@ -30,7 +30,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
     train = data.train.copy
-    agreement = data.train.found
+    agreement = data.train.agreement
     features = {
         "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
         "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
@@ -49,9 +49,9 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
         DataSource(
             use=use,
             path=shown(path or "by the timeline"),
-            rows=sum(log.found.rows),
-            counts=named_counts(log.found.counts),
-            logs=tuple(shares_of_counts(path or "", log.found.counts)),
+            rows=sum(log.agreement.rows),
+            counts=named_counts(log.agreement.counts),
+            logs=tuple(shares_of_counts(path or "", log.agreement.counts)),
             copy=log.copy,
             on_node=data.shards.several,
         )

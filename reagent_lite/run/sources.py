@@ -1,9 +1,9 @@
 """The sources that a run can learn from, and the stream of batches that the training loop reads from each.
 
-Logged          rows of all machines ──────────────────────┐
-Simulated       environments ─► replay ────────────────────┼► Stream: this rank's batches, number of steps, order
-Mixed           logged and simulated rows in each minibatch┤          of its rows
-FromCollectors  files of collectors ─► replay ─────────────┘
+LoggedExperience     rows of all machines ──────────────────────┐
+SimulatedExperience  environments ─► replay ────────────────────┼► Stream: this rank's batches, number of steps, order
+MixedExperience      logged and simulated rows in each minibatch┤          of its rows
+CollectedExperience  files of collectors ─► replay ─────────────┘
 """
 
 from collections.abc import Sequence
@@ -190,15 +190,15 @@ def open_source(
         DataError, ConfigError: see logged.prepare and environments.ObservationEncoder.
     """
     if simulation is None:
-        return Logged(config, group)
+        return LoggedExperience(config, group)
     if config.training_data_path:
-        return Mixed(config, group, simulation)
+        return MixedExperience(config, group, simulation)
     if simulation.config.mode == "learn":
-        return FromCollectors(config, group, simulation, signal or StopSignal())
-    return Simulated(config, group, simulation)
+        return CollectedExperience(config, group, simulation, signal or StopSignal())
+    return SimulatedExperience(config, group, simulation)
 
 
-class Logged(Source):
+class LoggedExperience(Source):
     """Logged rows of all machines.
 
     Attributes:
@@ -208,9 +208,9 @@ class Logged(Source):
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self._group = group
         self.data = data = prepare(config, group)
-        self.config = config.with_minibatch_for(sum(data.train.found.rows), group.world_size)
+        self.config = config.with_minibatch_for(sum(data.train.agreement.rows), group.world_size)
         self.spec, self.normalization = data.spec, data.normalization
-        self.identity = {"data": data.train.found.content, "env": ""}
+        self.identity = {"data": data.train.agreement.content, "env": ""}
 
     @property
     def items(self) -> ItemTable | None:
@@ -261,7 +261,7 @@ class Logged(Source):
         return logged_facts(self.config, self.data)
 
 
-class Simulated(Source):
+class SimulatedExperience(Source):
     """Environments in which the learner's policy acts.
 
     Attributes:
@@ -302,7 +302,7 @@ class Simulated(Source):
         return draw_pictures(folder, self.encoder, learner)
 
 
-class FromCollectors(Simulated):
+class CollectedExperience(SimulatedExperience):
     """Episodes that collectors write to a shared folder."""
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation, signal: StopSignal) -> None:
@@ -314,7 +314,7 @@ class FromCollectors(Simulated):
         return as_source(files, self.encoder, plan, self._group, CollectedSource)
 
 
-class Mixed(Logged):
+class MixedExperience(LoggedExperience):
     """Logged rows beside environments with the same features, simulation.share of each minibatch being simulated."""
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:

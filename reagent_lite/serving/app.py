@@ -1,7 +1,7 @@
 """The HTTP interface of one worker; each route is one function.
 
-POST /decide   rows ─► act ─► log ─► answer          GET /healthz   whether decisions are made
-POST /rank     candidates by value; not logged       GET /metrics   of all workers, for Prometheus
+POST /decide   rows ─► act ─► log ─► answer          GET /healthz   health check
+POST /rank     candidates by value; not logged       GET /metrics   figures of all workers, for Prometheus
 POST /reward   ─► log                                GET /openapi.json, /docs
 """
 
@@ -20,28 +20,25 @@ from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
-from reagent_lite.export.bundle import Bundle, ChoiceKind, parts
+from reagent_lite.export.bundle import ChoiceKind, parts
 from reagent_lite.serving.bodies import (
     CandidateList,
     CandidateLists,
     CandidateRows,
     Decisions,
     Health,
-    ItemDecisions,
     ItemList,
     ItemLists,
-    ItemRankings,
     ItemRows,
     NamedRows,
     Ranked,
-    RankedItem,
     Rankings,
     Reward,
     exact,
 )
 from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog
-from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, StrictRoute, refused
 from reagent_lite.serving.served_model import ServedModel
@@ -55,25 +52,25 @@ _OF_CHOICES: dict[ChoiceKind, APIRouter] = {
     "candidates": of_candidates,
     "items": of_items,
 }
-_DECIDE = "Choose an action for each row, and log it"
+_DECIDE = "Choose an action for each row and log it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """The state of a worker, which its routes find at `request.app.state.worker`.
+    """The state of a worker; its routes read it from `request.app.state.worker`.
 
     Attributes:
-        config: limits.
+        config: the server's config.
         model: the model that decides.
-        log: the log of the server.
-        figures: what is counted.
+        log: the server's log.
+        figures: counters of this worker.
         decider: makes the decisions.
     """
 
     config: ServeConfig
     model: ServedModel
     log: DecisionLog
-    figures: Figures
+    figures: ServerFigures
     decider: Decider
 
 
@@ -89,57 +86,55 @@ async def decide_listed(body: CandidateRows, request: Request) -> Response:
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
 
 
-@of_items.post("/decide", response_model=ItemDecisions, responses=ERRORS, summary=_DECIDE)
+@of_items.post("/decide", response_model=Decisions, responses=ERRORS, summary=_DECIDE)
 async def decide_items(body: ItemRows, request: Request) -> Response:
     """Chooses among the items of each row."""
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
 
 
-@of_candidates.post("/rank", responses=ERRORS, summary="Order the candidates of each row by value; not logged")
+@of_candidates.post(
+    "/rank",
+    responses=ERRORS,
+    response_model_exclude_none=True,
+    summary="Order the candidates of each row by value; not logged",
+)
 async def rank(body: CandidateLists, request: Request) -> Rankings:
     """Orders candidates without a decision."""
-    model = _worker(request).model
-    lists = [row.possible_actions for row in body.rows]
-    rankings = [[Ranked(index=k, score=score) for k, score in row] for row in _ranked(model.bundle, body.rows, lists)]
-    return Rankings(rankings=rankings, model=model.version)
+    return _rankings(_worker(request).model, body.rows, [row.possible_actions for row in body.rows])
 
 
-@of_items.post("/rank", responses=ERRORS, summary="Order items of each row by value; not logged")
-async def rank_items(body: ItemLists, request: Request) -> ItemRankings:
+@of_items.post(
+    "/rank", responses=ERRORS, response_model_exclude_none=True, summary="Order items of each row by value; not logged"
+)
+async def rank_items(body: ItemLists, request: Request) -> Rankings:
     """Orders items without a decision."""
     model = _worker(request).model
-    items = model.bundle.items
-    assert items is not None
-    lists = [row.possible_actions or items.ids for row in body.rows]
-    rankings = [
-        [RankedItem(action=ids[k], index=k, score=score) for k, score in row]
-        for ids, row in zip(lists, _ranked(model.bundle, body.rows, lists), strict=True)
-    ]
-    return ItemRankings(rankings=rankings, model=model.version, items=items.sha256)
+    assert model.bundle.items is not None
+    return _rankings(model, body.rows, [row.possible_actions or model.bundle.items.ids for row in body.rows])
 
 
-def _ranked(
-    bundle: Bundle, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]
-) -> list[list[tuple[int, float]]]:
-    """Returns of each row the places of its candidates with their values, the largest first.
+def _rankings(model: ServedModel, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]) -> Rankings:
+    """Returns the candidates of each row by value, the largest first.
 
     Raises:
-        BundleError: features or items that the model does not know.
-        RefusedError: a value that is no finite number.
+        BundleError: a feature or an item that the model does not have.
+        RefusedError: a value that is not finite.
     """
+    bundle = model.bundle
     candidates = bundle.candidates(lists)
     states = bundle.states([row.state_features for row in rows])
-    rankings: list[list[tuple[int, float]]] = []
+    rankings: list[list[Ranked]] = []
     for part in parts(map(len, candidates), MOST_CHOICES):
         predicted = bundle.predict(states[part], candidates=candidates[part])
-        for q, mask in zip(predicted.q, predicted.mask, strict=True):
-            if not np.isfinite(values := q[mask]).all():
+        for q, mask, choices in zip(predicted.q, predicted.mask, lists[part], strict=True):
+            infinite = q[mask & ~np.isfinite(q)]
+            if infinite.size:
                 where = f"rows.{len(rankings)}.possible_actions"
-                bad = values[~np.isfinite(values)]
-                raise RefusedError(422, Problem(where, "candidates of finite value", f"{bad[0]}"))
-            order = np.argsort(-q, kind="stable")
-            rankings.append([(int(k), float(q[k])) for k in order if mask[k]])
-    return rankings
+                raise RefusedError(422, Problem(where, "candidates of finite value", f"{infinite[0]}"))
+            order = [k for k in np.argsort(-q, kind="stable").tolist() if mask[k]]
+            names = {} if bundle.items is None else {k: choices[k] for k in order}
+            rankings.append([Ranked(action=names.get(k), index=k, score=float(q[k])) for k in order])
+    return Rankings(rankings=rankings, model=model.version, items=model.items_hash)
 
 
 @of_any_model.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)
@@ -149,11 +144,11 @@ async def reward(body: Reward, request: Request) -> None:
     result = worker.log.join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
     worker.figures.rewards.labels(result).inc()
     if result == "unknown":
-        expected = "the id of a decision that waits for its reward"
+        expected = "the id of a decision of this log"
         raise RefusedError(404, Problem("decision_id", expected, repr(body.decision_id)))
     if result == "again":
-        expected = f"one reward of {body.decision_id}, within {worker.config.reward_seconds:g} s"
-        raise RefusedError(409, Problem("decision_id", expected, "a second one, or one that is too late"))
+        expected = f"one reward for {body.decision_id}, within {worker.config.reward_seconds:g} s"
+        raise RefusedError(409, Problem("decision_id", expected, "a second or late reward"))
 
 
 @of_any_model.get("/healthz", responses={503: ERRORS[503]}, response_model_exclude_none=True)
@@ -201,12 +196,12 @@ def create_app(config: ServeConfig, number: int, model: ServedModel, log: Decisi
     """Returns the application of a worker.
 
     Args:
-        config: limits, and the seed.
+        config: the server's config.
         number: number of the worker.
         model: the model that decides.
-        log: the log of the server.
+        log: the server's log.
     """
-    figures = Figures()
+    figures = ServerFigures()
     rng = np.random.default_rng(None if config.seed is None else [config.seed, number])
     routers = (_OF_CHOICES[model.bundle.choices], of_any_model)
     routes = [route for router in routers for route in router.routes]

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers; `exact` says in the OpenAPI which features and actions the model has."""
+"""Bodies of requests and answers; `exact` adds the model's features and actions to the OpenAPI."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,17 +18,17 @@ from typing_extensions import TypeAliasType
 
 from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.export import Bundle
-from reagent_lite.export.bundle import Columns
+from reagent_lite.export.bundle import ColumnNames
 from reagent_lite.item_table import id_text
 
 _LARGEST = 3.4e38  # of float32
 MOST_NAMED = 200
-"""Largest number of items whose ids are listed in the OpenAPI, and decisions for them counted one by one."""
-_ORDER = 2**53  # of sequence numbers; JSON carries larger integers through floats
+"""Largest item table whose ids are listed in the OpenAPI and counted one by one."""
+_ORDER = 2**53  # largest sequence number; JSON parsers may read larger integers as floats
 
 
 def _or_text(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
-    """Returns a text as it is, and anything else as a number; the model says which of them a feature takes."""
+    """Returns a text unchanged, and anything else as a number; the model knows which of them a feature takes."""
     if not isinstance(value, str):
         return number(value)
     if len(value) > MOST_CHARACTERS:
@@ -43,7 +43,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def _some(features: dict[str, float | None]) -> dict[str, float | None]:
-    """Returns features of which one has a value, as training asks of the log."""
+    """Returns features with at least one value, as training requires."""
     if all(value is None for value in features.values()):
         raise PydanticCustomError("no_features", "at least one feature that is not null")
     return features
@@ -60,7 +60,7 @@ def _whole(value: Any) -> Any:
 
 
 def _id(value: Any) -> Any:
-    """Returns the text of an id that is an integer."""
+    """Returns an id as text; it may be an integer."""
     text = id_text(_whole(value))
     return value if text is None else text
 
@@ -71,25 +71,25 @@ ItemName = TypeAliasType(
 
 
 class Body(BaseModel):
-    """A JSON object of known keys, strict types and finite numbers."""
+    """A JSON object with known keys, strict types and finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class _Row(Body):
+class _StateRow(Body):
     state_features: StateFeatures
-    """Raw features by id or name, as in the log that the model learned from; absent or null is missing, as there.
-    Categories are texts; those that the model does not know count as other.
+    """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts;
+    texts that the model does not know count as other.
 
-    At least one has a value: nothing can be learned from a state of which nothing is known.
+    At least one feature has a value: nothing can be learned from an empty state.
     """
 
 
-class _Decided(_Row):
+class _Decided(_StateRow):
     mdp_id: Name | None = None
-    """The episode; absent: the decision is an episode of its own, and its end."""
+    """The episode; absent: the decision is an episode of its own and ends it."""
     sequence_number: Annotated[int, Field(ge=-_ORDER, le=_ORDER), BeforeValidator(_whole)] | None = None
-    """Place of the decision in its episode, where gaps are legal; absent: microseconds since 1970."""
+    """Position of the decision in its episode; gaps are allowed. Absent: microseconds since 1970."""
 
 
 class NamedRow(_Decided):
@@ -98,26 +98,26 @@ class NamedRow(_Decided):
     possible_actions: (
         Annotated[list[ActionName], Field(min_length=1, json_schema_extra={"uniqueItems": True})] | None
     ) = None
-    """Actions that are allowed; absent: all."""
+    """Allowed actions; absent: all."""
 
 
-class CandidateList(_Row):
+class CandidateList(_StateRow):
     """Candidates to rank."""
 
     possible_actions: Annotated[list[CandidateFeatures], Field(min_length=1)]
-    """Features of each candidate; where candidates of a decision are equal, the first stands for all of them."""
+    """Features of each candidate; the first of several equal candidates stands for all of them."""
 
 
 class CandidateRow(_Decided, CandidateList):
     """One decision among candidates."""
 
 
-class ItemList(_Row):
+class ItemList(_StateRow):
     """Items to rank."""
 
     possible_actions: Annotated[list[ItemName], Field(min_length=1)] | None = None
-    """Ids of items; absent: all of the item table, in its order. Where items have equal features, the first stands for
-    all of them."""
+    """Ids of items; absent: all items of the table, in its order. The first of several items with equal features stands
+    for all of them."""
 
 
 class ItemRow(_Decided, ItemList):
@@ -159,58 +159,41 @@ class Decision(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     decision_id: str
-    """Give it with the reward."""
+    """The id to send with the reward."""
     action: str | dict[str, Value | None]
     """Name of the action, id of the item, or features of the candidate."""
     index: int
-    """Place of the action among the model's actions, or of the candidate in its list; without a list in the table."""
+    """Index of the action among the model's actions, or of the candidate in its list; without a list, in the table."""
     propensity: float
-    """The probability that the action was drawn with."""
+    """The probability of the draw."""
 
 
 class Decisions(BaseModel):
-    """One decision for each row."""
+    """One decision per row."""
 
     decisions: list[Decision]
     model: str
     """Version of the model: the hash of its manifest."""
-
-
-class ItemDecisions(Decisions):
-    """One decision for each row."""
-
-    items: str
-    """Hash of the item table."""
+    items: str | None = None
+    """Hash of the item table, if the model has one."""
 
 
 class Ranked(BaseModel):
     """A candidate and its value."""
 
+    action: str | None = None
+    """Id of the item, if the model has an item table."""
     index: int
     score: float
 
 
 class Rankings(BaseModel):
-    """Of each row the candidates, the largest value first."""
+    """Candidates of each row, the largest value first."""
 
     rankings: list[list[Ranked]]
     model: str
-
-
-class RankedItem(Ranked):
-    """An item and its value."""
-
-    action: str
-    """Id of the item."""
-
-
-class ItemRankings(BaseModel):
-    """Of each row the items, the largest value first."""
-
-    rankings: list[list[RankedItem]]
-    model: str
-    items: str
-    """Hash of the item table."""
+    items: str | None = None
+    """Hash of the item table, if the model has one."""
 
 
 class Reward(Body):
@@ -219,47 +202,47 @@ class Reward(Body):
     decision_id: Name
     reward: Number
     terminal: bool = False
-    """Whether the episode has ended with this decision."""
+    """Whether the episode ends with this decision."""
     metrics: Annotated[dict[Name, Number], Field(max_length=100)] | None = None
-    """Further figures of the decision, by name."""
+    """Further figures of the decision by name."""
 
 
 class Health(BaseModel):
-    """The state of a worker that decides."""
+    """State of a worker."""
 
     model: str
     items: str | None = None
-    """Hash of the item table, if there is one."""
+    """Hash of the item table, if the model has one."""
     waiting: int
-    """Decisions of this worker that are in no Parquet file yet."""
+    """Decisions of the log that are in no Parquet file yet."""
 
 
-def with_contract_names(tree: Any, columns: Columns) -> Any:
-    """Returns a body in which the names that the model's training log has for fields are those of the contract.
+def with_contract_names(tree: Any, columns: ColumnNames) -> Any:
+    """Returns a body with the names of the contract in place of those of the model's training log.
 
     Args:
-        tree: the JSON of a body; its rows, or the body itself, may have such names.
-        columns: the model's, see Bundle.columns.
+        tree: the JSON of a body; its rows, or the body itself, may have names of the log.
+        columns: names of the log, see Bundle.columns.
     """
     if not isinstance(tree, dict):
         return tree
     rows = tree.get("rows")
     if isinstance(rows, list):
         return {**tree, "rows": [with_contract_names(row, columns) for row in rows]}
-    found = dict(tree)
+    renamed = dict(tree)
     for name, source in columns.items():
         if name in tree:
             continue
         if isinstance(source, str):
-            if source in found:
-                found[name] = found.pop(source)
-        elif features := {feature: found.pop(feature) for feature in source if feature in found}:
-            found[name] = features
-    return found
+            if source in renamed:
+                renamed[name] = renamed.pop(source)
+        elif features := {feature: renamed.pop(feature) for feature in source if feature in renamed}:
+            renamed[name] = features
+    return renamed
 
 
 def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
-    """Returns an OpenAPI document in which the features and actions are those of a model."""
+    """Returns an OpenAPI document with the features and actions of a model."""
     schemas = document["components"]["schemas"]
     sides = (
         ("StateFeatures", "state", bundle.state_feature_ids),
@@ -271,7 +254,7 @@ def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
             values = {str(feature): value for feature in ids}
             values |= {feature: _text_schema(texts) for feature, texts in bundle.levels[side].items()}
             schemas[name] |= {"properties": values, "additionalProperties": False}
-    # one feature has a value, see `_some`
+    # at least one feature has a value, see `_some`
     schemas["StateFeatures"]["anyOf"] = [
         {
             "required": [str(feature)],
@@ -287,5 +270,5 @@ def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
 
 
 def _text_schema(levels: Sequence[str]) -> dict[str, Any]:
-    """Returns the schema of a category, of which other texts than the levels are allowed too."""
+    """Returns the schema of a category, which allows other texts than the levels as well."""
     return {"anyOf": [{"type": "string", "maxLength": MOST_CHARACTERS}, {"type": "null"}], "examples": list(levels)}

@@ -4,9 +4,9 @@
                      │  write-ahead log, synced once a poll
                      └─► rewarded, or waited long enough ─► named for a file ─► Parquet, by rename ─► deleted
 
-A killed process loses nothing that was answered, since what was committed is the system's; a machine that loses its
-power loses what came after the last sync. A decision that is named for a file is in that file or will be: whoever
-finds it after a crash writes the file if it is not there, and deletes the decision.
+A killed process loses no answered decision, as the system has what was committed; a machine that loses power loses what
+came after the last sync. A decision that is named for a file is in that file or will be: after a crash the next server
+writes the file if it does not exist, and deletes the decision.
 """
 
 import errno
@@ -39,7 +39,7 @@ _TABLES = (
     "CREATE TABLE rewards (decision INTEGER PRIMARY KEY REFERENCES decisions ON DELETE CASCADE, event BLOB NOT NULL, "
     "file TEXT)",
 )
-# The newest decision's id, and its time in microseconds; the table of the log has those of decisions that are deleted.
+# Id of the newest decision, and its time in microseconds; table `log` has those of the newest deleted decision.
 _LAST = """
     SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
     FROM log LEFT JOIN (SELECT id, at FROM decisions ORDER BY id DESC LIMIT 1)
@@ -54,32 +54,34 @@ _READY = """
 """
 _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
-_FILE_ROWS = 100_000  # most decisions of a file, which are in memory while it is written
-_BATCH_ROWS = 500  # changes in one transaction of the hand-over, for which decisions wait
-_ROOM = 500_000  # bytes that a full disk has again before the log is called healthy
-_WAL_BYTES = 32_000_000  # of the write-ahead log, which then begins again
+_FILE_ROWS = 100_000  # most decisions of a file; they are in memory while it is written
+_BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for it
+_ROOM = 500_000  # free bytes of a disk that was full before the log counts as healthy
+_WAL_BYTES = 32_000_000  # size of the write-ahead log at which it begins again
 _NO_REWARD = to_json({"reward": 0.0})
 
 _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
-"""Kinds of decisions by the number that column `candidates` of the log has."""
+"""Kinds of decisions, indexed by column `candidates` of table `log`."""
 
 Joined = Literal["joined", "again", "unknown"]
-"""Outcome of a reward: its decision waited for it; it has one, or was written; no such decision is known."""
+"""Outcome of a reward. joined: its decision waited for it; again: the decision has a reward, or was written; unknown:
+there is no such decision."""
 
 
 class DecisionLog:
-    """The log as one process has it; it is not thread-safe.
+    """A process's access to the log; it is not thread-safe.
 
     Args:
-        config: the server's.
-        choices: kind of the decisions, where the log is new.
-        epoch: nanoseconds from 1970 to the zero of the monotonic clock, alike in all processes of a server, which so
-            agree on the order of an episode; None: now's, or that of the newest decision if that is later.
-        failure: the shared text of `failure`.
+        config: the server's config.
+        choices: kind of the decisions of a new log.
+        epoch: nanoseconds from 1970 to the zero of the monotonic clock; the same in all processes of a server, so that
+            they agree on the order of an episode. None: computed from the current time, or from the newest decision if
+            that is later.
+        failure: the shared text of `failure`; None: a new one.
 
     Attributes:
         choices: kind of the decisions.
-        epoch, shared_failure: for the other processes of the server.
+        epoch, shared_failure: arguments for the other processes of the server.
 
     Raises:
         OSError: the database cannot be read.
@@ -108,7 +110,7 @@ class DecisionLog:
 
     @property
     def failure(self) -> str:
-        """Why the log cannot be written; "" if it can. All processes of the server share it."""
+        """Why the log cannot be written; "" if it can be. All processes of the server share it."""
         return str(self.shared_failure.value, errors="replace")
 
     @property
@@ -124,14 +126,14 @@ class DecisionLog:
         return int(written)
 
     def append(self, events: Iterable[dict[str, Any]]) -> list[str]:
-        """Commits decisions and returns their ids; events without an episode get one of their own.
+        """Commits decisions and returns their ids; an event without an episode gets one of its own.
 
         Args:
-            events: columns of the contract but reward, with the model's version; `mdp_id` and `sequence_number` may be
-                None.
+            events: columns of the contract except the reward, with the model's version; `mdp_id` and `sequence_number`
+                may be None.
 
         Raises:
-            OSError: they could not be written; none is in the log.
+            OSError: the decisions could not be written; the log has none of them.
         """
         rows = [(event["mdp_id"], to_json(event)) for event in events]
         if not rows:
@@ -149,7 +151,7 @@ class DecisionLog:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the reward could not be written.
         """
         name, _, digits = decision_id.rpartition("-")
         if name != self._name or not digits.isdecimal() or len(digits) > 18:
@@ -157,13 +159,13 @@ class DecisionLog:
         try:
             with self._transaction():
                 self._db.execute("INSERT INTO rewards VALUES (?, ?, NULL)", (int(digits), to_json(given)))
-        except sqlite3.IntegrityError:  # a second one, or no such decision
+        except sqlite3.IntegrityError:  # a second reward, or no such decision
             ((last, _),) = self._all(_LAST)
             return "again" if 0 < int(digits) <= last else "unknown"
         return "joined"
 
     def poll(self) -> None:
-        """Writes a Parquet file when one is due, and syncs the database; what fails is tried again."""
+        """Writes a Parquet file if one is due, and syncs the database; after a failure the next poll tries again."""
         with self._errors(raising=False):
             due = time.monotonic() - self._rotated > self._config.rotate_seconds
             grown = self._bytes() - self._size > self._config.rotate_mb * 1e6
@@ -171,11 +173,11 @@ class DecisionLog:
                 self.rotate()
             sync(self._wal)
             if self._wal.stat().st_size > _WAL_BYTES:
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of it, while decisions go on
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, while decisions go on
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def rotate(self) -> None:
-        """Moves the decisions that are complete into Parquet files."""
+        """Moves complete decisions into Parquet files."""
         self._rotated = time.monotonic()
         with self._errors(raising=False):
             self._expire()
@@ -190,7 +192,7 @@ class DecisionLog:
                 for batch in _batches([(file, *row) for row in ready]):
                     with self._transaction():
                         self._db.executemany("UPDATE rewards SET file = ? WHERE decision = ?", batch)
-            if shutil.disk_usage(self._wal.parent).free > _ROOM:  # else small writes succeed where others fail
+            if shutil.disk_usage(self._wal.parent).free > _ROOM:  # with less, small writes succeed and others fail
                 self.shared_failure.value = b""
             self._size = self._bytes()
 
@@ -201,9 +203,9 @@ class DecisionLog:
             self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
 
     def _expire(self) -> None:
-        """Gives reward 0 to decisions that have waited long enough, or have too many after them."""
+        """Gives reward 0 to decisions that have waited too long, or have too many decisions after them."""
         with self._transaction():
-            self._db.execute("UPDATE log SET written = written")  # so that a full disk is noticed in any case
+            self._db.execute("UPDATE log SET written = written")  # notices a full disk in any case
         until = self._microseconds() - int(self._config.reward_seconds * 1e6)
         above = self.waiting - self._config.waiting_decisions
         if above > 0:
@@ -219,7 +221,7 @@ class DecisionLog:
                 self._db.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, NULL)", batch)
 
     def _hand_over(self, file: str) -> None:
-        """Writes the file of the decisions that are named for it, unless it is there, and deletes them."""
+        """Writes the file of the decisions that are named for it, unless it exists, and deletes them."""
         target = self._folder / file
         rows = self._all(
             "SELECT id, at, d.event, r.event FROM rewards r JOIN decisions d ON decision = id WHERE file = ? "
@@ -227,7 +229,7 @@ class DecisionLog:
             file,
         )
         if not target.exists():
-            sync(self._wal)  # else a machine that loses its power could forget which decisions the file has
+            sync(self._wal)  # else a machine that loses power could forget which decisions are in the file
             write_decisions(target, [self._row(*row) for row in rows])
             machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
         for batch in _batches(rows):
@@ -264,7 +266,7 @@ class DecisionLog:
 
     @contextmanager
     def _errors(self, *, raising: bool = True) -> Iterator[None]:
-        """Turns errors of the database into OSErrors and notes them as failure."""
+        """Turns errors of the database into OSErrors and records them as the failure."""
         try:
             yield
         except sqlite3.IntegrityError:
@@ -275,7 +277,7 @@ class DecisionLog:
                 text = os.strerror(errno.ENOSPC) if full else str(error)
                 error = OSError(errno.ENOSPC if full else errno.EIO, text)
             if not self.failure:
-                machine_logger.warning(f"the log cannot be written and is tried again: {error}")
+                machine_logger.warning(f"the log cannot be written: {error}; trying again")
             self.shared_failure.value = str(error).encode()[:199]
             if raising:
                 raise error from None
@@ -284,21 +286,21 @@ class DecisionLog:
         return self._db.execute(sql, values).fetchall()
 
     def _bytes(self) -> int:
-        """Returns the size of what is in the database."""
+        """Returns the size of the database without free pages."""
         pages, free, size = (
             self._all(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
 
     def _microseconds(self) -> int:
-        """Returns the log's time since 1970, even if the system's clock is set meanwhile."""
+        """Returns the log's time since 1970, even if the clock is changed."""
         return (self.epoch + time.monotonic_ns()) // 1000
 
     def _epoch_after(self, latest: int) -> int:
         now = time.time_ns()
         if latest > now:
             behind = f"{(latest - now) / 1e9:,.0f} s behind the newest decision in {self._folder}"
-            logger.warning(f"the system's clock is {behind}: decisions are numbered and dated from that one on")
+            logger.warning(f"the system's clock is {behind}: new decisions continue from that decision's time")
         return max(now, latest) - time.monotonic_ns()
 
     def close(self) -> None:
@@ -317,7 +319,7 @@ def _database(config: ServeConfig) -> Path:
 
 
 def require_usable(config: ServeConfig) -> None:
-    """Checks the folders of the log before anything is made.
+    """Checks the folders of the log before anything is created.
 
     Raises:
         ConfigError: the database would be on a network filesystem, or the log has a journal of an earlier version.
@@ -325,25 +327,25 @@ def require_usable(config: ServeConfig) -> None:
     path = _database(config)
     mount = find_mount(path)
     if mount is not None and mount.is_network:
-        got = f"{path.parent} on {mount.kind}, where SQLite's processes cannot share it"
-        raise ConfigError(Problem("database", "a folder on a local disk", got, "Give one of this machine"))
+        got = f"{path.parent} on {mount.kind}, which SQLite's processes cannot share"
+        raise ConfigError(Problem("database", "a folder on a local disk", got, "Name a folder of this machine"))
     for journal in sorted(Path(config.log).expanduser().glob(".worker-*/*.jsonl")):
         if journal.stat().st_size:
-            todo = "Give another; or serve it once more by that version with reward_seconds 1e-6, and end it by SIGTERM"
+            todo = "Name another folder; or serve once with that version and reward_seconds 1e-6, then send SIGTERM"
             raise ConfigError(Problem("log", "no journal of an earlier version", str(journal), todo))
 
 
 @contextmanager
 def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLog]:
-    """Yields the log as the process has it that writes its files, with the decisions of earlier servers.
+    """Opens the log in the process that writes its files, with the decisions of earlier servers.
 
     Args:
-        config: the server's.
+        config: the server's config.
         choices: kind of the decisions.
 
     Raises:
-        FolderInUseError: another process uses it.
-        ConfigError: it cannot be written, or has decisions of another kind.
+        FolderInUseError: another process uses the log.
+        ConfigError: the log cannot be written, or has decisions of another kind.
         DataError: the database is damaged.
     """
     require_usable(config)
@@ -357,7 +359,7 @@ def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLo
         with closing(log):
             if log.choices != choices:
                 expected = f"a folder for decisions among {choices}"
-                raise ConfigError(Problem("log", expected, f"one for {log.choices}", "Give another folder"))
+                raise ConfigError(Problem("log", expected, f"one for {log.choices}", "Name another folder"))
             if log.waiting:
                 machine_logger.info(f"{path}: {counted(log.waiting, 'decision')} of an earlier server")
             yield log

@@ -1,4 +1,4 @@
-"""Counters of a server for Prometheus; with PROMETHEUS_MULTIPROC_DIR the figures of all workers."""
+"""Counters of a server for Prometheus; with PROMETHEUS_MULTIPROC_DIR those of all workers."""
 
 import os
 from collections import Counter as Counts
@@ -16,60 +16,60 @@ from reagent_lite.serving.served_model import ServedModel
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
-class Figures:
+class ServerFigures:
     """Counters of one worker.
 
     Attributes:
-        requests: by path and status.
-        seconds: seconds that requests took, by path.
-        rewards: by result.
+        requests: number of requests by path and status.
+        seconds: time from request to answer by path.
+        rewards: number of rewards by result.
     """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        to: Any = {"registry": self._registry}
-        self.requests = Counter("reagent_requests", "Requests", ("path", "status"), **to)
-        self.seconds = Histogram("reagent_request_seconds", "Time to an answer", ("path",), buckets=_SECONDS, **to)
-        self.rewards = Counter("reagent_rewards", "Rewards that came: joined, again, unknown", ("result",), **to)
-        self._decisions = Counter("reagent_decisions", "Decisions by action", ("action",), **to)
-        self._missing = Counter("reagent_features_missing", "Rows without a feature", ("feature",), **to)
+        common: Any = {"registry": self._registry}
+        self.requests = Counter("reagent_requests", "Requests", ("path", "status"), **common)
+        self.seconds = Histogram("reagent_request_seconds", "Time to an answer", ("path",), buckets=_SECONDS, **common)
+        self.rewards = Counter("reagent_rewards", "Rewards: joined, again, unknown", ("result",), **common)
+        self._decisions = Counter("reagent_decisions", "Decisions by action", ("action",), **common)
+        self._missing = Counter("reagent_features_missing", "Rows without a feature", ("feature",), **common)
         self._other = Counter(
-            "reagent_features_other", "Values of one-hot features that the model has no column for", ("feature",), **to
+            "reagent_features_other", "Values of one-hot features without a column in the model", ("feature",), **common
         )
-        latest: Any = to | {"multiprocess_mode": "livemostrecent"}
+        latest: Any = common | {"multiprocess_mode": "livemostrecent"}
         self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **latest)
         self._written = Gauge("reagent_decisions_written", "Decisions in Parquet files", **latest)
-        live: Any = to | {"multiprocess_mode": "livesum"}
-        self._models = Gauge("reagent_models", "New models, by what became of them", ("result",), **live)
+        live: Any = common | {"multiprocess_mode": "livesum"}
+        self._models = Gauge("reagent_models", "New models: served, refused", ("result",), **live)
 
     def decided(self, actions: Sequence[Any], bundle: Bundle) -> None:
-        """Counts decisions; candidates have no names to count by, and of many items each would be a figure."""
+        """Counts decisions by action; candidates without names, and items of a long table, count together."""
         few = bundle.items is not None and len(bundle.items) <= MOST_NAMED
         by_name = Counts(actions) if few or not bundle.parametric else {"candidate": len(actions)}
         for action, count in by_name.items():
             self._decisions.labels(action).inc(count)
 
     def missing(self, absent: NDArray[Any], bundle: Bundle) -> None:
-        """Counts missing features of rows [N, F]."""
+        """Counts missing features in rows [N, F]."""
         if absent.any():
             for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):
                 if count:
                     self._missing.labels(str(feature)).inc(count)
 
     def other(self, counts: Mapping[int, int]) -> None:
-        """Counts values of one-hot features that have no column in the model, see Bundle.others."""
+        """Counts values of one-hot features without a column in the model; see Bundle.others."""
         for feature, count in counts.items():
             self._other.labels(str(feature)).inc(count)
 
     def gauge(self, model: ServedModel, log: DecisionLog) -> None:
-        """Takes over what model and log count themselves."""
+        """Copies the counters of model and log."""
         self._waiting.set(log.waiting)
         self._written.set(log.written)
         self._models.labels("served").set(model.swapped)
         self._models.labels("refused").set(model.refused)
 
     def page(self) -> bytes:
-        """Returns the page of figures."""
+        """Returns the page for Prometheus."""
         registry = self._registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()

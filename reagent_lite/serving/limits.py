@@ -1,4 +1,4 @@
-"""Limits of requests, and what is counted of each."""
+"""Limits of requests, and their counters."""
 
 import asyncio
 import time
@@ -6,17 +6,17 @@ from typing import Any
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import Problem
-from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.refusals import TRY_LATER, RefusedError, refusal
 
-_MOST_AT_ONCE = 1000  # bodies that a worker reads or decides; another is answered 503, not late
+_MOST_AT_ONCE = 1000  # bodies that a worker reads or decides at a time; a further one is answered with 503 at once
 _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")
 
 
 class Limits:
-    """ASGI middleware that reads bodies within limits and measures requests."""
+    """ASGI middleware that reads bodies within limits and counts requests."""
 
-    def __init__(self, app: Any, config: ServeConfig, figures: Figures) -> None:
+    def __init__(self, app: Any, config: ServeConfig, figures: ServerFigures) -> None:
         self._app = app
         self._config = config
         self._figures = figures
@@ -24,7 +24,7 @@ class Limits:
         self._posts = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Hands a request on, or answers 408, 413, or 503 where more arrive than can be handled."""
+        """Passes a request on, or answers 408, 413, or 503 if too many requests wait."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,7 +1,7 @@
-"""Refusals: all of them have one form, the problems of a request.
+"""Refusals: every error is answered with a list of problems.
 
 error of a route, of a body, of the log ─► `refused` ─► status, {"problems": [...]}
-`StrictRoute` refuses JSON that files may not have either.
+`StrictRoute` refuses JSON that is refused in files as well.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ TRY_LATER = "Try again later"
 Answers = dict[int | str, dict[str, Any]]
 
 
-class Faults(BaseModel):
-    """Everything that is wrong."""
+class Problems(BaseModel):
+    """All faults of a request."""
 
     problems: list[Problem]
 
 
 class RefusedError(HTTPException):
-    """A request that is answered with an error."""
+    """A request is answered with an error."""
 
     def __init__(self, status: int, *problems: Problem) -> None:
         super().__init__(status)
@@ -49,10 +49,10 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route whose bodies are read by `strict_json`, and may have the names of the model's training log."""
+    """A route that reads bodies by `strict_json`; they may use the names of the model's training log."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns what answers a request."""
+        """Returns the handler of a request."""
         handle = super().get_route_handler()
 
         async def strictly(request: Request) -> Response:
@@ -62,12 +62,12 @@ class StrictRoute(APIRoute):
 
 
 def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Returns the answer of `Faults`."""
+    """Returns the answer with `Problems`."""
     return JSONResponse({"problems": [asdict(problem) for problem in problems]}, status, headers)
 
 
 def _answers(texts: dict[int, str]) -> Answers:
-    return {status: {"model": Faults, "description": text} for status, text in texts.items()}
+    return {status: {"model": Problems, "description": text} for status, text in texts.items()}
 
 
 ERRORS = _answers(
@@ -79,11 +79,11 @@ ERRORS = _answers(
         503: "The log cannot be written, too many requests wait, or a worker is starting: try again later",
     }
 )
-OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
+OF_REWARD = _answers({404: "No such decision", 409: "The decision has a reward, or its time is up"})
 
 
 async def refused(request: Request, error: Any) -> Response:
-    """Answers with the problems of an error."""
+    """Answers an error with its problems."""
     if isinstance(error, RefusedError):
         return refusal(error.status_code, error.problems)
     if isinstance(error, BundleError):
@@ -101,7 +101,7 @@ async def refused(request: Request, error: Any) -> Response:
 
 
 def _problem(request: Request, fault: dict[str, Any]) -> Problem:
-    """Returns the problem of pydantic's description of a fault in a body."""
+    """Returns pydantic's description of a fault in a body as a problem."""
     location = fault["loc"]
     kind = fault["type"]
     given = fault["input"]
@@ -116,7 +116,7 @@ def _problem(request: Request, fault: dict[str, Any]) -> Problem:
 
 
 def _advice(body: type[BaseModel], location: Sequence[int | str]) -> str:
-    """Returns the known key most like an unknown one at a location such as ("rows", 0, "mdp"), else all known keys."""
+    """Returns the known key nearest to an unknown one at a location such as ("rows", 0, "mdp"), else all known keys."""
     fields = body.model_fields
     if len(location) > 1:
         fields = get_args(fields["rows"].annotation)[0].model_fields

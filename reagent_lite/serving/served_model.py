@@ -1,4 +1,4 @@
-"""The served model, and how a newer one replaces it."""
+"""The served model; a newer one replaces it."""
 
 import asyncio
 import hashlib
@@ -21,14 +21,14 @@ class ServedModel:
     """The verified model that decides now.
 
     Args:
-        folder: the model; while its files change, as it is copied or replaced, it is tried again.
+        folder: the model; it is read again while its files change, as during a copy.
         items: path of an item table in place of the model's own; read again when it changes.
-        choices: kind of the decisions of the log; None: that of the model.
+        choices: kind of the log's decisions; None: that of the model.
 
     Attributes:
         bundle: the model.
         version: sha256 of its manifest.
-        swapped, refused: number of newer models and item tables that were taken, and refused, so far.
+        swapped, refused: numbers of newer models and item tables that were accepted, and refused.
     """
 
     def __init__(self, folder: str, items: str | None = None, choices: ChoiceKind | None = None) -> None:
@@ -45,7 +45,7 @@ class ServedModel:
         return None if self.bundle.items is None else self.bundle.items.sha256
 
     async def poll(self) -> None:
-        """Loads a new model from the folder; one that fails its check is logged and refused."""
+        """Loads a new model from the folder; a model that fails its check is refused with a warning."""
         identity = self._identity()
         if identity == self._seen:
             return
@@ -68,7 +68,7 @@ class ServedModel:
         return f"model {self.version[:12]}{items}"
 
     def _whole(self) -> Bundle:
-        """Returns the model of the folder once its files have not changed for a moment, or as soon as it is right."""
+        """Returns the model of the folder; tries again until it is valid or its files stop changing."""
         while True:
             try:
                 return self._load()
@@ -82,8 +82,9 @@ class ServedModel:
     def _load(self) -> Bundle:
         bundle = load_bundle(self._folder, threads=1)
         if self._choices not in (None, bundle.choices):
-            expected, got = (f"a model that chooses among {kind}" for kind in (self._choices, bundle.choices))
-            raise BundleError(Problem(str(self._folder), f"{expected}, as the log", got, "Start another server for it"))
+            expected = f"a model that chooses among {self._choices}, as the log"
+            todo = "Start another server for it"
+            raise BundleError(Problem(str(self._folder), expected, f"one for {bundle.choices}", todo))
         return with_items_of(bundle, self._items)
 
     def _take(self, bundle: Bundle) -> None:
@@ -92,7 +93,7 @@ class ServedModel:
         self._choices = bundle.choices
 
     def _identity(self) -> tuple[list[tuple[int, ...]], tuple[InputFile, ...]]:
-        """Identifies all files, so that a model which is copied file by file is tried again until it is whole."""
+        """Returns the identity of all files; it changes while a model is copied file by file."""
         try:
             files = [file.stat() for file in sorted(self._folder.iterdir())]
         except OSError:

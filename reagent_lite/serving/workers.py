@@ -1,6 +1,6 @@
 """Processes that answer on one port and log into one database.
 
- parent: lock of the log, socket, Parquet files of what is complete ─► worker 0 ... n-1, each: model, log, uvicorn
+ parent: lock of the log, socket, Parquet files of complete decisions ─► worker 0 ... n-1, each: model, log, uvicorn
 
 A worker that ends by itself is started again.
 """
@@ -35,7 +35,7 @@ from reagent_lite.serving.served_model import ServedModel
 
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
-_GRACE_SECONDS = 5  # for requests that are under way
+_GRACE_SECONDS = 5  # for requests in progress
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -44,8 +44,8 @@ class _Server:
     """State that the workers of a server share.
 
     Attributes:
-        config: the server's.
-        listening: the socket on which all of them accept connections.
+        config: the server's config.
+        listening: the socket on which all workers accept connections.
         folder: the folder of their figures.
         choices, epoch, failure: see `DecisionLog`.
     """
@@ -59,11 +59,11 @@ class _Server:
 
 
 def serve(config: ServeConfig) -> int:
-    """Serves until SIGTERM or SIGINT; returns how often a worker was started again.
+    """Serves until SIGTERM or SIGINT; returns the number of restarts of workers.
 
     Raises:
-        FolderInUseError: another server has the log.
-        ConfigError: the log cannot be written, the port is taken, or a worker does not start.
+        FolderInUseError: another server uses the log.
+        ConfigError: the log cannot be written, the port is in use, or a worker does not start.
         BundleError: the model fails its check.
     """
     folder = Path(config.log).expanduser()
@@ -76,7 +76,7 @@ def serve(config: ServeConfig) -> int:
         open_now.enter_context(alone_in(folder, "log"))
         log = open_now.enter_context(open_log(config, choices=model.bundle.choices))
         shared = open_now.enter_context(scratch_folder("serve"))
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # workers import prometheus_client after that
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # read when workers import prometheus_client
         host, port = listening.getsockname()[:2]
         logger.info(f"serving {model} at http://{host}:{port}, log {folder}")
         server = _Server(
@@ -96,15 +96,14 @@ def _listening(config: ServeConfig) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listening = socket.create_server((config.host, config.port), family=family, backlog=1024)
-        # its connections inherit it; without it an answer in two pieces takes 40 ms
+        # connections inherit the option; without it an answer in two packets takes 40 ms
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
         where = f"{config.host}:{config.port}"
         got = error.strerror or str(error)
-        raise ConfigError(
-            Problem("port", f"a free port at {where}", got, "Choose another, or end its server")
-        ) from error
+        todo = "Choose another port, or end the server that uses it"
+        raise ConfigError(Problem("port", f"a free port at {where}", got, todo)) from error
 
 
 def _supervise(server: _Server, log: DecisionLog) -> int:
@@ -132,14 +131,12 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
                 if worker.is_alive() or stopping.is_set():
                     continue
                 multiprocess.mark_process_dead(worker.pid, str(server.folder))  # type: ignore[no-untyped-call]
-                ended = f"ended with code {worker.exitcode}"
+                got = f"exit code {worker.exitcode}"
                 if not ready[number].is_set():
                     raise ConfigError(
-                        Problem(
-                            f"worker {number}", "a process that serves", f"one that {ended}", "See its message above"
-                        )
+                        Problem(f"worker {number}", "a process that serves", got, "See its message above")
                     )
-                logger.warning(f"worker {number} {ended} and is started again")
+                logger.warning(f"worker {number} ended with {got} and is started again")
                 stopping.wait(_RESTART_SECONDS)
                 restarts += 1
                 workers[number] = started(number)
@@ -156,15 +153,15 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
 def _poll(log: DecisionLog) -> None:
     try:
         log.poll()
-    except Exception as error:  # the next poll may succeed; without polls no file would be written
+    except Exception as error:  # the next poll may succeed, and without polls no file is written
         machine_logger.warning(message_of(error))
 
 
 def _work(server: _Server, number: int, ready: Any) -> None:
-    """Serves in a process of its own."""
+    """Runs a worker in its process."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else 1000 connections leave no file to the log
-    for signal_number in _SIGNALS:  # uvicorn answers what is under way first
+    for signal_number in _SIGNALS:  # until uvicorn sets its handlers, which answer requests in progress
         signal.signal(signal_number, lambda *_: sys.exit())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(exit_code(lambda: _answer(server, number, ready)))

@@ -14,7 +14,7 @@ from reagent_lite.sim.calls import ActCall, Call
 
 _ONE = torch.Size((1,))
 # observation [R, S], mask [R, K] or None, features [R, K, F] or None -> q [R, K]
-Policy = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+ObservationPolicy = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class VectorEnv:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.errors import Problem, SimulationError
-from reagent_lite.sim.env import Policy, VectorEnv, require_finite_returns
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv, require_finite_returns
 from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.types import EnvStep, TransitionBatch
 
@@ -57,7 +57,7 @@ class Actor:
         rows: [R] numbers of the environments' rows of this type; None if all are.
     """
 
-    policy: Policy | None
+    policy: ObservationPolicy | None
     epsilon: Tensor
     temperature: float = 0.0
     ring: ReplayRing | None = None

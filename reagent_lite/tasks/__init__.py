@@ -1,1 +1,1 @@
-"""What a trained policy is used for: it plays and logs, is evaluated, and scores rows."""
+"""Tasks of a trained policy: simulated logs, evaluation, and scores of rows."""

@@ -1,16 +1,15 @@
 """Evaluate a policy.
 
-Exported models evaluated on a log that they need not have learned from, in simulation, or both; on a log also policies
-that are no models.
+Exported models are evaluated on any log, in simulation, or both; other policies on a log only.
 
-1 models    loaded, verified; two of them must decide among the same choices; checked against the environment
+1 models    loaded, verified; two models must decide among the same choices; checked against the environment
 2 log       events become transitions ─► training copy ─► its features are compared with those of the models
                                       └► columns of policies
-3 play      each model in the environment, on the same starts
-4 estimate  of each model: heads fitted to its policy ─► page ─► estimators; of two also the difference
+3 play      each model in the environment, from the same starts
+4 estimate  for each policy: heads fitted to it ─► page ─► estimators; for two policies also the difference
 5 report    JSON file, page beside it, text
 
-One process does all of it, on the CPU: the exported model runs in onnxruntime.
+One process on the CPU does all of this: the exported model runs in onnxruntime.
 """
 
 import hashlib
@@ -55,16 +54,16 @@ class Evaluated(Result):
     """The results; printed as the last line of standard output.
 
     Attributes:
-        decision: what to do with the model: choice, reason, next.
+        decision: advice on the model: choice, reason, next.
         report: path of the JSON file.
-        page: path of the same as one HTML file, beside it.
-        episodes, rows: scored, of the log; 0 without one.
-        scores: {`CPE/{outcome}/{estimator}`: estimate}, null where there is none; the logged policy's own among them;
-            of what was played {`simulation/...`: figure}, by the tags of training.
+        page: path of the HTML file with the same content.
+        episodes, rows: numbers of scored episodes and rows of the log; 0 without a log.
+        scores: {`CPE/{outcome}/{estimator}`: estimate or null}, with the logged policy's own value, and from simulation
+            {`simulation/...`: figure}, with the tags of training.
         difference: {`CPE/{outcome}/{estimator}`, `simulation/...`: [estimate, lower, upper]} of model minus against;
-            null without.
-        warnings: what was found wrong with the log or the models.
-        seconds: total wall-clock time.
+            null without `against`.
+        warnings: faults of the log or the models.
+        seconds: total wall-clock time of the run.
     """
 
     decision: dict[str, str]
@@ -82,15 +81,15 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     """Evaluates, writes the report and returns the estimates.
 
     Raises:
-        BundleError: a model that is not whole, or two that decide among other choices, or one that does not fit the
-            environment.
-        SimulationError: no such environment.
-        DataError: what is wrong with the log, or that it is none for this model.
+        BundleError: a model is incomplete or does not fit the environment, or two models decide among different
+            choices.
+        SimulationError: there is no such environment.
+        DataError: the log has faults, or does not fit the model.
     """
     start = time.monotonic()
     given = None if config.output_path is None else Path(config.output_path).expanduser()
     policies = _policies(config)
-    folders = [one.path.resolve().parent for one in policies if isinstance(one, ExportedModel)]
+    folders = [policy.path.resolve().parent for policy in policies if isinstance(policy, ExportedModel)]
     folder = folders[0] if given is None else given.parent
     require_writable(folder, "output_path")
     findings = _findings(config, policies)
@@ -121,13 +120,14 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
 
 
 def _name(findings: Findings) -> str:
-    """Returns the name of the report's file: another one for another model, log or config."""
-    config, estimates = findings.config, findings.estimates
+    """Returns the name of the report's file, which depends on the models, the log and the config."""
+    config = findings.config
+    estimates = findings.estimates
     log = "" if estimates is None else content_of(estimates.log.copy)
     parts = [
         fingerprint(config),
         log,
-        *(one.bundle.manifest for one in findings.models if isinstance(one, ExportedModel)),
+        *(model.bundle.manifest for model in findings.models if isinstance(model, ExportedModel)),
     ]
     source = logs_of(config.data_path)[0] or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
@@ -135,17 +135,18 @@ def _name(findings: Findings) -> str:
 
 
 def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> Findings:
-    gamma = next((one for one in (config.gamma, *(policy.gamma for policy in policies)) if one is not None), None)
+    discounts = (config.gamma, *(policy.gamma for policy in policies))
+    gamma = next((discount for discount in discounts if discount is not None), None)
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     if gamma is None and models:
-        raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))
+        raise ConfigError(Problem("gamma", "a number, as the config of the model has none", "nothing"))
     arena = None if config.simulation is None else Arena(config, config.simulation, models)
     log = None
     if config.data_path:
         config = _with_columns(config, models)
         items = _items(config, models)
         copy, columns = _read(config, policies, items)
-        gamma = _one_row_gamma(copy) if gamma is None else gamma
+        gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
         log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
     assert gamma is not None, "models alone play"
     played = None if arena is None else arena.play(gamma)
@@ -155,7 +156,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
 
 
 def _with_columns(config: EvaluateConfig, models: list[ExportedModel]) -> EvaluateConfig:
-    """Returns the config with the columns of the first model's training log, where it has none of its own."""
+    """Returns the config with the columns of the first model's training log, unless it has columns."""
     if config.columns or not models:
         return config
     with needing("data", "data_path"):
@@ -163,7 +164,7 @@ def _with_columns(config: EvaluateConfig, models: list[ExportedModel]) -> Evalua
     return config.model_copy(update={"columns": remembered_columns(config.data_path, models[0].bundle.columns)})
 
 
-def _one_row_gamma(copy: TrainingCopy) -> float:
+def _gamma_of_single_rows(copy: TrainingCopy) -> float:
     """Returns a discount that has no effect, as every episode is one row.
 
     Raises:
@@ -171,16 +172,16 @@ def _one_row_gamma(copy: TrainingCopy) -> float:
     """
     longest = int(np.bincount(np.asarray(copy.episode)).max())
     if longest > 1:
-        expected = "a number, as no model says it and episodes have several rows"
+        expected = "a number, as there is no model and episodes have several rows"
         raise ConfigError(Problem("gamma", expected, f"nothing, and an episode of {longest:,} rows"))
     return 1.0
 
 
 def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
-    """Loads the models; other policies need the log.
+    """Returns the policies, with loaded models.
 
     Raises:
-        BundleError: two that decide among other choices.
+        BundleError: two models decide among different choices.
     """
     names = {"model": config.model} | ({} if config.against is None else {"against": config.against})
     policies = tuple(
@@ -189,8 +190,8 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     )
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     actions = [model.bundle.action_names for model in models]
-    if len({frozenset(one) for one in actions}) > 1:
-        shown = [", ".join(one) or "candidates" for one in actions]
+    if len({frozenset(names) for names in actions}) > 1:
+        shown = [", ".join(names) or "candidates" for names in actions]
         raise BundleError(
             Problem(f"against {models[1].path}", f"a model that decides as {models[0].path}: {shown[0]}", shown[1])
         )
@@ -200,16 +201,18 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
 def _read(
     config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None
 ) -> tuple[TrainingCopy, dict[str, PolicyColumn]]:
-    """Returns the rows, after those stages that the log needs, and the policies' columns by key.
+    """Returns the rows, after the stages that the log needs, and the policies' columns by key.
 
     Raises:
-        DataError: what is wrong with them.
+        DataError: the rows or columns have faults.
     """
     with needing("data", "data_path"):
         from reagent_lite.data.copy.policy_column import read_policy_column
-    actions = next((one.bundle.action_names for one in policies if isinstance(one, ExportedModel)), config.actions)
+    models = (policy for policy in policies if isinstance(policy, ExportedModel))
+    actions = next((model.bundle.action_names for model in models), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
-    names = {one.key: one.column for one in policies if isinstance(one, GivenPolicy) and one.column}
+    given = (policy for policy in policies if isinstance(policy, GivenPolicy))
+    names = {policy.key: policy.column for policy in given if policy.column}
     path, timeline = _rows_of(config, actions, tuple(names.values()), items)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
@@ -225,7 +228,7 @@ def _read(
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
-    """Returns the item table of the config, else that of the first model which has one."""
+    """Returns the item table of the config, else that of the first model with items."""
     if config.items is None:
         return next((model.bundle.items for model in models if model.bundle.items is not None), None)
     from reagent_lite.data.rows.items import read_items
@@ -236,12 +239,12 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
 def _rows_of(
     config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...], items: ItemTable | None
 ) -> tuple[DataPath, TimelineConfig | None]:
-    """Returns the path that the rows are read from, and how events there are paired, if otherwise than by default.
+    """Returns the path of the rows, and the timeline of events there unless it is the default.
 
     Args:
         config: the config of the workflow.
-        actions: names of the actions; none of candidates.
-        further: columns that the transitions of a timeline's folder have as well.
+        actions: names of the actions; empty for candidates.
+        further: additional columns of the transitions in a timeline's folder.
         items: the item table.
     """
     from reagent_lite.data.copy.first_look import holds_events
@@ -270,7 +273,7 @@ def _rows_of(
 
 
 def _choose_threads(rows: int, reading: Reading) -> None:
-    """Sets torch's threads by the size of one forward pass; a user's OMP_NUM_THREADS stands."""
+    """Sets torch's threads by the size of a forward pass, unless the user has set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
         widths = (sum(spec.width for spec in reading.normalization.values()), *reading.training.layers[1:-1], 1)
         torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))

@@ -1,9 +1,9 @@
 """Score rows with an exported model.
 
-1 check    the model's hashes, the input's files, features that `columns` names
+1 check    the model's hashes, the files of the input, features in `columns`
 2 predict  rows of any format ─► checked as in training ─► onnxruntime, block by block in threads
 3 choose   in the order of the rows: a draw from the model's policy, or the largest score
-4 write    under a temporary name until it is whole
+4 write    under a temporary name until it is complete
 """
 
 import time
@@ -21,14 +21,14 @@ from reagent_lite.files import require_writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredFile:
     """The written scores; printed as the last line of standard output.
 
     Attributes:
         scores: path of the file.
-        rows: number of its rows, in the order of the input.
-        undecided_rows: rows without an action, as the row allows none or the model has no value for it.
-        other_values: {feature: values that the model has no column for} of one-hot features.
+        rows: number of rows, in the order of the input.
+        undecided_rows: number of rows without an action, as none is possible or no score is a number.
+        other_values: {feature: number of values without a column in the model} of one-hot features.
         rows_per_second: speed of the whole run.
         seconds: total wall-clock time of the run.
     """
@@ -41,12 +41,12 @@ class Scored:
     seconds: float
 
 
-def score(config: ScoreConfig) -> Scored:
+def score(config: ScoreConfig) -> ScoredFile:
     """Writes the action and the score of every row.
 
     Raises:
         BundleError: the model fails its check.
-        DataError: what is wrong with the rows, or features that the model reads and no row has.
+        DataError: rows have faults, or no row has a feature that the model reads.
     """
     with needing("data", "data_path"):
         from reagent_lite.data.writing.files import table_writer
@@ -71,7 +71,7 @@ def score(config: ScoreConfig) -> Scored:
     if undecided:
         logger.warning(f"no action in {counted(undecided, 'row')}, as none is possible or no score is a number")
     seconds = time.monotonic() - start
-    return Scored(
+    return ScoredFile(
         scores=str(target),
         rows=rows,
         undecided_rows=undecided,

@@ -48,17 +48,17 @@ _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
 
 def scored_table(config: ScoreConfig) -> pa.Table:
-    """Returns the actions and scores of all rows, in memory; columns and errors as of `scored_tables`."""
+    """Returns the actions and scores of all rows, in memory; for columns and errors see `scored_tables`."""
     bundle, config, files = opened(config)
     return pa.concat_tables(scored_tables(config, files, bundle, Counter()))
 
 
 def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
-    """Returns the model, the config with its columns where the config has none, and the files of the rows.
+    """Returns the model, the config with the columns of the rows, and the files of the rows.
 
     Raises:
         BundleError: the model fails its check, or the item table does not fit it.
-        DataError: files that are not there, or cannot be read.
+        DataError: files are missing or cannot be read.
     """
     bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
     bundle = with_items_of(bundle, config.items)
@@ -70,65 +70,66 @@ def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, .
 def scored_tables(
     config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bundle, others: Counter[str]
 ) -> Generator[pa.Table]:
-    """Yields the actions and scores of rows, in order; counts in `others` what `Bundle.others` does, by feature.
+    """Yields the actions and scores of rows, in order; adds the counts of `Bundle.others` to `others`, by feature.
 
-    The columns are mdp_id and sequence_number, null where the input has none; those to keep; action, a name, the id
-    of an item or the features of a candidate; index, its place among the model's actions or in possible_actions (in
-    the item table for a row without them); score; action_probability; and with `all_scores` scores by action, or a
-    list by candidate, null where one may not be taken.
+    The columns are mdp_id and sequence_number, null if the input has none; the columns to keep; action: a name, the id
+    of an item or the features of a candidate; index: that of the action among the model's actions or in
+    possible_actions (in the item table for a row without them); score; action_probability; and with `all_scores` the
+    scores by action, or a list by candidate, null for a choice that is not allowed.
 
     Raises:
-        DataError: what is wrong with the rows, or features that the model reads and no row has.
+        DataError: rows have faults, or no row has a feature that the model reads.
     """
     if isinstance(config.columns.get("state_features"), list):
         _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
-    rng = np.random.default_rng(config.seed)
-    seen = (set[int](), set[int]())
-    columns, readers = set[str](), readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
+    rng = np.random.default_rng(config.seed) if config.policy == "acting" else None
+    columns = set[str]()
+    state_ids = set[int]()
+    action_ids = set[int]()
+    readers = readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
         progress("scoring", "bytes") as show,
         closing(read_blocks(files, partial(_predicted, bundle, config.keep), show, readers)) as blocks,
     ):
         for block in blocks:
-            for part in block:
-                columns.update(part.columns)
-                seen[0].update(part.state_ids)
-                seen[1].update(part.candidates.features.ids if part.candidates else ())
-                others.update(part.others)
-                yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
+            for rows in block:
+                columns.update(rows.columns)
+                state_ids.update(rows.state_ids)
+                action_ids.update(rows.candidates.features.ids if rows.candidates else ())
+                others.update(rows.others)
+                yield rows.scored(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
-        logger.warning(f"feature {feature}: {counted(count, 'value')} that the model has no column for")
+        logger.warning(f"feature {feature}: {counted(count, 'value')} without a column in the model")
     where = place(config.data_path)
     require_columns(sorted(columns), config.keep, where)
-    _require_features("state", bundle.state_feature_ids, seen[0], where)
-    _require_features("candidate", bundle.action_feature_ids, seen[1], where)
+    _require_features("state", bundle.state_feature_ids, state_ids, where)
+    _require_features("candidate", bundle.action_feature_ids, action_ids, where)
 
 
-def _require_features(what: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
-    """Refuses rows that have nothing under the name of a feature, not even null."""
-    have = sorted(map(str, given))
-    missing = [str(one) for one in reads if str(one) not in have]
-    got = f"features {listed(have)}" if have else "none"
-    raise_any(
-        [
-            Problem(where, f"the {what} feature {one}, which the model reads", got, nearest(one, have, "Nearest: {!r}"))
-            for one in missing
-        ]
-    )
+def _require_features(kind: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
+    """Refuses rows that have no column for a feature, not even one of nulls."""
+    names = sorted(map(str, given))
+    missing = [str(feature) for feature in reads if str(feature) not in names]
+    got = f"features {listed(names)}" if names else "none"
+    problems = []
+    for name in missing:
+        expected = f"the {kind} feature {name}, which the model reads"
+        problems.append(Problem(where, expected, got, nearest(name, names, "Nearest: {!r}")))
+    raise_any(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Rows of a block.
+class _PredictedRows:
+    """Rows of a block with the model's predictions.
 
     Attributes:
-        columns: names of columns that the block has, the log's own of those to keep.
-        keys: columns of _KEYS, and those to keep.
-        state_ids: features of states that the block has.
-        candidates: None if actions are fixed.
+        columns: names of the block's columns, with the log's names of columns to keep.
+        keys: columns of _KEYS, and columns to keep.
+        state_ids: ids of the block's state features.
+        candidates: None with named actions.
         texts: texts of candidates' features by code.
-        others: {feature: values that the model has no column for}.
-        items: [candidates] id of each; None if they have features alone.
+        others: {feature: number of values without a column in the model}.
+        items: [candidates] id of each; None for candidates without ids.
         prediction: the prediction of the model.
     """
 
@@ -142,14 +143,15 @@ class _Part:
     prediction: Prediction
 
     def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
-        found = self.prediction
-        index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else self._drawn(rng)
-        none, at = index < 0, np.maximum(index, 0)
+        q = self.prediction.q
+        index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._drawn(rng)
+        none = index < 0
+        at = np.maximum(index, 0)
         columns = {
             **dict(zip(self.keys.column_names, self.keys.columns, strict=True)),
             "action": self._actions(bundle, index),
             "index": pa.array(index, mask=none),
-            "score": pa.array(np.take_along_axis(found.q, at[:, None], 1)[:, 0], mask=none),
+            "score": pa.array(np.take_along_axis(q, at[:, None], 1)[:, 0], mask=none),
             "action_probability": pa.array(probability, mask=none),
         }
         if all_scores:
@@ -157,7 +159,7 @@ class _Part:
         return pa.table(columns)
 
     def _drawn(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns drawn places and their probability, of equal candidates the sum, as a log knows features alone."""
+        """Returns drawn indices and their probability; equal candidates count together, as a log has only features."""
         index, probability = self.prediction.draw(rng)
         if self.candidates is None:
             return index, probability
@@ -170,47 +172,52 @@ class _Part:
     def _actions(self, bundle: Bundle, index: NDArray[np.int64]) -> pa.Array:
         if self.candidates is None:
             return pa.array(bundle.action_names, pa.string()).take(pa.array(index, mask=index < 0))
-        lengths, features_of = self.candidates.lengths, self.candidates.features
-        taken = index >= 0
+        lengths = self.candidates.lengths
+        matrix = self.candidates.features
+        decided = index >= 0
         at = np.cumsum(lengths) - lengths + index
         if self.items is not None:
-            return self.items.take(pa.array(at, mask=~taken))
-        values = np.full((len(index), len(features_of.ids)), np.nan, np.float32)
-        values[taken] = features_of.values[at[taken]]
-        names = {int(one): str(one) for one in features_of.ids}
-        maps = map_array(FeatureMatrix(features_of.ids, values), taken, self.texts)
-        # in all blocks alike
+            return self.items.take(pa.array(at, mask=~decided))
+        values = np.full((len(index), len(matrix.ids)), np.nan, np.float32)
+        values[decided] = matrix.values[at[decided]]
+        names = {int(feature): str(feature) for feature in matrix.ids}
+        maps = map_array(FeatureMatrix(matrix.ids, values), decided, self.texts)
+        # the same type in all blocks
         kind = features_type(maps.type, names=True, texts=bool(bundle.levels["action"]))
         return features_as(maps, kind, names)
 
     def _scores(self, bundle: Bundle) -> pa.Array:
-        q, mask = self.prediction.q, self.prediction.mask
+        q = self.prediction.q
+        mask = self.prediction.mask
         if self.candidates is None:
-            each = [pa.array(q[:, place], mask=~mask[:, place]) for place in range(q.shape[1])]
-            return pa.StructArray.from_arrays(each, list(bundle.action_names))
+            by_action = [pa.array(q[:, column], mask=~mask[:, column]) for column in range(q.shape[1])]
+            return pa.StructArray.from_arrays(by_action, list(bundle.action_names))
         lengths = self.candidates.lengths
         exists = np.arange(q.shape[1]) < lengths[:, None]
         return list_array(pa.array(q[exists], mask=~mask[exists]), lengths)
 
 
-def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]:
+def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_PredictedRows]:
     """Returns the rows of a block with the model's predictions.
 
     Raises:
-        DataError: a column that is missing, or rows with a fault.
+        DataError: a column is missing, or rows have faults.
     """
     wanted = ("state_features", "possible_actions") if bundle.choices == "candidates" else ("state_features",)
     require_columns(block.table.column_names, wanted, block.where(0))
-    faults, column = Faults(block), partial(column_of, block)
+    faults = Faults(block)
+    column = partial(column_of, block)
     state, present = features(column("state_features"), faults)
     require_present("state_features", present, faults)
     read = {str(feature): str(feature) in bundle.levels["state"] for feature in bundle.state_feature_ids}
     _require_texts(read, "state_features", state, np.arange(len(present)), faults)
-    own_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
+    row_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
     fields = {name: block.file.columns.meaning(name) if block.file.columns else name for name in keep}
-    keys = pa.table(own_keys | {name: as_text(column(one), faults)[0] for name, one in fields.items()})
-    columns = {*block.table.column_names, *(name for name, one in fields.items() if one in block.table.column_names)}
-    values, ids = state.aligned(bundle.state_feature_ids), bundle.action_feature_ids
+    keys = pa.table(row_keys | {name: as_text(column(field), faults)[0] for name, field in fields.items()})
+    present_fields = {name for name, field in fields.items() if field in block.table.column_names}
+    columns = {*block.table.column_names, *present_fields}
+    values = state.aligned(bundle.state_feature_ids)
+    ids = bundle.action_feature_ids
     if bundle.parametric:
         lists = _candidates(bundle, column("possible_actions"), faults)
         if isinstance(lists, Lists):
@@ -221,11 +228,11 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
         mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
         sizes = np.full(len(mask), mask.shape[1])
     faults.require_none()
-    found = []
+    predicted = []
     for part in parts(sizes.tolist(), BLOCK_VALUES):
         candidates = lists.part(part) if bundle.parametric else None
         items = None
-        if isinstance(candidates, _ItemLists):
+        if isinstance(candidates, _ItemChoices):
             items = candidates.ids
             candidates = candidates.lists
         others = Counter({str(feature): count for feature, count in bundle.others(values[part]).items()})
@@ -236,8 +243,8 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
             others.update({str(feature): count for feature, count in bundle.others(every, candidates=True).items()})
             prediction = bundle.predict(values[part], candidates=np.split(every, np.cumsum(candidates.lengths)[:-1]))
         rows = keys.slice(part.start, part.stop - part.start)
-        found.append(
-            _Part(
+        predicted.append(
+            _PredictedRows(
                 columns=columns,
                 keys=rows,
                 state_ids=state.ids,
@@ -248,20 +255,20 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Part]
                 prediction=prediction,
             )
         )
-    return found
+    return predicted
 
 
 def _require_texts(
     read: Mapping[str, bool], name: str, matrix: FeatureMatrix, row_of: NDArray[np.int64], faults: Faults
 ) -> None:
-    """Records a fault where a feature is a text and the model reads a number, or the other way round.
+    """Records a fault if a feature is a text and the model reads a number, or the other way round.
 
     Args:
         read: {feature that the model reads: whether it is a text}.
-        name: the column.
-        matrix: its features [n, F].
-        row_of: [n] the block's row of each.
-        faults: the faults of the block.
+        name: name of the column.
+        matrix: features [n, F] of the column.
+        row_of: [n] row in the block.
+        faults: faults of the block.
     """
     for index, feature in enumerate(matrix.ids):
         is_text = feature in faults.levels.get(name, {})
@@ -273,14 +280,14 @@ def _require_texts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ItemLists:
-    """Lists of items; a row without a list has all items, which are put into it only where they are asked for.
+class _ItemChoices:
+    """Lists of items; a row without a list has all items, which properties add on demand.
 
     Attributes:
         table: the items.
         listed: [n] whether the row has a list.
-        lengths: [n] how many items each row has.
-        rows: [listed items] row of each in the table.
+        lengths: [n] number of items of each row.
+        rows: [listed items] row of each listed item in the table.
     """
 
     table: ItemTable
@@ -288,11 +295,11 @@ class _ItemLists:
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
 
-    def part(self, rows: slice) -> _ItemLists:
-        """Returns the lists of some successive rows."""
+    def part(self, rows: slice) -> _ItemChoices:
+        """Returns the lists of consecutive rows."""
         ends = np.cumsum(np.where(self.listed, self.lengths, 0))
         start = int(ends[rows.start - 1]) if rows.start else 0
-        return _ItemLists(
+        return _ItemChoices(
             table=self.table,
             listed=self.listed[rows],
             lengths=self.lengths[rows],
@@ -301,7 +308,7 @@ class _ItemLists:
 
     @property
     def whole(self) -> NDArray[np.int64]:
-        """[items] row in the table of each item of all lists."""
+        """[items] row in the table of each item in all lists."""
         listed = np.repeat(self.listed, self.lengths)
         rows = np.empty(len(listed), np.int64)
         rows[listed] = self.rows
@@ -310,17 +317,17 @@ class _ItemLists:
 
     @property
     def lists(self) -> Lists:
-        """The features of the items."""
+        """Features of the items in all lists."""
         return Lists(self.lengths, FeatureMatrix(self.table.feature_ids, self.table.values[self.whole]))
 
     @property
     def ids(self) -> pa.Array:
-        """[items] the id of each item of all lists."""
+        """[items] id of each item in all lists."""
         return pa.array(self.table.ids, pa.string()).take(pa.array(self.whole))
 
 
-def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemLists:
-    """Returns the candidates of rows, by features or, of a model with items, by id."""
+def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemChoices:
+    """Returns the candidates of rows, by features or, for a model with items, by id."""
     if bundle.items is None:
         return candidate_lists(column, faults)
     lengths, elements = pieces(column, faults, "a list of ids of items")
@@ -329,7 +336,7 @@ def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _Item
     rows = item_rows(elements, faults, bundle.items)
     elements.fault(faults, ~elements.present, f"an id for every item in {column.name}", lambda _: "null")
     listed = column.present
-    return _ItemLists(
+    return _ItemChoices(
         table=bundle.items,
         listed=listed,
         lengths=np.where(listed, lengths, len(bundle.items)),

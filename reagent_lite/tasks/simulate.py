@@ -1,10 +1,8 @@
 """Play a policy in an environment and write its log.
 
-A policy plays, its episodes are written, and another policy's true value is computed.
-
-1 open     environment compiled, models loaded and checked against it: every error of the config is found here
+1 open     environment compiled, models loaded and checked against it; reports every error of the config
 2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
-3 value    another policy plays as many episodes as asked for ─► output_path.truth.json
+3 value    another policy plays the configured number of episodes ─► output_path.truth.json
 4 appear   the log gets its name
 """
 
@@ -39,7 +37,7 @@ from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.agents import AgentType, agent_type, unknown_types
 from reagent_lite.sim.backend import Backend, open_backend
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.episodes import Amount, whole_episodes
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Actor
@@ -52,26 +50,27 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95  # of the interval of the log's mean return
 RESAMPLES = 2000
-# streams of random numbers beside those of training runs, which may have the same seed
-LOG, TRUTH = 16, 17
+# streams of random numbers, different from those of training runs with the same seed
+LOG = 16
+TRUTH = 17
 
 Returns = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated(Result):
+class SimulatedLog(Result):
     """The results; printed as the last line of standard output.
 
     Attributes:
-        log: path of the file.
-        rows, episodes: in it; each agent's part of an episode is one of its own.
-        mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
-            None for a single episode. Of several agents it is their mean, and the interval is over episodes of the
-            environment: what its agents earn hangs together.
-        mean_return_of: the same by type of agent; empty with one agent.
-        rows_per_second: played and written.
-        seconds: total wall-clock time.
-        value_of: what stands in the truth file; None where none was asked for.
+        log: path of the log.
+        rows, episodes: numbers of rows and episodes in the log; each agent's part of an episode counts as one.
+        mean_return: undiscounted mean of the log's episodes, with a 95 % interval by the central limit theorem; bounds
+            are None for a single episode. With several agents it is their mean, and the interval is over episodes of
+            the environment, as returns of agents in one episode are correlated.
+        mean_return_of: mean return by agent type; empty with one agent.
+        rows_per_second: rows played and written per second.
+        seconds: total wall-clock time of the run.
+        value_of: content of the truth file; None without value_of.
     """
 
     log: str
@@ -86,13 +85,13 @@ class Simulated(Result):
     value_of: dict[str, Any] | None
 
 
-def simulate(config: SimulateConfig) -> Simulated:
-    """Writes the log and returns what is in it."""
+def simulate(config: SimulateConfig) -> SimulatedLog:
+    """Writes the log and returns its results."""
     with needing("data", "output_path"):
         from reagent_lite.data.writing.files import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser()
-    with _own_keys():
+    with _keys_without_section():
         backend = open_backend(
             config.env,
             backend=config.backend,
@@ -108,11 +107,11 @@ def simulate(config: SimulateConfig) -> Simulated:
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
-        played = _write(config, backend, partial(_players, config, policy, others), schema, writer)
+        played = _write(config, backend, partial(_actors, config, policy, others), schema, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
-        truth.unlink(missing_ok=True)  # of an earlier log of this name
+        truth.unlink(missing_ok=True)  # that of an earlier log with this name
         if value is not None:
             write_whole(truth, canonical(value))
     of_env = played.returns.mean(1)
@@ -123,7 +122,7 @@ def simulate(config: SimulateConfig) -> Simulated:
     each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
     count = played.returns.size
     logger.info(f"{target}: {counted(played.rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
-    return Simulated(
+    return SimulatedLog(
         log=str(target),
         rows=played.rows,
         episodes=count,
@@ -161,19 +160,21 @@ def _write(
     schema: "LogSchema",
     writer: "TableWriter",
 ) -> _Written:
-    """Plays and writes the log; `cast` says who plays in an environment."""
+    """Plays and writes the log; `cast` returns the actors of an environment."""
     from reagent_lite.data.writing.episodes import episode_rows
     from reagent_lite.run.roles.collect import named_block
 
     amount = Amount(rows=config.rows, episodes=config.episodes)
-    with _own_keys():
+    with _keys_without_section():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
     logger.info(
         f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
         f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}"
     )
-    returns, rows, prefix = [], 0, _prefix(config)
+    returns = []
+    rows = 0
+    prefix = _prefix(config)
     come_from = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
         for episodes in whole_episodes(env, cast(env), amount):
@@ -192,14 +193,14 @@ def _device(config: SimulateConfig) -> torch.device:
     if config.backend == "auto" and not torch.cuda.is_available():
         logger.info("use_gpu is true, but no GPU was found: playing on the CPU")
         return torch.device("cpu")
-    return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
+    return torch.device("cuda", 0)  # without CUDA, open_backend raises an error
 
 
 def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
-    """Returns what rows hold.
+    """Returns the columns of the log.
 
     Raises:
-        ConfigError: actions as names in an environment whose candidates have none.
+        ConfigError: the config asks for action names, but the environment has candidates.
     """
     from reagent_lite.data.writing.episodes import LogSchema
 
@@ -211,7 +212,7 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
                     "parametric",
                     f"true with {spec.name}, whose candidates differ from step to step",
                     "false",
-                    "They have features but no names",
+                    "Candidates have features but no names",
                 )
             )
         return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
@@ -230,12 +231,12 @@ def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> 
     )
 
 
-def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
-    """Returns a model's policy, or None for the random one and where none is wanted.
+def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> ObservationPolicy | None:
+    """Returns a model's policy; None for the random policy or without a config.
 
     Raises:
-        ConfigError: agents are of several types, which one model cannot play and whose values are not one.
-        BundleError: no model there, one that was altered, or one of other features or actions.
+        ConfigError: agents have several types, so that value_of is not defined.
+        BundleError: the model is missing or altered, or has other features or actions.
     """
     if config is None:
         return None
@@ -248,18 +249,20 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     where = f"{where}.model {path}"
     problems = misfits(bundle, spec, where)
     if bundle.parametric != parametric:
-        expected, got = kind_of(parametric=parametric), kind_of(parametric=bundle.parametric)
-        problems = [Problem(where, expected, got, "Or change `parametric`")]
+        expected = kind_of(parametric=parametric)
+        problems = [
+            Problem(where, expected, kind_of(parametric=bundle.parametric), "Use such a model, or change `parametric`")
+        ]
     if problems:
         raise BundleError(problems)
     return Choices.in_simulation(bundle, spec).values
 
 
 def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
-    """Returns the types of agents that `policy` does not play, by name.
+    """Returns the agent types that `policy` does not play, by name.
 
     Raises:
-        ConfigError: a type that is not there, or several for the one model of `policy`.
+        ConfigError: an unknown type, or several types for the one model of `policy`.
         BundleError: see _policy.
     """
     problems = unknown_types(config.policies, spec, "policies")
@@ -268,9 +271,9 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
         problems.append(
             Problem(
                 "policy.model",
-                f"a model that plays one type of agents of {spec.name}",
+                f"a model for one type of agents of {spec.name}",
                 f"one for {' and '.join(shared)}",
-                "Name a model of each in `policies`",
+                "Name a model for each type in `policies`",
             )
         )
     if problems:
@@ -281,29 +284,34 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
     }
 
 
-def _players(
-    config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
+def _actors(
+    config: SimulateConfig, policy: ObservationPolicy | None, others: dict[str, AgentType], env: VectorEnv
 ) -> tuple[Actor, ...]:
-    """Returns who plays each type of agents in an environment."""
+    """Returns the actors of all agent types in an environment."""
     if not others:
-        return (_player(config.policy, policy, env),)
-    spec, players = env.spec, []
+        return (_actor(config.policy, policy, env),)
+    spec = env.spec
+    actors = []
     for number, name in enumerate(spec.agent_type_names):
         if agents := spec.agents_of(number):
             rows = AgentType(name=name, agents=agents).rows(env.num_envs, spec.agents, env.device)
-            own = others[name].fixed(rows, env.device) if name in others else _player(config.policy, policy, env, rows)
-            players.append(own)
-    return tuple(players)
+            if name in others:
+                actors.append(others[name].fixed(rows, env.device))
+            else:
+                actors.append(_actor(config.policy, policy, env, rows))
+    return tuple(actors)
 
 
-def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Actor:
+def _actor(
+    config: PlayConfig, policy: ObservationPolicy | None, env: VectorEnv, rows: torch.Tensor | None = None
+) -> Actor:
     drawing = _drawing(config)
     epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
     return Actor(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
 
 
 def _drawing(config: PlayConfig) -> dict[str, float]:
-    """Returns how actions are drawn from values; the random policy has none and reads neither."""
+    """Returns epsilon and temperature for drawing actions from values; both are unused by the random policy."""
     return {
         "epsilon": config.epsilon if config.kind == "epsilon_greedy" else 0.0,
         "temperature": config.temperature if config.kind == "softmax" else 0.0,
@@ -311,28 +319,30 @@ def _drawing(config: PlayConfig) -> dict[str, float]:
 
 
 @contextmanager
-def _own_keys() -> Iterator[None]:
-    """Names keys as they stand in this workflow's config: without the section of the training workflows."""
+def _keys_without_section() -> Iterator[None]:
+    """Names keys as in this workflow's config, without the section of the training workflows."""
     try:
         yield
     except SimulationError as error:
-        own = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
-        raise SimulationError(own) from error
+        problems = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
+        raise SimulationError(problems) from error
 
 
 def _prefix(config: SimulateConfig) -> str:
-    """Returns what the names of this log's episodes begin with: the same name is the same episode, in any log."""
+    """Returns the prefix of this log's episode names; episodes of the same name are equal in any log."""
     keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
     playing = {key: value for key, value in resolved(config).items() if key in keys or (key == "policies" and value)}
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
-    """Returns the true value of a policy, as the truth file has it."""
+def _value(
+    config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: ObservationPolicy | None
+) -> dict[str, Any]:
+    """Returns the true value of a policy, the content of the truth file."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
         (table,) = play(
-            env, (_player(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
+            env, (_actor(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
         )
     played = Played.of(
         backend.spec,
@@ -357,7 +367,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         "episodes": wanted.episodes,
         "gamma": wanted.gamma,
         "confidence_level": wanted.confidence_level,
-        **{name: {"mean": one.value, "lower": one.low, "upper": one.high} for name, one in both.items()},
+        **{name: {"mean": mean.value, "lower": mean.low, "upper": mean.high} for name, mean in both.items()},
         "mean_length": earned.length,
         "terminated_share": 1 - earned.cut_share,
     }

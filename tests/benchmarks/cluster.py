@@ -1,12 +1,13 @@
 """What meeting, watching and losing cost: launchers on this machine's loopback, real workers, real training.
 
-    python -m tests.benchmarks.cluster [--repeats 5] [--only rendezvous,overhead,scaling,recovery]
-                                       [--minibatch 4096] [--layers 128,64]
+    python -m tests.benchmarks.cluster [--repeats 5] [--only rendezvous,overhead,scaling,recovery,many]
+                                       [--minibatch 4096] [--layers 128,64] [--machines 24]
 
 rendezvous   four launchers on one file: from the moment the last is ready to meet until all have met. Bar 1 s
 overhead     what agreement and checksums take of steps of 1 ms, and what the launcher takes of a core. Bar 1 % together
 scaling      two processes against one, beside two runs that know nothing of each other: what the machine can give
 recovery     from SIGKILL of a worker to the next optimizer step, without the start of Python and torch. Bar 10 s
+many         only if named: machines of one process each that meet on this one, train and export
 """
 
 import json
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,13 +97,16 @@ def config(folder: Path, **changes: Any) -> Path:
     return file
 
 
-def trained(file: Path, *settings: str, cores: set[int] | None = None) -> subprocess.Popen[str]:
+def trained(
+    file: Path, *settings: str, cores: set[int] | None = None, log: Path | None = None
+) -> subprocess.Popen[str]:
     more = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "workflows.dqn", "--config", str(file), *more]
-    return subprocess.Popen(
-        command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
-    )  # fmt: skip
+    with log.open("w") if log else nullcontext(subprocess.PIPE) as errors:
+        return subprocess.Popen(
+            command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=errors,
+            preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+        )  # fmt: skip
 
 
 def rate(process: "subprocess.Popen[str]") -> float:
@@ -154,6 +159,27 @@ def recovery(folder: Path) -> tuple[float, float]:
     return seconds, start
 
 
+def many(folder: Path, machines: int) -> tuple[float, float]:
+    """Seconds from the last launcher's readiness until all have met, and from their start to the exported model."""
+    write_log(folder / "log.jsonl", 20_000)
+    file = config(
+        folder,
+        epochs=2,
+        num_nodes=machines,
+        num_processes_per_node=1,
+        init_method=f"file://{folder}/run.rdzv",
+        rendezvous={"interface": "lo", "join_timeout_seconds": 600},
+        data={"layout": "replicas"},
+    )
+    begun = time.monotonic()
+    logs = [folder / f"log_{node}" for node in range(machines)]
+    launchers = [trained(file, f"node_index={node}", log=log) for node, log in enumerate(logs)]
+    assert [launcher.wait(900) for launcher in launchers] == [0] * machines, logs[0].read_text()
+    seconds = time.monotonic() - begun
+    assert (folder / "out" / "model" / "manifest.json").is_file()
+    return min(float(re.findall(r"met after ([0-9.]+) s", log.read_text())[0]) for log in logs), seconds
+
+
 def newest(folder: Path) -> int:
     return max((int(file.parent.name[5:]) for file in folder.glob("step_*/manifest.json")), default=-1)
 
@@ -168,7 +194,12 @@ def later_than(folder: Path, step: int) -> int:
 
 def main() -> None:
     options = options_of(
-        __doc__, repeats=5, only="rendezvous,overhead,scaling,recovery", minibatch=4096, layers="128,64"
+        __doc__,
+        repeats=5,
+        only="rendezvous,overhead,scaling,recovery",
+        minibatch=4096,
+        layers="128,64",
+        machines=24,
     )
     chosen = options.only.split(",")
     if "rendezvous" in chosen:
@@ -180,6 +211,7 @@ def main() -> None:
         "overhead": overhead,
         "scaling": partial(scaling, minibatch=options.minibatch, layers=layers),
         "recovery": recovery,
+        "many": partial(many, machines=options.machines),
     }
     for name, measure in measures.items():
         if name not in chosen:
@@ -194,6 +226,7 @@ def main() -> None:
             "overhead": f"checks {first:.2%} of steps of 1 ms; the launcher {second:.2%} of one core",
             "scaling": f"two processes {first:.2f} x one; two runs apart {second:.2f} x one",
             "recovery": f"killed worker to next checkpointed step {first:.2f} s, a start from nothing {second:.2f} s",
+            "many": f"{options.machines} machines: meeting {first:.2f} s, whole run {second:.0f} s",
         }[name]
         print(f"{text}  ({shown})", flush=True)
 

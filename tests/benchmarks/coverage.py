@@ -10,6 +10,7 @@ cover     the least coverage of any estimator's nominal 95 % interval of the val
 low, high most misses of any estimator on a side: intervals above, and below the truth
 ship, not decisions in all logs: where what is done makes no difference (gain 1) both are false
 
+`--only users`: logs with several rows of each user (tests/oracles/users.py).
 `--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
@@ -28,6 +29,7 @@ from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import AnyRegime, Regime, measure
+from tests.oracles.users import Users
 
 
 def regimes() -> Iterator[tuple[str, AnyRegime]]:
@@ -56,6 +58,8 @@ def regimes() -> Iterator[tuple[str, AnyRegime]]:
     for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34)):
         yield "gain", Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
     yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
+    for together, (users, rows) in product((False, True), ((1_000, 3), (200, 20), (50, 100))):
+        yield "users", Users(users=users, rows=rows, together=together)
     yield from (("hidden", regime) for regime in hidden_regimes())
 
 
@@ -120,6 +124,9 @@ def described(regime: AnyRegime) -> str:
             f"{'known ' if regime.known else ''}{regime.logger}, {regime.actions} actions, {regime.episodes:,} episodes"
             f"{steps}, {regime.outcome}, near {regime.near:g}{gain}"
         )
+    if isinstance(regime, Users):
+        counted = "each user an episode, gamma 0" if regime.together else "each row an episode"
+        return f"{regime.users:,} users, {regime.rows} rows each, {counted}"
     assert isinstance(regime, Regime)
     rate = f" {regime.rate:.1%}" if regime.sparse else ""
     steps = f", {regime.horizon} steps" if regime.horizon > 1 else ""

@@ -161,5 +161,5 @@ def test_a_folder_on_nfs_is_one_run_s_at_a_time(tmp_path: Path) -> None:
     first, second, *others = ended[1].output.splitlines()
     holder = r"in use by the run of host node0, pid \d+, since \S+"
     assert re.search(holder + r"; waiting 2 s in case it has died$", first)
-    assert re.search(holder + r"\. Wait for that run, or end it; or give another folder$", second)
+    assert re.search(holder + r"\. Wait for that run, or end it; or name another folder$", second)
     assert others == ["has it"]

@@ -243,7 +243,7 @@ def test_a_run_does_not_begin_again_below_the_mount_point_of_a_share_that_is_gon
     (tmp_path / "share").mkdir()
     machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(tmp_path / "share"), away=3.0)
     assert machine.ended() == 4
-    assert f"got {tmp_path / 'share'} is not the folder any more that it was when the run began" in machine.log
+    assert f"got {tmp_path / 'share'} is no longer the folder that it was when the run began" in machine.log
     assert list((tmp_path / "share").iterdir()) == []
 
 

@@ -274,8 +274,8 @@ def test_an_address_that_only_this_machine_reaches_is_given_only_where_it_is_ask
         r"addresses of this machine: expected one that other machines reach, got eth0 \(169.254.7.1\), lo \(127.0.0.1\)"
     )
     with pytest.raises(RendezvousError, match=words):
-        network.own_address(None)
-    assert network.own_address("lo") == listed[1]
+        network.local_address(None)
+    assert network.local_address("lo") == listed[1]
 
 
 def test_the_store_ends_with_the_run() -> None:
@@ -347,7 +347,7 @@ def test_no_record_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_
     file = MeetingFile(share / "run.rdzv")
     folder = FolderIdentity.of(share)
     share.rename(tmp_path / "unmounted")
-    with pytest.raises(RendezvousError, match=f"share {share}: .* got OSError: {share} is not the folder any more"):
+    with pytest.raises(RendezvousError, match=f"share {share}: .* got OSError: {share} is no longer the folder"):
         file.publish(Record.model_validate(RECORD), folder)
     share.mkdir()
     with pytest.raises(RendezvousError, match="its share is not mounted, or the folder was replaced"):

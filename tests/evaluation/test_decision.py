@@ -186,7 +186,7 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     ]  # fmt: skip
     # of two models the better one is wanted, whatever the logged policy was
     assert not any(comparison.decides for comparison in compared(replace(RESULT, outcomes=outcomes), decides=False))
-    differences = tuple(compared_models({outcome.name: outcome.estimates for outcome in outcomes}, one_step=False))
+    differences = tuple(compared_models({outcome.name: outcome.estimates for outcome in outcomes}, by_row=False))
     assert [(comparison.title, comparison.decides, comparison.rows[0].name) for comparison in differences] == [
         ("Reward: discounted return per episode, model minus against", True, "MAGIC"),
         ("Reward: reward per row, model minus against", False, "IPS_Reward"),

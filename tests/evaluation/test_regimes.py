@@ -6,6 +6,7 @@ tests/benchmarks/coverage.py prints the whole table, with 500 logs per regime.
 import pytest
 from oracles.hidden_loggers import HiddenLogger
 from oracles.regimes import Regime, measure
+from oracles.users import Users
 
 LOGS = 40
 # of 40 logs: what an interval that misses in 5 % exceeds once in a thousand times, and a decision false in 2.5 %
@@ -41,6 +42,18 @@ def test_estimated_propensities_serve_as_well_as_logged_ones() -> None:
     assert figures["cover difference"] >= 1 - MOST_MISSES
     assert figures["ship"] <= MOST_FALSE
     assert figures["do not ship"] <= MOST_FALSE
+
+
+def test_rows_of_a_user_count_together_if_users_are_episodes() -> None:
+    """Rewards of a user resemble each other; taken as independent, the intervals of values miss more often than not."""
+    figures = measure(Users(users=60, rows=50, together=True), LOGS, seed=1000)
+    assert figures["cover"] >= 1 - MOST_MISSES
+    assert figures["cover difference"] >= 1 - MOST_MISSES
+    assert figures["ship"] <= MOST_FALSE
+    assert figures["do not ship"] <= MOST_FALSE
+    alone = measure(Users(users=60, rows=50, together=False), LOGS, seed=1000)
+    assert alone["cover"] < 0.7
+    assert alone["cover difference"] >= 1 - MOST_MISSES
 
 
 def test_a_logger_that_the_estimated_policy_cannot_be_decides_nothing() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from reagent_lite.errors import SimulationError
 from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.rollout import Actor
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ class Returns(NamedTuple):
     truncated: Tensor
 
 
-def played(env: VectorEnv, policy: Policy, gamma: float = 1.0, epsilon: float = 0.0) -> Returns:
+def played(env: VectorEnv, policy: ObservationPolicy, gamma: float = 1.0, epsilon: float = 0.0) -> Returns:
     (table,) = play(env, [Actor(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
     return Returns(*table)
 

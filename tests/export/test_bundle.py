@@ -78,7 +78,7 @@ def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied:
         file.symlink_to(discrete_folder / name)
     else:
         os.mkfifo(file)
-    with pytest.raises(BundleError, match="no regular file, but a link, a folder, a FIFO or a device"):
+    with pytest.raises(BundleError, match="not a regular file"):
         load_bundle(file.parent)
 
 
@@ -220,17 +220,22 @@ def test_golden_rows_of_any_shape_are_refused_in_words(
 
 def test_golden_q_and_choices_are_repeated(bundle: Bundle, parametric: Bundle, restricted_folder: Path) -> None:
     restricted = load_bundle(restricted_folder)
-    for one in (bundle, parametric, restricted):
-        assert one.check_golden() == pytest.approx(0, abs=1e-5)
+    for model in (bundle, parametric, restricted):
+        assert model.check_golden() == pytest.approx(0, abs=1e-5)
     golden = json.loads((restricted_folder / "golden.json").read_text())
     # every second row has its first action forbidden
     assert golden["outputs"]["choices"] == [[True, False, True], [False, False, True]] * 2 + [[True, False, True]]
+
+    def check() -> None:
+        files = {**restricted._files, "golden.json": json.dumps(golden).encode()}
+        Bundle(restricted.manifest, restricted._session, files).check_golden()
+
     golden["outputs"]["q"][0][0] += 1.0
     with pytest.raises(BundleError, match=r"1 of 15, the furthest by 1"):
-        Bundle(restricted.manifest, restricted._session, json.dumps(golden).encode()).check_golden()
+        check()
     golden["outputs"]["choices"] = [[True] * 3] * 5
-    with pytest.raises(BundleError, match=r"golden.json, choices: expected those of the live predictor, got 7 of 15"):
-        Bundle(restricted.manifest, restricted._session, json.dumps(golden).encode()).check_golden()
+    with pytest.raises(BundleError, match=r"golden.json, choices: .*7 of 15"):
+        check()
 
 
 def test_predict_by_hand(softmax_folder: Path) -> None:
@@ -262,9 +267,9 @@ def test_columns_of_a_frame_are_found_by_name(frame: Callable[..., Any], bundle:
     assert found.q.tolist() == [[3, 4, 0], [0, 0, 1]]
     found = bundle.predict(frame({"4": [None, None], "7": [True, False]}))  # only missing values; true counts as 1
     assert found.q.tolist() == bundle.predict_rows([{"7": 1}, {"7": 0}]).q.tolist()
-    with pytest.raises(BundleError, match="values, column 4: expected real numbers, NaN or None where missing, got an"):
+    with pytest.raises(BundleError, match="values, column 4: expected real numbers"):
         bundle.predict(frame({"4": ["1.5"], "7": [1]}))
-    with pytest.raises(BundleError, match=r"values: expected the columns 7, 4, got no 7\. A feature that"):
+    with pytest.raises(BundleError, match=r"values: expected the columns 7, 4, got no 7\."):
         bundle.act(frame({"4": [5.0], "8": [1.0]}))
     lists = [frame({"8": ["x", "y"], "9": [1.0, 2.0]})]
     assert parametric.predict([[0.0]], candidates=lists).q.tolist() == [[-0.5, 0.5]]

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import Taste
 from torch import Tensor, nn
 
 import reagent_lite
@@ -93,14 +92,14 @@ def sample_of(candidates: bool) -> SampleRows:
     return SampleRows(values=raw(rng, 40))
 
 
-def check_files(predictor: Predictor, sample: SampleRows, formats: tuple[str, ...], folder: Path) -> None:
+def check_files(predictor: Predictor, sample: SampleRows, folder: Path) -> None:
     """Files have the live network's values on every batch, not those of other weights, and no path of this machine."""
     batches = list(check_batches(graph_inputs(predictor, sample), np.random.default_rng(2)))
     assert [len(batch[0]) for batch in batches] == [len(sample.values), 1, 1000]
     other = copy.deepcopy(predictor)
     for parameter in other.scorer.parameters():
         parameter.mul_(1.5)
-    for entry in (FORMATS[name] for name in formats):
+    for entry in FORMATS.values():
         file = folder / entry.file
         entry.write(predictor, file)
         assert check_file(entry.file, entry.replay(predictor, file), batches, TIGHT) <= 1e-5
@@ -122,7 +121,7 @@ def test_every_format_equals_the_live_network(
     excluded = inputs[-1] & ~predictor(*inputs)[3]
     assert excluded.any() == restricted
     assert not excluded.all(1).any()
-    check_files(predictor, sample, ("onnx", "torchscript", "safetensors"), tmp_path)
+    check_files(predictor, sample, tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
@@ -138,20 +137,7 @@ def test_batch_normalization_over_gpus_is_evaluated_and_exported(
     wrapped = Group(ProcessRanks(0, 2, 0, 2), torch.device("cuda")).wrap(predictor)
     for before, after in zip(alone, wrapped(*graph_inputs(predictor, sample)), strict=True):
         assert torch.equal(before, after)
-    check_files(predictor, sample, ("onnx", "torchscript", "safetensors"), tmp_path)
-
-
-def test_pt2_equals_the_live_network(
-    parametric_predictor: ParametricPredictor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    predictor = parametric_predictor.eval().requires_grad_(False)
-    predictor.restriction = LikelyInTheLog(Taste(), 0.4).requires_grad_(False)
-    rng = np.random.default_rng(1)
-    rows, lists = (rng.normal(size=shape).astype(np.float32) for shape in ((40, 1), (40, 5, 1)))
-    check_files(
-        predictor, SampleRows(values=rows, candidates=lists, mask=rng.random((40, 5)) < 0.7), ("pt2",), tmp_path
-    )
-    assert capfd.readouterr() == ("", "")
+    check_files(predictor, sample, tmp_path)
 
 
 def test_tolerance_is_relative_to_the_largest_live_q() -> None:

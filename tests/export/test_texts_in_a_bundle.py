@@ -75,12 +75,12 @@ def test_a_number_for_a_category_is_refused_and_a_text_for_a_number(bundle: Bund
         ("states[0], feature age", "a number or null", "'old'"),
     ]
     frame = pd.DataFrame({"country": ["DE", 3], "age": [1.0, 2.0], "3": [2, 5]})
-    with pytest.raises(BundleError, match="column country: expected texts, NaN or None where missing, got 3"):
+    with pytest.raises(BundleError, match=r"column country: expected texts, .*got 3"):
         bundle.predict(frame)
 
 
 def test_an_array_of_texts_is_told_where_texts_go(bundle: Bundle) -> None:
-    with pytest.raises(BundleError, match="with country as codes: `states`, `candidates` and frames take the texts"):
+    with pytest.raises(BundleError, match="with country as codes"):
         bundle.act([[0.5, 2, "DE"]])
 
 

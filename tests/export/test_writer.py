@@ -29,7 +29,7 @@ from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
 from reagent_lite.feature_ids import FeatureId
-from reagent_lite.report.content import Report, Section, Table
+from reagent_lite.report.content import PageSection, Report, Table
 from reagent_lite.report.markdown import findings
 from reagent_lite.rl.policies import EpsilonGreedy
 
@@ -113,7 +113,7 @@ def test_folder_that_cannot_be_written(
     tmp_path: Path, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BundleError, match=r"expected a folder to write the model to, got .*Set model_output_path"):
+    with pytest.raises(BundleError, match=r"file.model: .*Set model_output_path"):
         write_bundle(tmp_path / "file" / "model", discrete_predictor, content=discrete_content)
 
 
@@ -123,19 +123,9 @@ def test_what_is_no_bundle_is_not_deleted(make: Make, tmp_path: Path, name: str,
     file = Path(f"{tmp_path}/out/model{name}")
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    with pytest.raises(BundleError, match=r"nothing there, or an older model, got something else\. It would be delet"):
+    with pytest.raises(BundleError, match=r"an older model, got something else\. It would be delet"):
         make()
     assert file.read_text() == text
-
-
-def test_only_known_formats_that_are_asked_for_are_written(make: Make) -> None:
-    with pytest.raises(BundleError, match="expected names among onnx, torchscript, safetensors, pt2, got 'h5'"):
-        make(formats=("onnx", "h5"))
-    with pytest.raises(BundleError, match="onnx among them"):
-        make(formats=("torchscript",))
-    names = {path.name for path in make(formats=("onnx", "safetensors")).iterdir()}
-    assert {"model.onnx", "weights.safetensors"} <= names
-    assert not {"model.torchscript", "model.pt2"} & names
 
 
 def test_the_callers_predictor_stays_as_it_is(make: Make, discrete_predictor: DiscretePredictor) -> None:
@@ -147,7 +137,7 @@ def test_the_callers_predictor_stays_as_it_is(make: Make, discrete_predictor: Di
 def test_sample_is_limited_in_golden_but_not_in_the_check(make: Make) -> None:
     values = np.ones((50, 2), dtype=np.float32)
     values[49] = np.inf  # beyond the golden rows
-    with pytest.raises(BundleError, match="q of the live network: expected finite numbers"):
+    with pytest.raises(BundleError, match="q of the live network"):
         make(sample=SampleRows(values=values))
     values[49] = 1
     golden = (make(sample=SampleRows(values=values)) / "golden.json").read_text()
@@ -171,14 +161,14 @@ def test_the_card_describes_the_model(discrete_folder: Path, parametric_folder: 
     for line in ("1. `right`", "| 7 | BINARY |", "None was made."):
         assert f"\n{line}\n" in card
     assert "Epsilon-greedy at epsilon 0.3, over the allowed choices." in card
-    assert "with the features, in this order: 9." in of_candidates
+    assert "in this order: 9." in of_candidates
     types = {"tensor(float)": "float32", "tensor(bool)": "bool", "tensor(int64)": "int64"}
     for folder, text in ((discrete_folder, card), (parametric_folder, of_candidates)):
         session = InferenceSession(folder / "model.onnx")
         for kind, tensors in (("input", session.get_inputs()), ("output", session.get_outputs())):
             for one in tensors:
                 assert f"\n| {kind} `{one.name}` | {types[one.type]} | {', '.join(map(str, one.shape))} |" in text
-    assert "those that a model of the log finds at least 0.1 times as likely as the likeliest" in restricted
+    assert "at least 0.1 times as likely" in restricted
     assert "BCQ" not in card
 
 
@@ -188,7 +178,7 @@ def test_the_card_shows_names_as_they_are(
     names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
     discrete_predictor.action_names, discrete_predictor.state_feature_ids = names, tuple(map(FeatureId, names))
     table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
-    sections = (Section(title="s", tables=(table,)),)
+    sections = (PageSection(title="s", tables=(table,)),)
     found = findings(Report(title="t", decision=decided(), notes=names, sections=sections))
     card = model_card(discrete_predictor, replace(discrete_content, decision="**Ship**: why", findings=found))
     page = MarkdownIt("commonmark").enable("table").render(card)
@@ -215,14 +205,14 @@ def test_the_imitator_is_written_and_another_one_is_found(
     other = discrete_predictor.eval().requires_grad_(False)
     other.restriction = LikelyInTheLog(Habit([0.5, 0.46, 0.04]).requires_grad_(False), 0.1)
     batches = [graph_inputs(other, SampleRows(values=np.ones((5, 2), np.float32)))]
-    for entry in (FORMATS[name] for name in ("onnx", "torchscript", "safetensors")):
-        with pytest.raises(BundleError, match=r"choices: expected those of the live predictor, got 10 of 15 others"):
+    for entry in FORMATS.values():
+        with pytest.raises(BundleError, match=r"choices: .* got 10 of 15"):
             check_file(entry.file, entry.replay(other, restricted_folder / entry.file), batches, STRICT)
 
 
 def test_an_imitator_that_diverged_is_not_exported(make: Make, discrete_predictor: DiscretePredictor) -> None:
     discrete_predictor.restriction = LikelyInTheLog(Habit([float("nan")] * 3), 0.1)
-    with pytest.raises(BundleError, match="choices of the live network: expected one at least of those allowed"):
+    with pytest.raises(BundleError, match="choices of the live network"):
         make()
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.sources import find_environment
 
 Array = NDArray[np.float64]
@@ -54,7 +54,7 @@ class Episodes:
     terminated: NDArray[np.bool_]
 
 
-def first_episodes(env: VectorEnv, policy: Policy | None, epsilon: float = 0.0) -> Episodes:
+def first_episodes(env: VectorEnv, policy: ObservationPolicy | None, epsilon: float = 0.0) -> Episodes:
     """The first episode of every environment, each played to its end so that short ones are not preferred."""
     chance = torch.tensor([epsilon])
     returns, lengths = torch.zeros(env.num_envs), torch.zeros(env.num_envs)
@@ -73,7 +73,7 @@ def first_episodes(env: VectorEnv, policy: Policy | None, epsilon: float = 0.0) 
     return Episodes(returns=returns.double().numpy(), lengths=lengths.double().numpy(), terminated=terminated.numpy())
 
 
-def as_policy(rule: Rule, num_actions: int) -> Policy:
+def as_policy(rule: Rule, num_actions: int) -> ObservationPolicy:
     """A rule of thumb as a policy: q is 1 for its action, else 0."""
 
     def policy(observation: torch.Tensor, mask: torch.Tensor | None, features: torch.Tensor | None) -> torch.Tensor:

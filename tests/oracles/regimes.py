@@ -75,12 +75,16 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOfRegime:
-    """A log: its page, the exact returns of evaluated and logging policy, and the calibration of its propensities."""
+    """A log: its page, the exact returns of evaluated and logging policy, and the calibration of its propensities.
+
+    With gamma 0 the exact values are those of a row.
+    """
 
     page: EvaluationPage
     value: float
     logged: float
     calibration: Calibration | None = None
+    gamma: float = 1.0
 
 
 class AnyRegime(Protocol):
@@ -215,10 +219,13 @@ def outcome_of(regime: AnyRegime, seed: int) -> tuple[dict[str, tuple[bool, ...]
     """
     log = regime.draw(np.random.default_rng(seed))
     generator = torch.Generator().manual_seed(seed)
-    result = evaluate_page(log.page, gamma=1.0, config=CONFIG, generator=generator, calibration=log.calibration)
+    result = evaluate_page(log.page, gamma=log.gamma, config=CONFIG, generator=generator, calibration=log.calibration)
     decision = decide(Evidence(result=result, comparisons=tuple(compared(result))))
     misses = {}
-    for family, rows in ((result.outcomes[0].sequential, 1), (result.outcomes[0].one_step, regime.horizon)):
+    families = [(result.outcomes[0].one_step, regime.horizon)]
+    if log.gamma > 0:
+        families.append((result.outcomes[0].sequential, 1))
+    for family, rows in families:
         for estimate in family.estimates:
             if estimate.verdict is Verdict.TRUSTWORTHY:
                 truths = log.value / rows, (log.value - log.logged) / rows

@@ -23,7 +23,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
-from reagent_lite.report.content import Kind, Report, Section, Table
+from reagent_lite.report.content import Kind, PageSection, Report, Table
 from reagent_lite.report.page import render
 from reagent_lite.report.run import FeatureFacts, config_section, features_section
 from reagent_lite.report.sections import (
@@ -48,7 +48,13 @@ OVERLAP = Overlap(
 )  # fmt: skip
 SAMPLED = FeatureFacts(present=0.5, mean=1.0, stddev=2.0)
 RESULT = CPEResult(
-    outcomes=(), overlap=OVERLAP, weighted=True, level=0.95, num_episodes_left_out=0, num_rows_beyond_horizon=0
+    outcomes=(),
+    overlap=OVERLAP,
+    weighted=True,
+    gamma=0.9,
+    level=0.95,
+    num_episodes_left_out=0,
+    num_rows_beyond_horizon=0,
 )
 
 
@@ -128,7 +134,7 @@ def candidates(name: str, number: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = False) -> Section:
+def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = False) -> PageSection:
     evidence = Evidence(comparisons=rows, result=result)
     return estimates_section(evidence, 0.95, "evaluation.json", plain=plain)
 
@@ -138,7 +144,7 @@ def decided(choice: Choice = Choice.SHIP, words: str = "why") -> ShipDecision:
     return ShipDecision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 
-def report_of(*sections: Section) -> Report:
+def report_of(*sections: PageSection) -> Report:
     return Report(title="t", decision=decided(), sections=sections)
 
 
@@ -174,12 +180,12 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
             estimates(compared, result=RESULT),
             simulated_section(game(figure, figure, figure), {MODEL: title}, 0.95, name),
             weights_section(long, 10.0),
-            Section(title="Learning curves", charts=(
+            PageSection(title="Learning curves", charts=(
                 curve_chart(Curves(title=title, x=title, y=title, lines=lines, mark=(0.0005, title))),
             )),
             actions_section({name: (0.75, 0.25, 0.5)}, name),
             features_section({title: {str(n): feature for n in range(40)}}, {title: {1: SAMPLED}}, name),
-            Section(title="Data lineage", tables=(
+            PageSection(title="Data lineage", tables=(
                 Table(title=name, columns=tuple((title, kind) for kind in wide),
                       rows=[("7", title, "◇ moderate", 0.1234, 0.0001234, figure, figure)]),
                 Table(title=name, columns=tuple((title, kind) for kind in paths),

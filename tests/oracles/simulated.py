@@ -15,7 +15,7 @@ from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from reagent_lite.tasks.simulate import Simulated, simulate
+from reagent_lite.tasks.simulate import SimulatedLog, simulate
 
 Array = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ def skip_without_gpu() -> None:
         pytest.skip(str(problem))
 
 
-def made(folder: Path, **changes: Any) -> tuple[Simulated, "Log"]:
+def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, "Log"]:
     """Simulates in this process and reads the log back."""
     tree = {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
     result = simulate(check(SimulateConfig, tree | changes))

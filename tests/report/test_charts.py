@@ -37,6 +37,13 @@ def test_ticks_are_round(low: float, high: float, expected: tuple[float, ...]) -
     assert ticks(low, high) == pytest.approx(expected)
 
 
+def test_ticks_of_a_narrow_range_are_told_apart() -> None:
+    references = {"logged policy": around(1.0005, 0.0001)}
+    drawn = whiskers(estimated("IPS", 1.0009, 0.0009), **references)
+    labels = re.findall(r'<text class="tick"[^>]*>([^<]+)<', drawn)
+    assert labels == ["1", "1.0005", "1.001", "1.0015", "1.002"]
+
+
 def test_a_curve_goes_through_its_points() -> None:
     line = Line(name="loss", points=((0.0, 0.0), (5.0, 4.0), (10.0, 10.0)))
     drawn = curve_chart(Curves(title="Loss", x="steps", y="loss", lines=(line,))).svg

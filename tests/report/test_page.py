@@ -29,7 +29,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.decision import Choice, Evidence
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report import sections
-from reagent_lite.report.content import Report, Section, Table, written
+from reagent_lite.report.content import PageSection, Report, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
 from reagent_lite.report.markdown import decision_of, findings, text_of
 from reagent_lite.report.page import breakable, render
@@ -100,12 +100,12 @@ def test_long_tables_unfold() -> None:
     table = Table(
         title="t", columns=(("Name", "name"), ("Figure", "number")), rows=[(f"row {n}", f"{n}") for n in range(31)]
     )
-    page = Page(report_of(Section(title="s", tables=(table,))))
+    page = Page(report_of(PageSection(title="s", tables=(table,))))
     assert page.text["summary"] == ["11 more rows"]
     assert page.text["td"] == [f"{n}" for n in range(31)]
     assert page.text["caption"] == ["t", "t, the other rows"]
     table = replace(table, rows=table.rows[:30])
-    assert "summary" not in Page(report_of(Section(title="s", tables=(table,)))).text
+    assert "summary" not in Page(report_of(PageSection(title="s", tables=(table,)))).text
 
 
 def test_shares_of_actions_are_bars_of_their_length() -> None:
@@ -217,7 +217,7 @@ def test_diagnostics_of_weights() -> None:
 
 def test_rounded_figures_have_all_digits_as_a_title() -> None:
     table = Table(title="t", columns=(("a", "name"), ("b", "number")), rows=[("x", 0.123456), ("y", around(1.5, 0.25))])
-    text = render(report_of(Section(title="s", tables=(table,))))
+    text = render(report_of(PageSection(title="s", tables=(table,))))
     assert 'title="0.123456">0.123</td>' in text
     assert 'title="1.5 (1.25 to 1.75)">1.50 <span>(1.25 to 1.75)</span></td>' in text
 

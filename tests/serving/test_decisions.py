@@ -131,7 +131,7 @@ def test_a_body_is_read_as_strictly_as_a_file(named: Path, opened: Open) -> None
     worker = opened(named)
     for body, got in ((b"{", "Expecting property name enclosed in double quotes at character 2"),
                       (b'{"reward": 1, "decision_id": "1", "reward": 2}', "the key 'reward' twice in one object"),
-                      (b"[" * 101, "more than 100 objects and lists inside one another")):  # fmt: skip
+                      (b"[" * 101, "more than 100 nested objects and lists")):  # fmt: skip
         answer = worker.client.post("/reward", content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, answer.json()["problems"]) == (
             422, [{"where": "body", "expected": "JSON", "got": got, "todo": ""}])  # fmt: skip

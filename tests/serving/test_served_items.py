@@ -105,12 +105,12 @@ def test_a_newer_table_is_served_as_soon_as_it_is_there(
 
 def test_tables_that_do_not_fit_the_model_are_refused(items: Path, candidates: Path, tmp_path: Path) -> None:
     short = table(tmp_path, [{"item_id": "tea", "7": 5.0}])
-    with pytest.raises(BundleError, match=r"expected the item feature 8, which the model reads, got features 7"):
+    with pytest.raises(BundleError, match=r"the item feature 8, .* got features 7"):
         ServedModel(str(items), short)
     twice = table(tmp_path, [{"item_id": "tea", "7": 5.0, "8": 0.0}] * 2)
     with pytest.raises(DataError, match="expected each id once"):
         ServedModel(str(items), twice)
-    with pytest.raises(BundleError, match=r"items: expected nothing, as the model was trained without data\.items"):
+    with pytest.raises(BundleError, match=r"items: .* without data\.items"):
         ServedModel(str(candidates), table(tmp_path, [{"item_id": "tea", "7": 5.0, "8": 0.0}]))
 
 
@@ -131,7 +131,7 @@ def test_a_log_of_items_is_no_log_of_names_or_candidates(items: Path, candidates
             pass
         for file in (tmp_path / "log" / ".decisions").iterdir():
             file.unlink()
-    with pytest.raises(BundleError, match="a model that chooses among items, as the log, got a model that chooses"):
+    with pytest.raises(BundleError, match="among items, as the log, got one for"):
         ServedModel(str(candidates), choices="items")
 
 
@@ -148,13 +148,13 @@ def test_a_bundle_decides_by_id(items: Path) -> None:
     assert bundle.predict_rows([STATE], [[{"7": 1.0}]]).q.tolist()[0][0] == 2
     index, probability = bundle.act(states, candidates=[["milk"], [12]], rng=0)
     assert (index.tolist(), probability.tolist()) == ([0, 0], [1, 1])
-    with pytest.raises(BundleError, match=r"candidates\[0\]: expected ids of the 4 items in the item table"):
+    with pytest.raises(BundleError, match=r"candidates\[0\]: expected ids of the 4 items"):
         bundle.predict(states[:1], candidates=[["beer"]])
 
 
 def test_a_model_without_items_asks_for_features(candidates: Path) -> None:
     bundle = load_bundle(candidates)
-    with pytest.raises(BundleError, match="features of each candidate, as the model has no item table"):
+    with pytest.raises(BundleError, match="has no item table"):
         bundle.predict_rows([STATE], [["tea"]])
 
 
@@ -163,5 +163,5 @@ def test_items_of_a_model_are_protected_and_checked(items: Path, tmp_path: Path)
     with pytest.raises(BundleError, match=ITEMS_FILE):
         load_bundle(items)
     short = ITEMS.__class__(ids=("tea",), feature_ids=(7,), values=np.ones((1, 1), np.float32))
-    with pytest.raises(BundleError, match="the item feature 8, which the model reads"):
+    with pytest.raises(BundleError, match="the item feature 8"):
         bilinear_bundle(tmp_path / "short", np.eye(2), IDS, (7, 8), short)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import ONLY, Actor, Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
 from reagent_lite.types import TransitionBatch
@@ -50,7 +50,7 @@ def scaled(batch: TransitionBatch, scale: float) -> TransitionBatch:
 SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
-def rollouts(env: VectorEnv, policy: Policy, kept: ReplayRing) -> Rollout:
+def rollouts(env: VectorEnv, policy: ObservationPolicy, kept: ReplayRing) -> Rollout:
     return Rollout(env, {ONLY: Actor(policy=policy, epsilon=torch.ones(1), ring=kept)}, device=CPU)
 
 
@@ -227,7 +227,7 @@ def team(folder: Path, first: int = 0, stop: int = 4) -> tuple[Rollout, dict[str
         assert len(observation) == stop - first
         return torch.tensor([0.0, 1.0, 2.0]).expand(len(observation), 3)
 
-    policies: dict[str, Policy | None] = {"leader": far, "follower": None}
+    policies: dict[str, ObservationPolicy | None] = {"leader": far, "follower": None}
     players = {
         name: Actor(policy=policies[name], epsilon=torch.zeros(1), rows=own, ring=rings[name])
         for name, own in rows.items()

@@ -296,9 +296,7 @@ def test_settings_out_of_range(counter: MakeEnv, settings: dict[str, int], says:
 
 def test_time_limits_end_where_random_numbers_would_repeat(counter: MakeEnv) -> None:
     counter(num_envs=1, time_limit=2**24)
-    with pytest.raises(
-        SimulationError, match="at most 16777216 steps, after which random numbers would repeat, got 167"
-    ):
+    with pytest.raises(SimulationError, match=r"at most 16777216 steps, .* got 167"):
         counter(num_envs=1, time_limit=2**24 + 1)
     # candidates have 28 bits: 100 of each step from 0 to the limit, where the last next observation has some too
     hundred = CANDIDATES.replace("NUM_ACTIONS 3", "NUM_ACTIONS 100")

@@ -177,7 +177,7 @@ def test_nothing_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_pa
     share.rename(tmp_path / "unmounted")
     share.mkdir()
     steps(run, 2)
-    gone = f"{share} is not the folder any more that it was when the run began: its share is not mounted, or the "
+    gone = f"{share} is no longer the folder that it was when the run began: its share is not mounted, or the "
     assert made.save().startswith(gone)
     assert made.finish().startswith(gone)
     assert list(share.iterdir()) == []

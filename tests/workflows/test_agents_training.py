@@ -23,7 +23,7 @@ from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
-from reagent_lite.run.sources import Simulated, open_source
+from reagent_lite.run.sources import SimulatedExperience, open_source
 from reagent_lite.tasks.simulate import simulate
 
 Tree = dict[str, Any]
@@ -92,7 +92,7 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     config = checked(merged(team, {"simulation": place}))
     simulation = open_simulation(config, ALONE)
     source = open_source(with_actions(config, simulation), ALONE, simulation)
-    assert isinstance(source, Simulated)
+    assert isinstance(source, SimulatedExperience)
     learner = build_learners(config, source.spec, source.types, ALONE.device)
     trace = record(source.encoder, learner, EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
@@ -217,12 +217,12 @@ def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
     env: Tree = {"env": str(tmp_path / "team.cuh"), "output_path": str(tmp_path / "log.jsonl"), "use_gpu": False}
     with pytest.raises(ReagentLiteError) as error:
         simulate(check(SimulateConfig, env | {"value_of": {"kind": "random", "gamma": 0.9}}))
-    assert "env, with value_of: expected an environment whose agents are of one type" in str(error.value)
+    assert "env, with value_of: expected an environment with one type of agents" in str(error.value)
     assert not (tmp_path / "log.jsonl").exists()
     model = linear_bundle(tmp_path / "model", np.zeros((3, 3)), ("0", "1", "2"), (0, 1, 2))
     with pytest.raises(ReagentLiteError) as error:
         played(tmp_path, model, env["env"], 2)
-    assert "simulation.env: expected an environment whose agents are of one type" in str(error.value)
+    assert "simulation.env: expected an environment with one type of agents" in str(error.value)
 
 
 def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
     for change, says in (
         (
             {"policies": {}},
-            "policy.model: expected a model that plays one type of agents of team, got one for leader and",
+            "policy.model: expected a model for one type of agents of team, got one for leader and",
         ),
         ({"policies": {"captain": "random"}}, "policies.captain: expected one of leader, follower"),
         (

@@ -503,7 +503,7 @@ def unmounted(folder: Path, *, mount_point: bool) -> Iterator[None]:
     away.rename(folder)
 
 
-AWAY = "data/fifo is not the folder any more that it was when the run began: its share is not mounted"
+AWAY = "data/fifo is no longer the folder that it was when the run began: its share is not mounted"
 mount_points = pytest.mark.parametrize("mount_point", [True, False])
 
 
@@ -656,7 +656,7 @@ def test_a_policy_is_published_to_the_share_that_is_mounted_again(tmp_path: Path
     reader.publish(0)
     with unmounted(tmp_path / "data", mount_point=True):
         reader.publish(1)
-        with pytest.raises(IdleError, match="policies is not the folder any more"):
+        with pytest.raises(IdleError, match="policies is no longer the folder"):
             reader.publish_last(1)
     reader.publish_last(1)
     assert [one["step"] for one in progresses_of(tmp_path)] == [0, 1]
@@ -733,7 +733,7 @@ def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(monkeypat
             waiting.sleep("away", key)
     waiting.sleep("away", "a")
     now[0] += 600.0
-    with pytest.raises(UnavailableError, match="a: expected a folder that can be read and written again within 600 s"):
+    with pytest.raises(UnavailableError, match="a: expected a folder that can be read and written within 600 s"):
         waiting.sleep("away", "a")
 
 

@@ -186,7 +186,7 @@ def test_the_command_line(run: Runner, tmp_path: Path) -> None:
     done = run("convert", {"input_path": str(tmp_path / "log.jsonl"), "output_path": "out/log.csv"})
     assert done.code == 0, done.err
     assert (done.outcome["rows"], done.outcome["log"]) == (len(rows), str(tmp_path / "out" / "log.csv"))
-    assert "actions are indices; CSV has them as text" in done.err
+    assert "actions are indices, which CSV stores as text" in done.err
     refused = run("convert", {"input_path": str(tmp_path / "log.tsv"), "output_path": "log.csv"})
     assert refused.code == 2
     assert "log.tsv" in refused.err

@@ -422,7 +422,7 @@ def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp
     (tmp_path / "out" / "model" / "notes.txt").write_text("mine")
     tree = {"training_data_path": str(tmp_path / "nowhere.jsonl"), "model_output_path": str(tmp_path / "out"),
             "use_gpu": False, "actions": ["a", "b"]}  # fmt: skip
-    with pytest.raises(BundleError, match="out/model: expected nothing there, or an older model"):
+    with pytest.raises(BundleError, match=r"out/model: .*an older model"):
         trained(tree)
 
 

@@ -169,3 +169,32 @@ def test_some_rows_of_episodes_and_some_without(tmp_path: Path, run: Runner) -> 
     done = run("timeline", {"timeline": {"inputTableName": str(tmp_path / "in"), "outputTableName": "out"}})
     assert done.code == 2
     assert "1.jsonl:1: expected columns mdp_id and sequence_number, as other rows have, got none, in 2 rows" in done.err
+
+
+def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discount(tmp_path: Path) -> None:
+    """Ten equal rewards of each user show as much as one: intervals are wider by nearly the root of 10."""
+    rng = np.random.default_rng(0)
+    count, each = 100, 10
+    frame = pd.DataFrame(
+        {
+            "state_features": [{"x": 1.0}] * (count * each),
+            "possible_actions": [["a", "b"]] * (count * each),
+            "action": rng.choice(["a", "b"], count * each),
+            "action_probability": 0.5,
+            "reward": np.repeat(rng.normal(size=count), each),
+            "same": 0.5,
+        }
+    )
+    config = {"actions": ["a", "b"], "output_path": str(tmp_path / "report.json")}
+    alone = reagent_lite.evaluate("column:same", frame, config=config)
+    users = frame.assign(mdp_id=np.repeat(np.arange(count), each).astype(str), sequence_number=range(count * each))
+    settings = {**config, "gamma": 0, "timeline": {"addTerminalStateRow": True}}
+    together = reagent_lite.evaluate("column:same", users, config=settings)
+    assert (alone.rows, together.rows, alone.episodes, together.episodes) == (1000, 1000, 1000, 100)
+    widths = []
+    for evaluated in (alone, together):
+        assert "estimates a reward per row of" in evaluated.decision["reason"]
+        estimate = evaluated.estimates.set_index("estimator").loc["IPS_Reward"]
+        assert estimate["estimate"] == pytest.approx(frame["reward"].mean(), abs=1e-6)
+        widths.append(estimate["high"] - estimate["low"])
+    assert widths[1] / widths[0] == pytest.approx(10**0.5, rel=0.15)

@@ -15,7 +15,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.export import load_bundle
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.sources import Logged
+from reagent_lite.run.sources import LoggedExperience
 from reagent_lite.types import Actions
 
 
@@ -23,7 +23,7 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     """Counterfactual evaluation asks how likely the policy is to do what was logged: never what it may not take."""
     log = write_lines(tmp_path / "log.jsonl", random_rows(50, missing=0))
     config = check(DqnConfig, quick(log, tmp_path, rainbow={"bcq": True, "bcq_drop_threshold": 0.1}))
-    source = Logged(config, ALONE)
+    source = LoggedExperience(config, ALONE)
     learner = build_learner(config, source.spec, ALONE.device)
     learner.behavior_cloning = Habit([0.95, 0.05])
     evaluator = LogEvaluator(config, source.data, learner, ALONE)

@@ -22,7 +22,7 @@ from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLite
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.tasks import scoring
-from reagent_lite.tasks.score import Scored, score
+from reagent_lite.tasks.score import ScoredFile, score
 from workflows.convert import convert
 
 __all__ = ["run"]
@@ -78,7 +78,7 @@ def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.n
     return q, propensities, mask
 
 
-def scored(model: Path, data: Path | str, target: Path, **keys: Any) -> tuple[Scored, pa.Table]:
+def scored(model: Path, data: Path | str, target: Path, **keys: Any) -> tuple[ScoredFile, pa.Table]:
     outcome = score(
         check(ScoreConfig, {"model": str(model), "data_path": str(data), "output_path": str(target), **keys})
     )

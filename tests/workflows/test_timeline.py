@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -29,6 +28,7 @@ from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.writing import part_files
 from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
+from reagent_lite.files import process_mark
 from workflows.timeline import COMMAND, timeline
 
 # states 0, 1, 4, 5 with rewards of the same size, in steps of 1, 3 and 1
@@ -200,7 +200,7 @@ def test_further_columns(tmp_path: Path) -> None:
         make(tmp_path, rows, extraFeatureColumns=["wher"])
     with pytest.raises(DataError, match=r"events.jsonl:1: expected a number in where, got \"p0\""):
         make(tmp_path, rows, rewardColumns=["reward", "where"])
-    with pytest.raises(ConfigError, match="expected columns that a timeline does not make itself"):
+    with pytest.raises(ConfigError, match="columns that a timeline does not compute"):
         make(tmp_path, rows, extraFeatureColumns=["next_action"])
 
 
@@ -476,17 +476,19 @@ def test_a_signal_leaves_nothing(
     config.write_text(json.dumps({"timeline": section}))
     assert main_alone(COMMAND, timeline, ["--config", str(config)]) == 75
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
-    assert f"{number}: no incomplete output was left behind; run the same command again" in capsys.readouterr().err
+    assert f"{number}: no incomplete output is left; run the same command again" in capsys.readouterr().err
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     """Others' folders stay: of a process that runs, and of another machine, whose processes are not known here."""
     dead = subprocess.Popen(["true"])
     dead.wait()
-    host = socket.gethostname()
-    for owner in (f"{host}-{dead.pid}", f"{host}-{os.getpid()}", f"x{host}-{dead.pid}"):
-        (tmp_path / f".train.{owner}-0a_b.work").mkdir()
-    os.utime(tmp_path / f".train.{host}-{os.getpid()}-0a_b.work", (0, 0))  # for more than a day
+    living = process_mark()
+    host = living.partition("-")[2]
+    elsewhere = f"{dead.pid}-{'0' * 12}"
+    for mark in (living, elsewhere, f"{dead.pid}-{host}"):
+        (tmp_path / f".train.{mark}.work").mkdir()
+    os.utime(tmp_path / f".train.{living}.work", (0, 0))  # for more than a day
     make(tmp_path, FOUR)
-    left = {one.name for one in tmp_path.glob(".train.*")}
-    assert left == {f".train.{host}-{os.getpid()}-0a_b.work", f".train.x{host}-{dead.pid}-0a_b.work"}
+    left = {path.name for path in tmp_path.glob(".train.*")}
+    assert left == {f".train.{living}.work", f".train.{elsewhere}.work"}

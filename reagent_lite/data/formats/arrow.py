@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import IO
 
@@ -212,13 +212,19 @@ def _require_json(block: Block, name: str, array: pa.Array) -> None:
 
 
 def _unreadable(block: Block) -> Problem | None:
-    """Returns the first text of a block that is not UTF-8."""
+    """Returns the first value of a block that is no UTF-8 text, or that its type does not allow, as a time of 25 h."""
     for row in range(block.table.num_rows):
         for name in block.table.column_names:
+            cell = block.table.column(name).take([row])
+            with suppress(ValueError, OverflowError):  # Python may lack the value
+                try:
+                    cell.to_pylist()
+                except UnicodeDecodeError as error:
+                    return Problem(block.where(row), f"text in UTF-8 in {name}", str(error))
             try:
-                block.table.column(name)[row].as_py()
-            except ValueError as error:
-                return Problem(block.where(row), f"text in UTF-8 in {name}", str(error))
+                cell.validate(full=True)
+            except pa.ArrowInvalid as error:
+                return Problem(block.where(row), f"values that the column's type allows in {name}", first_line(error))
     return None
 
 

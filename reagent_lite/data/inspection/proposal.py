@@ -213,8 +213,11 @@ class _Inspection:
             elif lengths and lengths[-1] == 1:
                 self._drop(of_episodes, f"no value of {ids.name} has two rows, so each row is a decision of its own")
             elif "terminal" not in self.fields and ids.name.lower().startswith(_PEOPLE):
-                why = f"rows of one {ids.name} are not known to depend on each other, so each is a decision of its own"
-                self._drop(of_episodes, why)
+                self._drop(
+                    of_episodes,
+                    f"rows of one {ids.name} are not known to depend on each other, so each is a decision of its own; "
+                    "if their rewards resemble each other, keep mdp_id with rl.gamma 0, see DATA.md",
+                )
         kept = {name for name in EPISODE_COLUMNS if name in self.fields}
         ends = {"terminal", "next_action", "possible_next_actions"} & kept
         others = [

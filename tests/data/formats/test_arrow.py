@@ -45,6 +45,13 @@ def written(tmp_path: Path, data: bytes, name: str = "x.arrow") -> Path:
     return tmp_path / name
 
 
+def written_table(tmp_path: Path, table: pa.Table, name: str) -> Path:
+    if name == "x.parquet":
+        pa.parquet.write_table(table, tmp_path / name)
+        return tmp_path / name
+    return written(tmp_path, data_of(table, pa.ipc.new_file), name)
+
+
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_rows_lines_and_unknown_columns(
@@ -149,6 +156,22 @@ def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, read: Callable[[
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("x.parquet", r"x\.parquet:2: expected values that the column's type allows in reward, got .*"),
+        ("x.arrow", r"x\.arrow: expected a complete Arrow IPC file, got .*"),
+    ],
+)
+@pytest.mark.parametrize("microseconds", [-1, 86_400 * 10**6, 2**62])
+def test_times_of_day_beyond_midnight_are_refused(tmp_path: Path, name: str, words: str, microseconds: int) -> None:
+    """Python has no time of 2^62 microseconds."""
+    times = pa.array([0, microseconds]).view(pa.time64("us"))
+    table = pa.table({"reward": pa.StructArray.from_arrays([times, times], ["begin", "begin"]), "mdp_id": times})
+    with pytest.raises(DataError, match=rf"{words}time64\[us\] {microseconds} is not within"):
+        rows_of(written_table(tmp_path, table, name))
+
+
+@pytest.mark.parametrize(
     ("name", "data", "words"),
     [
         ("x.arrow", b"FEA1" + bytes(40), "got Feather version 1. Write it again as version 2"),
@@ -203,10 +226,7 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
 def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) -> None:
     def claimed(array: pa.Array) -> Path:
         table = pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)]))
-        if name == "x.parquet":
-            pa.parquet.write_table(table, tmp_path / name)
-            return tmp_path / name
-        return written(tmp_path, data_of(table, pa.ipc.new_file), name)
+        return written_table(tmp_path, table, name)
 
     assert rows_of(claimed(pa.array([1, 2]))) == [{"reward": 1}, {"reward": 2}]
     assert rows_of(claimed(pa.array(["1", None, '"a"']))) == [{"reward": "1"}, {"reward": None}, {"reward": '"a"'}]

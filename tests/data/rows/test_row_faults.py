@@ -94,7 +94,7 @@ DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
 AN_ID = "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'"
 NO_MAP = "an object {id: number} in "
 """Cells of CSV that are not JSON stay text."""
-TOO_DEEP, TWICE = "more than 100 objects and lists inside one another", "the key '0' twice in one object"
+TOO_DEEP, TWICE = "more than 100 nested objects and lists", "the key '0' twice in one object"
 FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
     ("state_features", DEEP, JSON, TOO_DEEP),
     ("state_features", DEEP, CSV, NO_MAP),

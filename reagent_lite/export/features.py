@@ -1,0 +1,159 @@
+"""Raw features of states or candidates: maps, arrays and frames become float32 matrices; numpy only."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.categories import code_of, is_other
+from reagent_lite.errors import BundleError, Problem, listed, raise_any
+
+FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSet:
+    """The features of a matrix [N, F].
+
+    Attributes:
+        ids: [F] ids by column.
+        columns: {feature id as text: column}.
+        levels: {feature id as text: levels} of the features whose values are texts.
+        possible: {column: possible values} of the one-hot features.
+    """
+
+    ids: tuple[int, ...]
+    columns: dict[str, int]
+    levels: dict[str, tuple[str, ...]]
+    possible: dict[int, NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, ids: tuple[int, ...], normalization: Mapping[str, Any]) -> "FeatureSet":
+        """Returns the features of some ids, with their parameters from normalization.json."""
+        columns = {str(feature): column for column, feature in enumerate(ids)}
+        levels = {}
+        possible = {}
+        for name, column in columns.items():
+            text = normalization.get(name, "{}")
+            parameters = json.loads(text) if isinstance(text, str) else text
+            if parameters.get("feature_type") == "ENUM":
+                possible[column] = np.array(parameters.get("possible_values") or (), np.float32)
+                if parameters.get("levels"):
+                    levels[name] = tuple(parameters["levels"])
+        return cls(ids=ids, columns=columns, levels=levels, possible=possible)
+
+    def others(self, values: NDArray[np.float32]) -> dict[int, int]:
+        """Returns {feature id: number of rows with a value that has no column}, of features with such rows."""
+        counts = {
+            column: int(is_other(values[:, column], possible).sum()) for column, possible in self.possible.items()
+        }
+        return {self.ids[column]: count for column, count in counts.items() if count}
+
+    def of_maps(self, where: str, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
+        """Returns [N, F] of N sparse maps {feature id: value}; NaN where a feature is absent or null.
+
+        Raises:
+            BundleError: an unknown feature id, a value of a category that is not a text, or another value that is not a
+                finite number; up to 20 at once.
+        """
+        if isinstance(maps, Mapping):
+            raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
+        values = np.full((len(maps), len(self.ids)), np.nan)
+        problems: list[Problem] = []
+        for row, sparse in enumerate(maps):
+            if not isinstance(sparse, Mapping):
+                problems.append(Problem(f"{where}[{row}]", "a map {feature id: number}", repr(sparse)))
+                continue
+            for key, value in sparse.items():
+                number = self._number(f"{where}[{row}]", key, value)
+                if isinstance(number, Problem):
+                    problems.append(number)
+                else:
+                    values[row, self.columns[str(key)]] = number
+        raise_any(problems, BundleError)
+        return values.astype(np.float32)
+
+    def _number(self, where: str, key: object, value: Any) -> float | Problem:
+        """Returns the number that stands for the value of a map."""
+        if str(key) not in self.columns:
+            advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
+            return Problem(where, f"feature ids among {listed(self.columns)}", repr(key), advice)
+        if value is None:
+            return np.nan
+        where = f"{where}, feature {key}"
+        if str(key) in self.levels:
+            if isinstance(value, str):
+                return code_of(value)
+            return Problem(where, "a text or null, as it is a category", repr(value))
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+            return Problem(where, "a number or null", repr(value))
+        if abs(float(value)) > _LARGEST:
+            return Problem(where, "a finite float32, or null", f"{value:g}")
+        return float(value)
+
+    def of_arrays(self, where: str, given: Any) -> NDArray[np.float32]:
+        """Returns [N, F] of an array, or of the columns of a frame by name; NaN where missing. See `checked_array`."""
+        names = getattr(given, "column_names", getattr(given, "columns", None))  # of Arrow; of pandas and polars
+        if names is not None and self.columns:
+            by_text = {str(name): name for name in names}
+            if lacking := [name for name in self.columns if name not in by_text]:
+                expected = f"the columns {listed(self.columns)}"
+                advice = "Add a column of NaN for a feature that no row has"
+                raise BundleError(Problem(where, expected, f"no {listed(lacking)}", advice))
+            columns = [
+                (_codes if name in self.levels else _numbers)(f"{where}, column {name}", given[by_text[name]])
+                for name in self.columns
+            ]
+            given = np.stack(columns, axis=1)
+        expected = "real numbers, NaN where missing"
+        if self.levels:
+            expected += f", with {listed(self.levels)} as codes: `states`, `candidates` and frames take the texts"
+        array = checked_array(where, given, (None, len(self.ids)), "fiu", expected)
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32)
+
+
+def _numbers(where: str, given: Any) -> NDArray[np.float64]:
+    """Returns the numbers of a frame's column, NaN where missing."""
+    values = np.asarray(given)
+    if values.dtype == np.object_:  # as None makes it
+        values = np.array([np.nan if value is None else value for value in values.flat])
+    return checked_array(where, values, (None,), "bfiu", "real numbers, NaN or None where missing").astype(np.float64)
+
+
+def _codes(where: str, given: Any) -> NDArray[np.float64]:
+    """Returns the codes of a frame's column of texts, NaN where missing."""
+    values = np.asarray(given).tolist()
+    wrong = [value for value in values if not isinstance(value, str) and value is not None and value == value]
+    if wrong:
+        raise BundleError(Problem(where, "texts, NaN or None where missing", repr(wrong[0])))
+    return np.array([code_of(value) if isinstance(value, str) else np.nan for value in values])
+
+
+def checked_array(where: str, given: Any, shape: tuple[int | None, ...], kinds: str, expected: str) -> NDArray[Any]:
+    """Returns an argument as an array.
+
+    Args:
+        where: name of the argument, for the message.
+        given: an array, or nested lists.
+        shape: expected sizes; None accepts any size.
+        kinds: accepted kinds of dtypes, as numpy's letters.
+        expected: the same in words.
+
+    Raises:
+        BundleError: for another shape or type.
+    """
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise BundleError(Problem(where, "rows of equal length", str(error))) from error
+    if array.dtype.kind not in kinds:
+        raise BundleError(Problem(where, expected, f"an array of {array.dtype}"))
+    if array.ndim != len(shape) or any(size not in (None, n) for size, n in zip(shape, array.shape, strict=True)):
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise BundleError(Problem(where, f"shape [{sizes}]", f"{list(array.shape)}"))
+    return array
