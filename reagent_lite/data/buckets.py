@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 26  # of which each bucket gets 64 KiB or more: smaller piec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class BucketGroup:
     """Rows of neighbouring hashes.
 
     Attributes:
@@ -111,7 +111,7 @@ class Buckets:
             with pa.OSFile(str(self._paths[number]), "ab") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table.slice(start, stop - start))
 
-    def groups(self, num_bytes: int) -> list[Group]:
+    def groups(self, num_bytes: int) -> list[BucketGroup]:
         """Returns all rows, once they are added, in groups of about `num_bytes` in memory, in the order of hashes."""
         if self._chunk:
             self._partition()
@@ -120,8 +120,8 @@ class Buckets:
         bounds = (0, *(np.flatnonzero(changes) + 1).tolist(), self._count)
         return [group for start, stop in itertools.pairwise(bounds) if (group := self._group(start, stop)).rows]
 
-    def _group(self, start: int, stop: int) -> Group:
-        return Group(
+    def _group(self, start: int, stop: int) -> BucketGroup:
+        return BucketGroup(
             rows=int(self._rows[start:stop].sum()),
             held=tuple(table.slice(bounds[start], bounds[stop] - bounds[start]) for table, bounds in self._partitioned),
             paths=tuple(self._paths[start:stop]),

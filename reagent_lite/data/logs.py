@@ -85,7 +85,7 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
                 numbered |= starts
                 if len(rows):
                     buckets.add(rows, to_numpy(in_one_piece(rows.column("episode"))) >> np.uint64(32))
-        overlaps: dict[tuple[int, int], _Overlap] = defaultdict(_Overlap)
+        overlaps: dict[tuple[int, int], _SharedRows] = defaultdict(_SharedRows)
         for group in buckets.groups(_GROUP_BYTES):
             _compare(pa.concat_tables(group.tables()), overlaps)
     prefixes = _prefixes(range(1, len(path) + 1), overlaps, numbered)
@@ -229,7 +229,7 @@ def _hashes_of(matrix: FeatureMatrix) -> Hashes:
 
 
 @dataclass(slots=True)
-class _Overlap:
+class _SharedRows:
     """Episodes and rows that a log and an earlier one share.
 
     Attributes:
@@ -249,7 +249,7 @@ class _Overlap:
         return self.equal > 0 and not self.different
 
 
-def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None:
+def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> None:
     """Adds the overlaps of logs in a table with all rows of some episodes, by numbers of an earlier and a later log."""
     column: dict[str, NDArray[Any]] = {
         name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
@@ -281,13 +281,15 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None
         overlap.different += int((~equal).sum())
 
 
-def _prefixes(logs: Iterable[int], overlaps: Mapping[tuple[int, int], _Overlap], numbered: set[int]) -> dict[int, str]:
+def _prefixes(
+    logs: Iterable[int], overlaps: Mapping[tuple[int, int], _SharedRows], numbered: set[int]
+) -> dict[int, str]:
     """Returns the prefix of each log's mdp_ids: "", or a number that begins no mdp_id of any log.
 
     Logs that contain rows of each other have one numbering of episodes.
     """
 
-    def between(logs: Sequence[int], others: Sequence[int]) -> list[_Overlap]:
+    def between(logs: Sequence[int], others: Sequence[int]) -> list[_SharedRows]:
         pairs = ((min(log, other), max(log, other)) for log, other in itertools.product(logs, others))
         return [overlaps[pair] for pair in pairs if pair in overlaps]
 
@@ -314,13 +316,13 @@ def _prefixes(logs: Iterable[int], overlaps: Mapping[tuple[int, int], _Overlap],
 
 def _notes(
     names: Sequence[str],
-    overlaps: Mapping[tuple[int, int], _Overlap],
+    overlaps: Mapping[tuple[int, int], _SharedRows],
     prefixes: Mapping[int, str],
     files: Sequence[InputFile],
 ) -> Iterator[str]:
     """Yields sentences about each log that repeats rows of earlier ones, and each whose mdp_ids become others."""
-    repeated: dict[int, dict[int, _Overlap]] = defaultdict(dict)
-    alike: dict[int, dict[int, _Overlap]] = defaultdict(dict)
+    repeated: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
+    alike: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
     for (earlier, later), overlap in sorted(overlaps.items()):
         if prefixes[earlier] != prefixes[later]:
             renamed, other = (later, earlier) if prefixes[later] else (earlier, later)

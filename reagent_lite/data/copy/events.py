@@ -29,7 +29,7 @@ from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
-from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, Spans
+from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import Checked, contract_of, selected
 from reagent_lite.data.timeline.report import (
     log_figures,
@@ -284,14 +284,14 @@ class _Pairs:
         events: [n] the events that are kept, in order.
         spans: the span of each transition among these.
         goes_on: [R] whether a row follows.
-        terminal, truncated: [R], see Spans.
+        terminal, truncated: [R], see SpannedRows.
         following: [R] the row that follows, any where none does.
         cut: [R] number of the last row among those that a limit cut, any of other rows.
     """
 
     order: Order
     events: NDArray[np.int64]
-    spans: Spans
+    spans: SpannedRows
     goes_on: Mask
     terminal: Mask
     truncated: Mask
@@ -299,7 +299,7 @@ class _Pairs:
     cut: NDArray[np.int64]
 
     @classmethod
-    def of(cls, order: Order, kept: NDArray[np.int64], spans: Spans, cut: NDArray[np.int64]) -> _Pairs:
+    def of(cls, order: Order, kept: NDArray[np.int64], spans: SpannedRows, cut: NDArray[np.int64]) -> _Pairs:
         """Returns the spans of events that are kept of an order; `cut` are the rows that a limit cut."""
         events = order.rows[kept]
         last = len(kept) - 1

@@ -32,7 +32,7 @@ _MOST = 1 + 1e-6  # as float32 may have it
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ProbabilitiesOfBlock:
     """Probabilities of a block: lengths [n] of its rows, and the values in order."""
 
     file: int
@@ -81,7 +81,7 @@ def _keys(file: int | NDArray[np.int32], line: NDArray[np.int64]) -> NDArray[np.
     return np.asarray(file, np.int64) << 40 | line
 
 
-def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
+def _part(block: Block, name: str, copy: TrainingCopy) -> _ProbabilitiesOfBlock:
     """Returns the probabilities of a block.
 
     Raises:
@@ -113,7 +113,7 @@ def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
         wrong = np.abs(sums - 1) > _ROUNDING
         faults.add(wrong, f"probabilities in {name} whose sum is 1", lambda row: f"{sums[row]:g}")
     faults.require_none()
-    return _Part(block.file_number, block.lines, lengths, values, kind is not float)
+    return _ProbabilitiesOfBlock(block.file_number, block.lines, lengths, values, kind is not float)
 
 
 def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDArray[np.float64]:

@@ -78,7 +78,7 @@ def read_items(path: str, id_column: str) -> ItemTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _ItemsOfBlock:
     """The items of a block."""
 
     faults: Faults
@@ -90,7 +90,7 @@ class _Part:
         return self.faults.levels.get(_TABLE, {})
 
 
-def _read(id_column: str, block: Block) -> _Part:
+def _read(id_column: str, block: Block) -> _ItemsOfBlock:
     names = block.table.column_names
     if id_column not in names:
         got = f"columns {listed(sorted(names))}"
@@ -101,7 +101,7 @@ def _read(id_column: str, block: Block) -> _Part:
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
     texts = [*distinct.to_pylist(), ""]  # the last of rows without an id, which are faults
     matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
-    return _Part(faults=faults, ids=[texts[code] for code in codes.tolist()], features=matrix)
+    return _ItemsOfBlock(faults=faults, ids=[texts[code] for code in codes.tolist()], features=matrix)
 
 
 def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:

@@ -191,7 +191,7 @@ def _named_values(
     array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
     if pa.types.is_null(array.type):
         return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool)), {}
-    reading = _Reading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
+    reading = _MapReading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
     named = reading.of_struct() if pa.types.is_struct(array.type) else reading.of_pairs()
     return named, reading.levels
 
@@ -238,7 +238,7 @@ def _name_of(key: str | int | bytes) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _MapReading:
     column: Column
     faults: Faults
     nan_rule: str

@@ -193,7 +193,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     )
 
 
-def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _Choices) -> Mask:
+def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _ChoicesOfBlock) -> Mask:
     """Returns [n] whether each row is terminal, by `ends` [n] where that is no NaN, else as this module's text says."""
     looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
     return np.where(np.isnan(ends), looks_terminal & ~truncated, ends == 1)
@@ -208,7 +208,7 @@ def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Choices:
+class _ChoicesOfBlock:
     """Actions of a block, before it is known which rows end; other attributes as in Rows.
 
     Attributes:
@@ -228,7 +228,7 @@ class _Choices:
     next_not_possible: Mask
 
 
-def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _Choices:
+def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _ChoicesOfBlock:
     actions = contract.actions or ()
     rule = ActionRule(actions)
     logged = column("action")
@@ -243,7 +243,7 @@ def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contrac
     if not contract.choices:
         mask = np.ones_like(mask)
         next_mask = np.ones_like(next_mask)
-    return _Choices(
+    return _ChoicesOfBlock(
         action=action,
         next_action=next_action,
         mask=mask,
@@ -291,7 +291,7 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
     return mask
 
 
-def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _Choices:
+def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
     """Reads feature maps or ids of items; `action` becomes the index of the equal candidate of the row.
 
     A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
@@ -311,7 +311,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
     faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)
     none = np.zeros((len(index), 0), np.uint8)
-    return _Choices(
+    return _ChoicesOfBlock(
         action=index.astype(np.int32),
         next_action=next_index,
         mask=none,

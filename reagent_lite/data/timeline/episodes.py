@@ -158,7 +158,7 @@ class Episodes:
         }
         return Counter({name: int(mask.sum()) for name, mask in figures.items()})
 
-    def spans(self) -> Spans:
+    def spans(self) -> SpannedRows:
         """Returns the transitions that begin with a complete row inside the time window."""
         complete = self.complete
         at = np.flatnonzero(complete)
@@ -172,11 +172,11 @@ class Episodes:
             now = np.minimum(at + k, len(self) - 1)
             going &= ~over[now - 1] & (at + k < self.stop[at]) & complete[now]
             steps += going
-        return Spans(episodes=self, at=at, steps=steps)
+        return SpannedRows(episodes=self, at=at, steps=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class SpannedRows:
     """m transitions.
 
     Attributes:

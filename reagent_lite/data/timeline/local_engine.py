@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.buckets import Buckets, Group, in_order
+from reagent_lite.data.buckets import BucketGroup, Buckets, in_order
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
@@ -38,7 +38,7 @@ class LocalEngine:
         pa.set_memory_pool(pa.system_memory_pool())
         self._folder = folder
         self._memory_bytes = memory_bytes
-        self._groups: list[Group] = []
+        self._groups: list[BucketGroup] = []
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
         """Reads and keeps the events of the files; see Engine."""

@@ -25,7 +25,7 @@ from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.episodes import Counts, Episodes, Spans
+from reagent_lite.data.timeline.episodes import Counts, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
@@ -156,7 +156,7 @@ class _Transitions:
     """m transitions of n events."""
 
     events: pa.Table
-    spans: Spans
+    spans: SpannedRows
 
     def column(self, name: str) -> pa.Array:
         """Returns a column [n] in one piece."""
