@@ -152,11 +152,11 @@ def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monke
     assert table.column_names[:5] == ["mdp_id", "sequence_number", "region", "customer", "day"]
     assert table["mdp_id"].to_pylist() == table["customer"].to_pylist() == ["a", "b", "c"]
     assert table["region"].to_pylist() == ["7", None, "9"]
-    assert [one and one[:10] for one in table["day"].to_pylist()] == ["2026-11-01", "2026-11-02", None]
+    assert [day and day[:10] for day in table["day"].to_pylist()] == ["2026-11-01", "2026-11-02", None]
     assert table["action"].to_pylist() == ["mail", "call", "wait"]
     assert table["score"].to_pylist() == [1.0, 2.0, 0.0]
     assert table["sequence_number"].null_count == 3
-    with pytest.raises(DataError, match=r"^the frame data: expected a column 'regoin'"):
+    with pytest.raises(DataError, match=r"^the frame data: .* 'regoin'"):
         reagent_lite.score(named, frame, config=config | {"keep": ["regoin"]})
     frame.to_parquet(tmp_path / "rows.parquet")
     flags = ("--model", str(named), "--data", str(tmp_path / "rows.parquet"), "--output", str(tmp_path / "s.parquet"))
@@ -175,13 +175,13 @@ def test_a_text_that_is_kept_is_the_same_beside_values_of_other_types(named: Pat
 STATE = {"3": 1.0, "age": 2.0}
 REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
     ("named", [{"state_features": {"3": 1.0, "Age": 2.0}}], {}, DataError,
-     r"rows.jsonl: expected the state feature age, which the model reads, got features 3, Age. Nearest: 'Age'"),
+     r"rows.jsonl: expected the state feature age, .*Nearest: 'Age'"),
     ("candidates", [{"state_features": STATE, "possible_actions": [{"7": 1.0}]}], {}, DataError,
      "the candidate feature size, which"),
     ("named", [{"3": 1.0, "age": 2.0}], {"columns": {"state_features": ["3"]}}, DataError,
      "columns: expected the state feature age"),
     ("named", [{"3": 1.0}], {"columns": {"state_features": ["3", "age"]}}, DataError, "a column 'age'"),
-    ("named", [{"state": STATE}], {}, DataError, "rows.jsonl:1: expected a column 'state_features'"),
+    ("named", [{"state": STATE}], {}, DataError, "rows.jsonl:1: .* 'state_features'"),
     ("candidates", [{"state_features": STATE}], {}, DataError, "a column 'possible_actions'"),
     ("named", [{"state_features": STATE}, {"state_features": None}], {}, DataError, "rows.jsonl:2: .*state_features"),
     ("named", [{"state_features": {**STATE, "3": "x"}}], {}, DataError, "rows.jsonl:1: "),
