@@ -204,15 +204,15 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
         rows[i] |= {"possible_actions": [1 - i % 2, i % 2], "action_probability": 1.0}
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, against=str(same))
     assert outcome.difference is not None
-    for name in (one.name for one in ESTIMATORS.values() if not one.model):
+    for name in (estimator.name for estimator in ESTIMATORS.values() if not estimator.model):
         assert outcome.difference[f"CPE/Reward/{name}"] == pytest.approx([0, 0, 0], abs=1e-6)
     assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(
         sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30, abs=1e-5
     )
     states = torch.tensor([[1.0, 2.0]] * 3)
     masks = torch.tensor([[True, True], [True, False], [False, False]])
-    found = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
-    assert found.greedy.tolist() == [1, 0, -1]
+    choices = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
+    assert choices.greedy.tolist() == [1, 0, -1]
 
 
 def choice(name: str, choices: list[dict[str, float]], action: int, propensity: float, reward: float) -> dict[str, Any]:
@@ -229,8 +229,8 @@ def test_candidates(tmp_path: Path) -> None:
     model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
     lists = [(0.4, 0.6), (0.2, 0.3, 0.5), (0.7, 0.3), (1.0,)]
     logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
-    rows = [choice(name, [{"7": math.log(share)} for share in shares], *one)
-            for name, shares, one in zip(names(4), lists, logged, strict=True)]  # fmt: skip
+    rows = [choice(name, [{"7": math.log(share)} for share in shares], *values)
+            for name, shares, values in zip(names(4), lists, logged, strict=True)]  # fmt: skip
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     assert report["model"]["actions"] == {}
@@ -245,14 +245,14 @@ def test_candidates(tmp_path: Path) -> None:
 def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log, reward, ret = unequal(tmp_path, propensity=False)
     outcome, report = evaluated(log, known, against=str(known))
-    found = estimates(report)
+    by_name = estimates(report)
     for name in WEIGHTED:
-        assert found[name]["figure"] == found[name]["difference"] == {"value": None, "low": None, "high": None}
-        assert "no propensity" in found[name]["reason"]
-        assert found[name]["verdict"] == "do not use"
-    for name in (one.name for one in ESTIMATORS.values() if not one.weighted):
-        assert found[name]["figure"]["value"] is not None
-        assert found[name]["verdict"] == "support only"
+        assert by_name[name]["figure"] == by_name[name]["difference"] == {"value": None, "low": None, "high": None}
+        assert "no propensity" in by_name[name]["reason"]
+        assert by_name[name]["verdict"] == "do not use"
+    for name in (estimator.name for estimator in ESTIMATORS.values() if not estimator.weighted):
+        assert by_name[name]["figure"]["value"] is not None
+        assert by_name[name]["verdict"] == "support only"
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(reward)
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(ret)
     overlap = report["model"]["cpe"]["overlap"]
@@ -316,16 +316,16 @@ def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
         features = rng.normal(size=2 + number % 2)
         shares = np.exp(features) / np.exp(features).sum()
         index = int(rng.choice(len(shares), p=shares))
-        one = choice(str(number), [{"7": float(value)} for value in features], index, 1.0, float(features[index]))
-        rows.append({**one, "action_probability": None})
+        row = choice(str(number), [{"7": float(value)} for value in features], index, 1.0, float(features[index]))
+        rows.append({**row, "action_probability": None})
         exact[str(number)] = shares[index]
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, policy="softmax", temperature=1.0,
                                 evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
     assert report["model"]["cpe"]["overlap"]["calibration"]["calibrated"]
     assert {group["action"] for group in report["model"]["cpe"]["overlap"]["calibration"]["groups"]} == {""}
-    found = report["model"]["candidates"]
-    assert found["propensity"] == pytest.approx(np.mean(list(exact.values())), abs=0.02)
-    assert found["propensity"] == pytest.approx(found["probability"], abs=0.01)
+    figures = report["model"]["candidates"]
+    assert figures["propensity"] == pytest.approx(np.mean(list(exact.values())), abs=0.02)
+    assert figures["propensity"] == pytest.approx(figures["probability"], abs=0.01)
     assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
     assert "candidates" in Path(outcome.page).read_text()
 
@@ -352,15 +352,15 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
     """It is scored; there is none to fit to, and no interval."""
     rows = [row("only", (0.5, 0.5), 0, 2.0, 0.25, 0, last=False), row("only", (0.5, 0.5), 1, 1.0, 0.5, 1)]
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
-    found = estimates(report)
+    by_name = estimates(report)
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
-    assert found["Per_Decision_Importance_Sampling"]["figure"] == {
+    assert by_name["Per_Decision_Importance_Sampling"]["figure"] == {
         "value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None,
     }  # fmt: skip
-    assert all(one["verdict"] == "do not use" for one in found.values())
+    assert all(estimate["verdict"] == "do not use" for estimate in by_name.values())
     for name in MODELLED:
-        assert found[name]["figure"]["value"] is None
-        assert "no other episode" in found[name]["reason"]
+        assert by_name[name]["figure"]["value"] is None
+        assert "no other episode" in by_name[name]["reason"]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(2.9)
 
 
@@ -433,13 +433,13 @@ def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path
 
 def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -> None:
     """Rows 2 units of time apart at 4 units a step: a return is discounted by sqrt(0.25) a row."""
-    rows = [{**one, "time_diff": 2} for one in random_rows(200)]
+    rows = [{**row, "time_diff": 2} for row in random_rows(200)]
     log = write_lines(tmp_path / "timed" / "log.jsonl", rows)
     rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
     model = trained({**small, "training_data_path": str(log), "rl": rl}).model
     outcome, _ = evaluated(log, Path(str(model)), gamma=None)
-    *_, fitted = by_hash({one["mdp_id"] for one in rows})
-    returns = [0.5 ** one["sequence_number"] * one["reward"] for one in rows if one["mdp_id"] != fitted]
+    *_, fitted = by_hash({row["mdp_id"] for row in rows})
+    returns = [0.5 ** row["sequence_number"] * row["reward"] for row in rows if row["mdp_id"] != fitted]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
 
 
@@ -544,10 +544,10 @@ def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, 
         return round(4 * (outcome.scores["CPE/Reward/Logged_Reward"] or 0))
 
     sums = [scored(20, seed) for seed in range(3)]
-    assert [bin(one).count("1") for one in sums] == [4, 4, 4]
+    assert [bin(total).count("1") for total in sums] == [4, 4, 4]
     assert len(set(sums)) == 3
     # another episode pushes out one of the four, or none
-    assert all(bin(one & scored(21, seed)).count("1") >= 3 for seed, one in enumerate(sums))
+    assert all(bin(total & scored(21, seed)).count("1") >= 3 for seed, total in enumerate(sums))
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -560,11 +560,12 @@ def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_pa
         del tree["actions"]
     model = Path(str(trained(tree).model))
     _, report = evaluated(Path(tree["training_data_path"]), model, gamma=None, evaluation=settings)
-    found, expected = estimates(report), estimates({"model": json.loads((model / "evaluation.json").read_text())})
-    assert found.keys() == expected.keys() == ESTIMATORS.keys()
-    for name, one in expected.items():
+    expected = estimates({"model": json.loads((model / "evaluation.json").read_text())})
+    evaluated_alone = estimates(report)
+    assert evaluated_alone.keys() == expected.keys() == ESTIMATORS.keys()
+    for name, estimate in expected.items():
         for key in ("figure", "difference"):
-            assert found[name][key] == pytest.approx(one[key], rel=2e-3, abs=2e-4), name
+            assert evaluated_alone[name][key] == pytest.approx(estimate[key], rel=2e-3, abs=2e-4), name
 
 
 def given(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
@@ -607,8 +608,8 @@ def test_the_uniform_policy(tmp_path: Path) -> None:
     """Weights .5/.2, .5/.5, .5/.4: (10 + 5 + 8.75) / 3; a fourth episode is fitted to."""
     rows = [*bandit_rows(), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5)]
     outcome, report = given(tmp_path, rows, model="uniform", evaluation={"held_out_share": ALL})
-    scored = {rows[line - 1]["mdp_id"] for line in range(1, 5)} - {by_hash({one["mdp_id"] for one in rows})[-1]}
-    weighted = [0.5 / one["action_probability"] * one["reward"] for one in rows if one["mdp_id"] in scored]
+    scored = {rows[line - 1]["mdp_id"] for line in range(1, 5)} - {by_hash({logged["mdp_id"] for logged in rows})[-1]}
+    weighted = [0.5 / logged["action_probability"] * logged["reward"] for logged in rows if logged["mdp_id"] in scored]
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(sum(weighted) / 3, abs=1e-5)
     assert report["model"]["actions"]["a"]["policy"] == 0.5
     assert outcome.scores["CPE/Reward/Direct_Method_Reward"] is not None
@@ -630,10 +631,10 @@ def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path:
     log = write_lines(tmp_path / "events.jsonl", events)
     settings = {"held_out_share": 0.5, "final_fit_passes": 20, "max_horizon": 5}
     outcome, report = evaluated(log, known, against="column:p", evaluation=settings)
-    found, expected = estimates(report, "against"), estimates(report)
-    for name, one in expected.items():
-        assert found[name]["figure"] == pytest.approx(one["figure"], rel=1e-3, abs=1e-4), name
-        assert found[name]["reason"] == one["reason"]
+    by_column, expected = estimates(report, "against"), estimates(report)
+    for name, estimate in expected.items():
+        assert by_column[name]["figure"] == pytest.approx(estimate["figure"], rel=1e-3, abs=1e-4), name
+        assert by_column[name]["reason"] == estimate["reason"]
     assert (outcome.difference or {})["CPE/Reward/Fitted_Q_Evaluation"][0] == pytest.approx(0, abs=1e-4)
     assert report["against"]["actions"]["a"]["policy"] == pytest.approx(report["model"]["actions"]["a"]["policy"])
 

@@ -35,7 +35,10 @@ def test_log_and_simulation_side_by_side(
 ) -> None:
     """Both aim at the exact value, and JSON, text and page say so."""
     outcome, report = both(tmp_path, rows)
-    estimates = {one["name"]: one["figure"] for one in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]}
+    estimates = {
+        estimate["name"]: estimate["figure"]
+        for estimate in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]
+    }
     simulated = report["model"]["simulated"]["discounted_return"]
     weighted = ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
                 "Weighted_Per_Decision_Importance_Sampling")  # fmt: skip

@@ -72,7 +72,7 @@ def test_card_report_and_evaluation_name_the_items(model: Path) -> None:
     document = json.loads((model / "evaluation.json").read_text())["cpe"]["candidates"]
     assert set(document["items"]) == set(NAMES)
     for policy in ("logged", "policy"):
-        assert sum(one[policy] for one in document["items"].values()) == pytest.approx(1)
+        assert sum(share[policy] for share in document["items"].values()) == pytest.approx(1)
         assert document["other_items"][policy] == pytest.approx(0, abs=1e-6)
     page = (model.parent / "report.html").read_text()
     assert "Shares of items on evaluated rows" in page
@@ -174,8 +174,8 @@ def test_shards_of_ids_train_with_the_table(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", transitions(events()))
     shards = trained(config(log, tmp_path / "a", data={"items": str(items), "shards_path": str(tmp_path / "shards")}))
     direct = trained(config(log, tmp_path / "b", data={"items": str(items)}))
-    one, other = (Path(str(outcome.model)) / "normalization.json" for outcome in (shards, direct))
-    assert one.read_bytes() == other.read_bytes()
+    from_shards, other = (Path(str(outcome.model)) / "normalization.json" for outcome in (shards, direct))
+    assert from_shards.read_bytes() == other.read_bytes()
 
 
 def test_frames_of_rows_and_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +187,9 @@ def test_frames_of_rows_and_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     outcome = reagent_lite.train({**tree, "training_data_path": ""}, rows, items=frame)
     by_path = trained(config(write_lines(tmp_path / "log.jsonl", events()), tmp_path / "b",
                              data={"items": str(write_items(tmp_path))}))  # fmt: skip
-    one, other = (Path(str(run.model)) / "weights.safetensors" for run in (outcome, by_path))
-    assert one.read_bytes() == other.read_bytes()
-    assert load_bundle(one.parent).item_id == "sku"
+    from_frames, other = (Path(str(run.model)) / "weights.safetensors" for run in (outcome, by_path))
+    assert from_frames.read_bytes() == other.read_bytes()
+    assert load_bundle(from_frames.parent).item_id == "sku"
     table = reagent_lite.score(str(outcome.model), rows[["state_features"]], items=frame, config={"policy": "greedy"})
     assert set(table["action"].to_pylist()) <= set(NAMES)
 

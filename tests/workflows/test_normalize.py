@@ -81,7 +81,7 @@ def test_parametric_columns_are_told_apart(tmp_path: Path) -> None:
 def test_statistics_say_why(tmp_path: Path) -> None:
     """Twenty-five times 1, 2, 3, 4: mean 2.5, squares 25 · (2.25 + 0.25) · 2 = 125."""
     states = [{"0": i % 4 + 1, "1": i / 7 if i % 2 else -1337.1337} for i in range(100)]
-    rows = [{"mdp_id": "e", "sequence_number": i, "state_features": one, "action": "a"} for i, one in enumerate(states)]
+    rows = [{"mdp_id": "e", "sequence_number": i, "state_features": x, "action": "a"} for i, x in enumerate(states)]
     write_lines(tmp_path / "log.jsonl", rows)
     norm = {"output_dir": str(tmp_path / "norm"), "feature_overrides": {"1": "CLIP_LOG"}}
     normalized(tmp_path, norm_params=norm)
@@ -157,7 +157,10 @@ def test_names_of_features_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFix
     normalized(tmp_path, norm_params=norm, reference_data_path=str(log))
     spec = json.loads((tmp_path / "norm" / "state_features_norm.json").read_text())
     assert list(spec) == list(written(tmp_path)["columns"]["state_features"]["features"]) == ["3", "age"]
-    assert [one["feature_id"] for one in written(tmp_path, "drift.json")["state_features"]["features"]] == [3, "age"]
+    assert [feature["feature_id"] for feature in written(tmp_path, "drift.json")["state_features"]["features"]] == [
+        3,
+        "age",
+    ]
     assert caplog.messages[-1].split()[:2] == ["age", "stable"]
 
 

@@ -92,12 +92,6 @@ def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, caplog: pytest.LogC
     assert "1 row follows an end inside an mdp_id" in caplog.text
 
 
-def test_a_row_that_a_limit_cut_at_an_unknown_state_is_left_out(tmp_path: Path) -> None:
-    make(tmp_path, [event("lost", 0, 4.0), event("lost", 1, 5.0, truncated=True)])
-    assert values(read(tmp_path / "train"), "sequence_number") == [0]
-    assert report(tmp_path / "train")["truncated_rows_without_next_state"] == 1
-
-
 def test_training_says_why_a_timeline_has_no_rows(tmp_path: Path) -> None:
     make(tmp_path, [event("a", 0, 4.0), event("b", 1, 5.0)])
     with pytest.raises(NoRowsError) as caught:
@@ -388,14 +382,6 @@ def test_outputs_are_apart_from_each_other_and_from_the_events(tmp_path: Path) -
     for source, output in (("real/events.jsonl", "real"), ("link", "real"), ("link", "real/inside")):
         with pytest.raises(ConfigError, match=r"timeline.outputTableName: .* apart from the input"):
             make(tmp_path, tmp_path / source, outputTableName=str(tmp_path / output))
-
-
-def test_an_output_behind_a_link_goes_where_it_leads(tmp_path: Path) -> None:
-    (tmp_path / "big_disk").mkdir()
-    (tmp_path / "train").symlink_to(tmp_path / "big_disk")
-    make(tmp_path, FOUR)
-    assert (tmp_path / "train").is_symlink()
-    assert len(read(tmp_path / "big_disk")) == 3
 
 
 @pytest.mark.parametrize("place", ["reward=7/mdp_id=z/ds=2026-01-02", "g[1] a*b w? it's"])
