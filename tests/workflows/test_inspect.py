@@ -42,7 +42,7 @@ def clicks(count: int = 600) -> pd.DataFrame:
             "income": income,
             "segment": rng.choice(list("abcd"), count),
             "offer": offer,
-            "propensity_score": [PROBABILITIES[one] for one in offer],
+            "propensity_score": [PROBABILITIES[name] for name in offer],
             "click": np.where(offer == "none", 0, ((offer == "mail") == (income > 0)).astype(int)),
             "revenue": rng.random(count),
             "constant": 1.0,
@@ -54,7 +54,7 @@ def sessions(count: int = 600) -> pd.DataFrame:
     """Events: sessions of 3 decisions, whose last says so."""
     frame = clicks(count).drop(columns=["user_id", "timestamp", "revenue", "constant", "segment"])
     number = np.arange(count)
-    return frame.assign(session=[f"s{one}" for one in number // 3], step=number % 3, done=number % 3 == 2)
+    return frame.assign(session=[f"s{index}" for index in number // 3], step=number % 3, done=number % 3 == 2)
 
 
 def test_from_a_file_of_clicks_to_scores_without_a_config_by_hand(tmp_path: Path, run: Runner) -> None:
@@ -114,8 +114,9 @@ WRITE: dict[str, Callable[[pd.DataFrame, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("form", WRITE)
-@pytest.mark.parametrize("shape", [as_is, in_maps])
+@pytest.mark.parametrize(
+    ("form", "shape"), [("csv", in_maps), ("jsonl", as_is), ("parquet", in_maps), ("feather", as_is)]
+)
 def test_events_of_every_format(form: str, shape: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path) -> None:
     frame = shape(sessions())
     if form == "csv" and "state_features" in frame:
@@ -150,7 +151,7 @@ def test_the_first_rows_alone_are_read(tmp_path: Path) -> None:
     frame.loc[500, "click"] = 7
     inspected = reagent_lite.inspect(frame, rows=100)
     assert (inspected.rows, inspected.whole) == (100, False)
-    assert {one.name: one.distinct for one in inspected.columns}["click"] == 2
+    assert {column.name: column.distinct for column in inspected.columns}["click"] == 2
     assert inspected.config is not None
 
 
@@ -212,7 +213,7 @@ def test_what_is_known_is_given_as_columns() -> None:
 def test_why_there_is_no_config(change: Callable[[pd.DataFrame], pd.DataFrame], problem: str) -> None:
     inspected = reagent_lite.inspect(change(clicks()))
     assert inspected.config is None
-    assert any(problem in one for one in inspected.problems), inspected.problems
+    assert any(problem in text for text in inspected.problems), inspected.problems
 
 
 def test_the_command_without_a_config_leaves_the_output(tmp_path: Path, run: Runner) -> None:
