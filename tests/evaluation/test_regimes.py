@@ -35,7 +35,7 @@ def test_what_makes_no_difference_is_seldom_shipped_and_intervals_hold_the_truth
 
 
 def test_estimated_propensities_serve_as_well_as_logged_ones() -> None:
-    """Of a logger that the estimated policy can be."""
+    """Of a logger that the estimated policy can be; of 20 logs as many errors as come once in a thousand times."""
     figures = measure(HiddenLogger(logger="softmax", episodes=300, actions=3, outcome="event"), LOGS // 2, seed=1000)
     assert figures["trusted"] > 0.5
     assert figures["cover"] >= 1 - 5 / 20
