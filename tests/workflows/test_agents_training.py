@@ -154,17 +154,18 @@ def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, chang
     assert outcome.scores["simulation/follower/return/mean"] is not None
 
 
+@pytest.mark.slow  # test_simulation_training.py has processes that share environments
 def test_processes_share_environments_of_several_agents(run: Runner, team: Tree) -> None:
     tree = merged(team, {"simulation": {"policies": {"follower": "random"}, "total_steps": 2500}})
     tree["training"].pop("minibatch_size")
     tree["data"] = {"global_minibatch_size": 64}
-    one = trained(tree)
+    alone = trained(tree)
     two = run("dqn", tree, "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert two.outcome["rows"] == one.rows
+    assert two.outcome["rows"] == alone.rows
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/leader/random_return/mean", "simulation/leader/random_return/upper"):
-        assert two.outcome["scores"][tag] == one.scores[tag]
+        assert two.outcome["scores"][tag] == alone.scores[tag]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +233,8 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
     q = np.where(leads[:, None], log.state @ weights["leader"].T, log.state @ weights["follower"].T)
     softmax = np.exp(q) / np.exp(q).sum(1, keepdims=True)  # which the follower was exported with
     greedy = np.where(q == q.max(1, keepdims=True), 0.7 + 0.1, 0.1)
-    taken = np.where(leads[:, None], greedy, softmax)[np.arange(len(q)), log.action.astype(int)]
-    np.testing.assert_allclose(log.propensity, taken, rtol=1e-5)
+    propensity = np.where(leads[:, None], greedy, softmax)[np.arange(len(q)), log.action.astype(int)]
+    np.testing.assert_allclose(log.propensity, propensity, rtol=1e-5)
     assert not (log.propensity[~leads] == log.propensity[~leads][0]).all()
     for change, says in (
         ({"policies": {}}, "policy.model: expected a model for one type"),

@@ -477,12 +477,12 @@ def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypa
     add = EpisodeFolder.add
     monkeypatch.setattr(EpisodeFolder, "add", full)
     monkeypatch.setattr(console.Waiting, "sleep", sleep)
-    one = collector(role(tmp_path, "collect"))
+    collecting = collector(role(tmp_path, "collect"))
     with pytest.raises(IdleError):
-        one.run()
+        collecting.run()
     assert "no room for" in said[0]
     assert said[0] == said[2]
-    assert one.outcome(1).rows == EpisodeFolder(tmp_path / "data").unread(0)
+    assert collecting.outcome(1).rows == EpisodeFolder(tmp_path / "data").unread(0)
     assert min(int(path.name.split("-")[0]) for path in fifo(tmp_path)) == 1
 
 
@@ -796,16 +796,16 @@ def survive(
     assert list(share.path.iterdir()) == []  # nothing was written below the mount point
     assert {file.name for file in fifo(folder)} >= seen.keys()
     rows = whole_files(folder)
-    taken = progress_of(folder)
-    assert taken["finished"]
-    assert steps <= taken["env_steps"] + 8 <= rows + 8
+    progress = progress_of(folder)
+    assert progress["finished"]
+    assert steps <= progress["env_steps"] + 8 <= rows + 8
     lines = (roles.folder / "out" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == learner.outcome["steps"]
     saved = load_file(max((roles.folder / "out" / "checkpoints").glob("step_*")) / "rank_0000.safetensors")
     learned = json.loads(saved["source/rollout/seen"].numpy().tobytes())
     sizes = {file.name: file.steps for file in EpisodeFolder(folder / "data").files()}
     assert len(set(learned)) == len(learned)
-    assert taken["env_steps"] == int(saved["source/rollout/env_steps"]) == sum(sizes[name] for name in learned)
+    assert progress["env_steps"] == int(saved["source/rollout/env_steps"]) == sum(sizes[name] for name in learned)
 
 
 @pytest.fixture

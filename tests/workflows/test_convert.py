@@ -100,7 +100,7 @@ def test_types_of_the_written_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
     run_here(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
     schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int64(), pa.float32())
-    assert {one.name: one.type for one in schema if one.name != "possible_actions"} == {
+    assert {field.name: field.type for field in schema if field.name != "possible_actions"} == {
         "state_features": maps, "action": maps, "reward": pa.float64(), "n": pa.int64(),
     }  # fmt: skip
     assert schema.field("possible_actions").type.value_type == maps

@@ -168,11 +168,11 @@ def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(smal
 @pytest.mark.parametrize("algorithm", ["dqn", "crr", pytest.param("iql", marks=pytest.mark.slow)])
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], algorithm: str) -> None:
     small |= {"epochs": 5, "rl": {"target_update_rate": 0.1}, "algorithm": algorithm}
-    one = trained(small)
-    alone = weights(one.model)
+    single = trained(small)
+    alone = weights(single.model)
     two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert one.steps == two.outcome["steps"] == 35
+    assert single.steps == two.outcome["steps"] == 35
     torch.testing.assert_close(weights(two.outcome["model"]), alone, rtol=0, atol=1e-6)
 
 
@@ -362,6 +362,12 @@ def test_warm_start_of_an_actor(small: dict[str, Any], tmp_path: Path, caplog: p
     """The exported model has the actor alone; a model of another algorithm has outputs of another meaning."""
     first = trained(small | {"algorithm": "crr"})
     before = weights(first.model)
+    bundle = load_bundle(first.model)
+    assert bundle.policy == {"kind": "softmax", "temperature": 1.0}
+    predicted = bundle.predict_rows([{"0": 1.0}, {"1": -2.0}])
+    exact = np.exp(predicted.q) / np.exp(predicted.q).sum(1, keepdims=True)  # the actor's logits
+    np.testing.assert_allclose(predicted.propensities, exact, atol=1e-6)
+    assert "| logit of the policy" in (Path(str(first.model)) / "MODEL_CARD.md").read_text()
     still = {"training": {"learning_rate": 1e-12, "l2_decay": 0.0}, "model_output_path": str(tmp_path / "second")}
     for path, said in (
         (str(tmp_path / "out"), "learner and optimizer of"),
@@ -378,16 +384,6 @@ def test_warm_start_of_an_actor(small: dict[str, Any], tmp_path: Path, caplog: p
     ):
         with pytest.raises(ConfigError, match=got):
             trained(merged(small, still | {"training": {"warm_start_model_path": path}}))
-
-
-def test_the_exported_policy_of_an_actor_is_the_softmax_of_its_logits(small: dict[str, Any]) -> None:
-    outcome = trained(small | {"algorithm": "crr"})
-    bundle = load_bundle(outcome.model)
-    assert bundle.policy == {"kind": "softmax", "temperature": 1.0}
-    predicted = bundle.predict_rows([{"0": 1.0}, {"1": -2.0}])
-    exact = np.exp(predicted.q) / np.exp(predicted.q).sum(1, keepdims=True)
-    np.testing.assert_allclose(predicted.propensities, exact, atol=1e-6)
-    assert "| logit of the policy" in (Path(outcome.model) / "MODEL_CARD.md").read_text()
 
 
 def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def ended(process: "subprocess.Popen[str]") -> Run:
 
 
 def times(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(one): (one.stat().st_ino, one.stat().st_mtime_ns) for one in [folder, *folder.rglob("*")]}
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")]}
 
 
 def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
     share = tmp_path / "share"
     process = started(tree, tmp_path / "c.json")
     assert killed_when(process, lambda: any(share.glob(".shards.*.tmp/shard-*/part-*")))
-    assert [one.name[:8] for one in share.iterdir()] == [".shards."]
+    assert [path.name[:8] for path in share.iterdir()] == [".shards."]
     late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
     assert ended(late).code == 2  # nothing there looks whole
     done = ended(started(tree, tmp_path / "c.json"))
     assert sum(done.outcome["rows"]) == 30_000
-    assert [one.name for one in share.iterdir()] == ["shards"]
+    assert [path.name for path in share.iterdir()] == ["shards"]
 
 
 def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
     done = ended(started(tree, tmp_path / "c.json", "--node_index=0"))
     assert done.outcome["fetched"] == 41 - len(complete)  # 40 files and the manifest
     assert {name: (target / name).stat().st_mtime_ns for name in complete} == complete
-    assert sorted(one.name for one in (tmp_path / "disk").iterdir()) == [".shard.lock", "shard"]
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == [".shard.lock", "shard"]
 
 
 FAULTS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
@@ -219,7 +219,7 @@ def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: st
     config = ShardConfig(**{**tree, key: place.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         shard(config)
-    assert sorted(one.name for one in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
+    assert sorted(path.name for path in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
 
 
 def test_a_fetch_begins_anew_where_shards_are_made_again_meanwhile(
@@ -263,4 +263,4 @@ def test_a_share_that_takes_nothing(run: Runner, tree: dict[str, Any], tmp_path:
         assert done.code == 2, done.err
         assert ("No space left on device" if what == "full" else "Read-only file system") in done.err
         assert "Traceback" not in done.err
-        assert not [one for one in (disk / "shards").glob("*")]
+        assert not [path for path in (disk / "shards").glob("*")]

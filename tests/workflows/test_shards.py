@@ -49,10 +49,10 @@ def named(rows: Rows, node: int) -> Rows:
 def nodes(folder: Path, shards: Sequence[Rows | None]) -> list[Path]:
     """Makes the working folder of each node, with no file in its data folder where it has None."""
     folders = [folder / str(number) for number in range(len(shards))]
-    for place, rows in zip(folders, shards, strict=True):
-        (place / "data").mkdir(parents=True)
+    for node, rows in zip(folders, shards, strict=True):
+        (node / "data").mkdir(parents=True)
         if rows is not None:
-            write_lines(place / "data" / "log.jsonl", rows)
+            write_lines(node / "data" / "log.jsonl", rows)
     return folders
 
 

@@ -81,13 +81,9 @@ def test_softmax_propensities(tmp_path: Path, linear: str, bilinear: str, parame
 
 
 def test_the_true_value_of_a_model(tmp_path: Path) -> None:
-    """A model that holds the optimal values, one column a cell: greedy is worth the optimum, epsilon-greedy less."""
+    """A model that holds the optimal values, one column a cell."""
     model = linear_bundle(tmp_path / "model", gridworld.optimal_q().T, gridworld.ACTIONS, tuple(range(25)))
-    optimum = float(gridworld.optimal_values()[gridworld.START])
     wanted = {"model": str(model), "episodes": 2000, "gamma": 0.9, "confidence_level": 0.9999}
-    greedy, _ = made(tmp_path, env="gridworld", episodes=1, value_of=wanted)
-    assert greedy.value_of is not None
-    assert greedy.value_of["discounted_return"]["lower"] < optimum < greedy.value_of["discounted_return"]["upper"]
     best = gridworld.optimal_q()
     mask = gridworld.allowed()
     policy = 0.5 * gridworld.random_policy()
