@@ -41,7 +41,7 @@ class Converted:
 def convert(config: ConvertConfig) -> Converted:
     """Writes the log in its new format and returns the results."""
     with needing("data", "input_path"):
-        from reagent_lite.data.tables import Survey, survey, typed_tables, with_types
+        from reagent_lite.data.tables import survey, typed_tables, with_types
         from reagent_lite.data.writing.files import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
@@ -51,17 +51,18 @@ def convert(config: ConvertConfig) -> Converted:
     require_apart(config.input_path, files, {"output_path": target})
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
-    surveyed = Survey() if jsonl else survey(files)
-    names = dict.fromkeys(surveyed.names)
+    fields = {} if jsonl else survey(files)
+    names: dict[str, None] = {}
     rows = 0
     with closing(typed_tables(files, "converting")) as tables, table_writer(target) as writer:
         for table, _ in tables:
             # each row of JSON lines may have columns of its own
-            writer.write(table if jsonl else with_types(table, surveyed.fields))
+            table = table if jsonl else with_types(table, fields)
+            writer.write(table)
             rows += table.num_rows
-            names |= dict.fromkeys(Survey(fields={field.name: field for field in table.schema}).names)
+            names |= {column.name: None for column in table.schema if str(column.type) != "null"}
     logger.info(f"{target}: {counted(rows, 'row')}")
-    if surveyed.indices and target.name.endswith(".csv"):
+    if target.name.endswith(".csv") and "action" in fields and str(fields["action"].type) == "int64":
         logger.info("actions are indices, which CSV stores as text: text is read as a name first if `actions` has it")
     seconds = time.monotonic() - start
     return Converted(

@@ -36,7 +36,7 @@ from reagent_lite.files import appearing_folder, disk_errors, require_writable, 
 from reagent_lite.item_table import ItemTable
 
 if TYPE_CHECKING:
-    from reagent_lite.data.features.log import LogSummary
+    from reagent_lite.data.features.log_features import LogSummary
 
 KIND = "normalization"
 Json = dict[str, Any]
@@ -75,7 +75,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
         DataError: the data have faults, features cannot be fitted, or the disk is full.
     """
     with needing("data", "training_data_path"):
-        from reagent_lite.data.features.log import ACTION, STATE
+        from reagent_lite.data.features.summary import ACTION, STATE
         from reagent_lite.data.rows.items import given_items
     start = time.monotonic()
     folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
@@ -168,7 +168,7 @@ def _documents(
 def _summary(
     config: NormalizeConfig, files: tuple[InputFile, ...], path: DataPath, title: str, parametric: bool | None
 ) -> "LogSummary":
-    from reagent_lite.data.features.log import summarize_log
+    from reagent_lite.data.features.log_features import summarize_log
     from reagent_lite.data.logs import tell_apart
 
     with scratch_folder() as folder:

@@ -11,7 +11,7 @@ class RLConfig(Section):
     """Discount, targets, loss, and the policy that is made of what was learned."""
 
     gamma: Share = 0.9
-    """Discount per time step."""
+    """Discount per time step. 0: a row earns its own reward alone, and the decision compares rewards per row."""
     epsilon: Share = 0.1
     """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation it is also the
     share at the end of exploration, unless simulation.epsilon_end is given."""

@@ -1,10 +1,10 @@
 """Rows in buckets by a hash, on a disk where memory is short, so that any number of them can be sorted group by group.
 
-    rows ─► held until they are a chunk ─► dealt by hash ─► in memory while there is room, else one file a bucket
+    rows ─► held until they are a chunk ─► partitioned by hash ─► in memory while there is room, else one file a bucket
     groups of buckets, to be sorted ◄───────────────────────────────────────────────────────────────────┘
 
-Rows of one hash are in one group, in the order in which they were added. A chunk is dealt at once, so that the pieces
-of its rows are few and large; the more memory there is, the larger is a chunk, and the more buckets there may be.
+Rows of one hash are in one group, in the order in which they were added. A chunk is partitioned at once, so that the
+pieces of its rows are few and large.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block
 from reagent_lite.data.formats.schema import in_one_piece
 
 HASHES = 2**32
 """Hashes are below it."""
-BUCKET_BYTES = 1 << 22
-"""About the size of a bucket in memory; buckets are larger where the rows need more of them than there may be."""
-_FEW_BUCKETS, _MOST_BUCKETS = 512, 1 << 16
-_PIECE_BYTES = 1 << 16  # more than a few buckets need chunks that give each of them so much: small pieces are slow
-_CHUNK_BYTES = 1 << 26
+BUCKET_BYTES = 1 << 20
+"""Stored bytes of the files for each bucket, which are some MB in memory."""
+_MOST_BUCKETS = 1024
+_CHUNK_BYTES = 1 << 26  # of which each bucket gets 64 KiB or more: smaller pieces are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class BucketGroup:
     """Rows of neighbouring hashes.
 
     Attributes:
@@ -50,7 +48,7 @@ class Group:
         """Returns the rows; each table has the columns with which its rows were added.
 
         Args:
-            last: whether nobody reads them again, which frees their disk.
+            last: whether this is the last read, which frees their disk.
         """
         tables = list(self.held)
         for path in filter(Path.exists, self.paths):
@@ -73,37 +71,39 @@ class Buckets:
 
     def __init__(self, folder: Path, files: Sequence[InputFile], memory_bytes: int) -> None:
         # half of the memory is for rows that stay there, the rest for the chunk and its copy in order
-        chunk_bytes, self._room = memory_bytes // 4, memory_bytes // 2
-        most = min(max(_FEW_BUCKETS, chunk_bytes // _PIECE_BYTES), _MOST_BUCKETS)
-        self._count = min(most, 1 + _arrow_bytes(files) // BUCKET_BYTES)
-        self._chunk_bytes = min(chunk_bytes, max(_CHUNK_BYTES, self._count * _PIECE_BYTES))
+        self._room = memory_bytes // 2
+        self._chunk_bytes = min(memory_bytes // 4, _CHUNK_BYTES)
+        self._count = min(_MOST_BUCKETS, 1 + sum(file.size for file in files) // BUCKET_BYTES)
         self._paths = [folder / f"{number}.arrows" for number in range(self._count)]
         self._chunk: list[tuple[pa.Table, NDArray[Any]]] = []
-        self._chunk_size = self._bytes = 0
-        self._dealt: list[tuple[pa.Table, NDArray[np.int64]]] = []
+        self._chunk_size = 0
+        self._bytes = 0
+        self._partitioned: list[tuple[pa.Table, NDArray[np.int64]]] = []
         self._rows = np.zeros(self._count, np.int64)
 
     def add(self, table: pa.Table, hashes: NDArray[Any]) -> None:
         """Adds n rows with their hashes [n], integers below HASHES."""
         # with the metadata of columns, which says whose text is JSON
         if self._chunk and not self._chunk[0][0].schema.equals(table.schema, check_metadata=True):
-            self._deal()
+            self._partition()
         self._chunk.append((table, hashes))
         self._chunk_size += table.nbytes
         if self._chunk_size >= self._chunk_bytes:
-            self._deal()
+            self._partition()
 
-    def _deal(self) -> None:
+    def _partition(self) -> None:
         tables, hashes = zip(*self._chunk, strict=True)
         bucket = (np.concatenate(hashes).astype(np.int64) * self._count // HASHES).astype(np.uint16)
         order = np.argsort(bucket, kind="stable")
-        table, bounds = in_order(tables, pa.array(order)), np.searchsorted(bucket[order], np.arange(self._count + 1))
+        table = in_order(tables, pa.array(order))
+        bounds = np.searchsorted(bucket[order], np.arange(self._count + 1))
         self._rows += np.diff(bounds)
         self._bytes += self._chunk_size
-        self._chunk, self._chunk_size = [], 0
+        self._chunk = []
+        self._chunk_size = 0
         if table.nbytes <= self._room:
             self._room -= table.nbytes
-            self._dealt.append((table, bounds))
+            self._partitioned.append((table, bounds))
             return
         self._room = 0  # later rows lie behind those in memory
         for number in np.flatnonzero(np.diff(bounds)).tolist():
@@ -111,29 +111,21 @@ class Buckets:
             with pa.OSFile(str(self._paths[number]), "ab") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table.slice(start, stop - start))
 
-    def groups(self, num_bytes: int) -> list[Group]:
+    def groups(self, num_bytes: int) -> list[BucketGroup]:
         """Returns all rows, once they are added, in groups of about `num_bytes` in memory, in the order of hashes."""
         if self._chunk:
-            self._deal()
+            self._partition()
         size = self._bytes / max(1, self._rows.sum())
         changes = np.diff(np.cumsum(self._rows) * size // num_bytes)
         bounds = (0, *(np.flatnonzero(changes) + 1).tolist(), self._count)
         return [group for start, stop in itertools.pairwise(bounds) if (group := self._group(start, stop)).rows]
 
-    def _group(self, start: int, stop: int) -> Group:
-        return Group(
+    def _group(self, start: int, stop: int) -> BucketGroup:
+        return BucketGroup(
             rows=int(self._rows[start:stop].sum()),
-            held=tuple(table.slice(bounds[start], bounds[stop] - bounds[start]) for table, bounds in self._dealt),
+            held=tuple(table.slice(bounds[start], bounds[stop] - bounds[start]) for table, bounds in self._partitioned),
             paths=tuple(self._paths[start:stop]),
         )
-
-
-def _arrow_bytes(files: Sequence[InputFile]) -> int:
-    """Returns about how many bytes files take in Arrow's form: by the ratio that the largest one's first rows have."""
-    if (found := first_block(sorted(files, key=lambda file: -file.size), ALL_COLUMNS)) is None:
-        return 0
-    block, num_bytes = found
-    return int(block.table.nbytes) * sum(file.size for file in files) // max(1, num_bytes)
 
 
 def in_order(tables: Sequence[pa.Table], order: pa.Array) -> pa.Table:

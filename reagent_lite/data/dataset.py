@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reagent_lite.console import logger
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import FolderIdentity, disk_errors, names_in, sweep
@@ -31,11 +30,14 @@ if TYPE_CHECKING:  # learners without such a folder do without the extra `data`
 
     from reagent_lite.data.rows.reading import Rows
 
-FIFO, PROTECTED = "fifo", "protected"
+FIFO = "fifo"
+PROTECTED = "protected"
 _SUFFIX: Final = ".parquet"
 _NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
-_GAME, _AGENT = r"[^-]+-\d+-\d+", r"\d{1,9}"
-_EPISODE, _OF_AN_AGENT = re.compile(f"({_GAME})(?:-({_AGENT}))?"), f"^{_GAME}-{_AGENT}$"
+_GAME = r"[^-]+-\d+-\d+"
+_AGENT = r"\d{1,9}"
+_EPISODE = re.compile(f"({_GAME})(?:-({_AGENT}))?")
+_OF_AN_AGENT = f"^{_GAME}-{_AGENT}$"
 _METADATA: Final = b"reagent_lite"
 
 
@@ -44,17 +46,17 @@ def stamped(table: pa.Table, origin: Mapping[str, Any]) -> pa.Table:
     return table.replace_schema_metadata({_METADATA: json.dumps(origin)})
 
 
-def misfits(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Problem]:
+def misfits(where: str, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> list[Problem]:
     """Returns a problem for each key whose value is not the wanted one, or that is missing."""
     return [
         Problem(
             f"{where}, {key}",
             _text(value),
-            _text(found.get(key)),
+            _text(got.get(key)),
             "Use the same environment, network and release of reagent-lite, or another folder",
         )
         for key, value in wanted.items()
-        if found.get(key) != value
+        if got.get(key) != value
     ]
 
 
@@ -89,12 +91,15 @@ class EpisodeFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.fifo = path, path / FIFO
+        self.path = path
+        self.fifo = path / FIFO
         self._identity: FolderIdentity | None = None  # of fifo, since it was first used
-        self._largest, self._failed, self._warned = 0, 0, ""
+        self._largest = 0
+        self._failed = 0
+        self._warned = ""
 
     def require(self) -> FolderIdentity:
-        """Returns the identity of fifo, which must be there: what is missing on a share that is away is not gone.
+        """Returns the identity of fifo, which must exist: files missing on an unmounted share are not gone.
 
         Raises:
             OSError: it is not, or is not the folder any more that it was.
@@ -112,17 +117,20 @@ class EpisodeFolder:
         """
         names = self.require().names()
         given = [name for name in names_in(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
-        written = [found for found in map(_NAME.fullmatch, names) if found]
+        written = [match for match in map(_NAME.fullmatch, names) if match]
         return sorted(
             [
                 *(EpisodeFile(name=f"{PROTECTED}/{name}") for name in given),
-                *(EpisodeFile(number=int(one[1]), name=f"{FIFO}/{one[0]}", steps=int(one[2])) for one in written),
+                *(
+                    EpisodeFile(number=int(match[1]), name=f"{FIFO}/{match[0]}", steps=int(match[2]))
+                    for match in written
+                ),
             ]
         )
 
     def unread(self, through: int) -> int:
         """Returns the environment steps of fifo's files with numbers above `through`."""
-        return sum(one.steps for one in self.files() if one.number > through)
+        return sum(file.steps for file in self.files() if file.number > through)
 
     def add(self, table: pa.Table, origin: Mapping[str, Any], writer: str) -> str:
         """Writes whole episodes as the newest file of fifo and returns its name; it appears whole or not at all.
@@ -140,13 +148,14 @@ class EpisodeFolder:
         from reagent_lite.data.writing.files import table_writer
 
         with disk_errors(str(self.fifo), "a folder that can be written"):
-            number = self._failed or max([self._largest, *(one.number for one in self.files())]) + 1
+            number = self._failed or max([self._largest, *(file.number for file in self.files())]) + 1
             self._failed = number
             steps = environment_steps([table.column("mdp_id")])
             name = f"{number:010d}-{steps:07d}-{writer}{_SUFFIX}"
             with table_writer(self.fifo / name, within=self.require()) as file:
                 file.write(stamped(table, origin))
-            self._largest, self._failed = number, 0
+            self._largest = number
+            self._failed = 0
         return name
 
     def origin(self, name: str) -> tuple[dict[str, Any], int]:
@@ -160,11 +169,11 @@ class EpisodeFolder:
         file = self._input(name)
         with opened_parquet(file) as parquet:
             said = (parquet.schema_arrow.metadata or {}).get(_METADATA)
-            found = json.loads(said) if said else None
-            if not isinstance(found, dict):
+            origin = json.loads(said) if said else None
+            if not isinstance(origin, dict):
                 todo = "Files are those of collectors, and of workflows.simulate with format transitions"
                 raise DataError(Problem(file.path, "metadata that names its environment", "none", todo))
-            return found, environment_steps(
+            return origin, environment_steps(
                 ids for part in parquet.iter_batches(columns=["mdp_id"]) for ids in part.columns
             )
 
@@ -183,14 +192,14 @@ class EpisodeFolder:
         from reagent_lite.data.rows.reading import read_rows
 
         contract = Contract(actions=actions or None)
-        for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract), [Position()]):
+        for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract)):
             rows.faults.require_none()
             yield rows
 
     def keep_below(self, most: int) -> None:
         """Removes the oldest files of fifo while it has more than `most` bytes; only its one editor calls this.
 
-        The newest file stays. What killed writers left half written is removed a day later. Warns once of each reason
+        The newest file stays. Half-written files of killed writers are removed a day later. Warns once of each reason
         why files cannot be removed.
         """
         sizes: dict[Path, int] = {}
@@ -198,10 +207,10 @@ class EpisodeFolder:
             files = self.files()
         except OSError:  # whoever needs the files waits for them
             return
-        for one in files:
+        for file in files:
             with suppress(OSError):
-                if one.number:
-                    sizes[self.path / one.name] = (self.path / one.name).stat().st_size
+                if file.number:
+                    sizes[self.path / file.name] = (self.path / file.name).stat().st_size
         total = sum(sizes.values())
         try:
             for path, size in list(sizes.items())[:-1]:
@@ -235,12 +244,14 @@ def environment_steps(names: Iterable[pa.Array]) -> int:
     """Returns the environment steps of rows by the names of their episodes: those of the agent that stays longest."""
     import pyarrow.compute as pc
 
-    rows, steps, alone = Counter[str](), dict[str, int](), 0
+    rows = Counter[str]()
+    steps = dict[str, int]()
+    alone = 0
     for part in names:
-        found = part.value_counts()
-        shared = pc.match_substring_regex(found.field("values"), _OF_AN_AGENT)
-        rows.update({one["values"]: one["counts"] for one in found.filter(shared).to_pylist()})
-        alone += pc.sum(found.filter(pc.invert(shared)).field("counts")).as_py() or 0
+        counts = part.value_counts()
+        shared = pc.match_substring_regex(counts.field("values"), _OF_AN_AGENT)
+        rows.update({entry["values"]: entry["counts"] for entry in counts.filter(shared).to_pylist()})
+        alone += pc.sum(counts.filter(pc.invert(shared)).field("counts")).as_py() or 0
     for name, count in rows.items():
         game, _ = game_and_agent(name)
         steps[game] = max(steps.get(game, 0), count)

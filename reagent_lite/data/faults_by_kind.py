@@ -16,10 +16,10 @@ class FaultKind:
     """Rows with the same fault.
 
     Attributes:
-        rule: the name of the rule they break; "" for what cannot be read.
+        rule: the name of the rule they break; "" for rows that cannot be read.
         expected, todo: as in Problem.
         count: how many rows.
-        examples: where and what the first MAX_EXAMPLES of them have instead.
+        examples: place and value of the first MAX_EXAMPLES of them.
     """
 
     rule: str = ""
@@ -44,7 +44,7 @@ class FaultKind:
         if not others:
             return self.first
         before = where.rstrip(string.digits)  # the file is named once
-        shown = ", ".join(f"{one.removeprefix(before)} ({instead})" for one, instead in others)
+        shown = ", ".join(f"{place_of_row.removeprefix(before)} ({instead})" for place_of_row, instead in others)
         more = f"{'at least ' if at_least else ''}{counted(self.count - 1, 'more row')} like it: {shown}"
         return replace(self.first, got=f"{got}; {more}{' and others' if self.count > len(self.examples) else ''}")
 
@@ -62,16 +62,18 @@ class FaultsByKind:
 
     def add(self, kind: FaultKind) -> None:
         """Adds rows with the same fault, which follow those added before."""
-        known = self.kinds.setdefault(f"{kind.rule}: {kind.expected}. {kind.todo}", replace(kind, count=0, examples=[]))
-        known.count += kind.count
-        known.examples = (known.examples + kind.examples)[:MAX_EXAMPLES]
+        so_far = self.kinds.setdefault(
+            f"{kind.rule}: {kind.expected}. {kind.todo}", replace(kind, count=0, examples=[])
+        )
+        so_far.count += kind.count
+        so_far.examples = (so_far.examples + kind.examples)[:MAX_EXAMPLES]
 
-    def by_rule(self) -> Counter[str]:
-        """Returns how many rows break each rule."""
+    def by_rule(self) -> list[tuple[str, int]]:
+        """Returns how many rows break each rule, the most broken first."""
         counts = Counter[str]()
         for kind in self.kinds.values():
             counts[kind.rule] += kind.count
-        return counts
+        return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
     def merge(self, later: "FaultsByKind") -> None:
         """Adds the faults of later rows."""
@@ -90,6 +92,8 @@ class FaultsByKind:
 def raise_unread(problems: Sequence[Problem]) -> None:
     """Raises DataError for rows that cannot be read, one problem per kind; MAX_PROBLEMS of them ended the reading."""
     faults = FaultsByKind()
-    for one in problems[:MAX_PROBLEMS]:
-        faults.add(FaultKind(expected=one.expected, todo=one.todo, count=1, examples=[(one.where, one.got)]))
+    for problem in problems[:MAX_PROBLEMS]:
+        faults.add(
+            FaultKind(expected=problem.expected, todo=problem.todo, count=1, examples=[(problem.where, problem.got)])
+        )
     raise_any(faults.problems(at_least=len(problems) >= MAX_PROBLEMS))

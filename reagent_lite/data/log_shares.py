@@ -36,12 +36,12 @@ def shares_of_counts(path: DataPath, counts: Mapping[str, int]) -> Shares:
 
 def rows_by_log(files: Sequence[InputFile], origin_file: NDArray[np.int32]) -> dict[str, int]:
     """Returns the counts of rows of each log by the number of the file that each row is from; none for one log."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for file, rows in zip(files, np.bincount(origin_file, minlength=len(files)).tolist(), strict=True):
         if file.log:
             key = f"{_ROWS_OF_LOG}{file.log}"
-            found[key] = found.get(key, 0) + rows
-    return found
+            counts[key] = counts.get(key, 0) + rows
+    return counts
 
 
 def shares_in_words(shares: Iterable[tuple[str, int, float]]) -> str:

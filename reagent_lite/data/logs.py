@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.paths import DataPath
 from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks
@@ -81,12 +81,11 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
     with work_folder(folder, "logs") as work:
         buckets = Buckets(work, files, _MEMORY_BYTES)
         with progress("comparing the logs", "bytes") as show:
-            positions = [Position() for _ in files]
-            for rows, starts in read_blocks(files, _rows_of, positions, show, ALL_COLUMNS):
+            for rows, starts in read_blocks(files, _rows_of, show, ALL_COLUMNS):
                 numbered |= starts
                 if len(rows):
                     buckets.add(rows, to_numpy(in_one_piece(rows.column("episode"))) >> np.uint64(32))
-        overlaps: dict[tuple[int, int], _Overlap] = defaultdict(_Overlap)
+        overlaps: dict[tuple[int, int], _SharedRows] = defaultdict(_SharedRows)
         for group in buckets.groups(_GROUP_BYTES):
             _compare(pa.concat_tables(group.tables()), overlaps)
     prefixes = _prefixes(range(1, len(path) + 1), overlaps, numbered)
@@ -139,8 +138,8 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
     _require_own_columns(files)
     logs: list[tuple[str, Block]] = []
     for number, of_log in itertools.groupby(files, lambda file: file.log):
-        if (found := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
-            logs.append((place(path[number - 1]), found[0]))
+        if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
+            logs.append((place(path[number - 1]), first))
     raise_any([problem for other in logs[1:] for problem in _unlike(logs[0], other)])
 
 
@@ -152,9 +151,11 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
     """
     problems: list[Problem] = []
     for _, of_log in itertools.groupby(files, lambda file: file.log):
-        own = [(file, file.columns) for file in of_log if isinstance(file.columns, OwnColumns)]
+        with_own_names = [(file, file.columns) for file in of_log if isinstance(file.columns, OwnColumns)]
         try:
-            if first_block([replace(file, columns=replace(columns, beside_others=False)) for file, columns in own]):
+            if first_block(
+                [replace(file, columns=replace(columns, beside_others=False)) for file, columns in with_own_names]
+            ):
                 return
         except DataError as error:
             problems = problems or list(error.problems)
@@ -163,12 +164,14 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
 
 def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Problem]:
     """Yields how the first rows of a log are not of the kind of those of another one."""
-    (name, block), (other_name, other_block) = first, other
-    events, other_events = are_events(block), are_events(other_block)
+    (name, block) = first
+    (other_name, other_block) = other
+    events = are_events(block)
+    other_events = are_events(other_block)
     needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
     lacking = False
     for column in needed:
-        has, other_has = (column in one.table.column_names for one in (block, other_block))
+        has, other_has = (column in rows.table.column_names for rows in (block, other_block))
         if has != other_has:
             lacking = True
             having, without = (name, other_name) if has else (other_name, name)
@@ -178,7 +181,7 @@ def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Prob
         expected = f"transitions, with a column 'next_state_features' or 'next_action' as {of_transitions} has"
         todo = "Make transitions of the events first, with workflows.timeline, or give logs of one kind together"
         yield Problem(of_events, expected, "events", todo)
-    maps, other_maps = (holds_maps(column_of(one, "action")) for one in (block, other_block))
+    maps, other_maps = (holds_maps(column_of(rows, "action")) for rows in (block, other_block))
     if None not in (maps, other_maps) and maps != other_maps:
         yield Problem(other_name, f"{_ACTIONS[bool(maps)]} in action, as {name} has", _ACTIONS[bool(other_maps)])
 
@@ -210,11 +213,11 @@ def _contents(block: Block, faults: Faults) -> Hashes:
     states, _ = features(column_of(block, "state_features"), faults)
     action = column_of(block, "action")
     if holds_maps(action):
-        taken = _hashes_of(features(action, faults)[0])
+        actions = _hashes_of(features(action, faults)[0])
     else:
         codes, distinct = strings(action, faults)
-        taken = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[codes]
-    hashes = mix(_hashes_of(states) ^ taken)
+        actions = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[codes]
+    hashes = mix(_hashes_of(states) ^ actions)
     for values in (numbers(column_of(block, "reward"), faults), propensity(block, faults)[0]):
         number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, one zero
         hashes = mix(hashes ^ number.view(np.uint64))
@@ -226,8 +229,8 @@ def _hashes_of(matrix: FeatureMatrix) -> Hashes:
 
 
 @dataclass(slots=True)
-class _Overlap:
-    """What a log and an earlier one have in common.
+class _SharedRows:
+    """Episodes and rows that a log and an earlier one share.
 
     Attributes:
         episodes: mdp_ids of both.
@@ -246,25 +249,8 @@ class _Overlap:
         return self.equal > 0 and not self.different
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowsOfLog:
-    """The rows of a log in a table, in their order.
-
-    Attributes:
-        episodes: distinct hashes of mdp_ids, ascending.
-        names: distinct hashes of mdp_id and sequence_number, ascending.
-        first: number of the first row of each name.
-        contents: hashes of name and content of all rows that have a sequence_number.
-    """
-
-    episodes: Hashes
-    names: Hashes
-    first: NDArray[np.int64]
-    contents: Hashes
-
-
-def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None:
-    """Adds what logs have in common in rows that are all of some episodes; by the numbers of the earlier and later."""
+def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> None:
+    """Adds the overlaps of logs in a table with all rows of some episodes, by numbers of an earlier and a later log."""
     column: dict[str, NDArray[Any]] = {
         name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
     }
@@ -274,77 +260,69 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _Overlap]) -> None
     column = {name: values[shared] for name, values in column.items()}
     names = row_hashes(column["episode"], column["sequence"], 0)
     named_contents = mix(names ^ mix(column["content"]))
-    logs: dict[int, _RowsOfLog] = {}
-    for log in np.unique(column["log"]).tolist():
-        rows = np.flatnonzero(column["log"] == log)
-        ordered = rows[column["ordered"][rows]]
-        distinct, first = np.unique(names[ordered], return_index=True)
-        logs[log] = _RowsOfLog(
-            episodes=np.unique(column["episode"][rows]),
-            names=distinct,
-            first=ordered[first],
-            contents=named_contents[ordered],
-        )
-    for (earlier, before), (later, after) in itertools.combinations(logs.items(), 2):
+    rows_of = {log: np.flatnonzero(column["log"] == log) for log in np.unique(column["log"]).tolist()}
+    ordered_of = {log: rows[column["ordered"][rows]] for log, rows in rows_of.items()}
+    for earlier, later in itertools.combinations(rows_of, 2):
         overlap = overlaps[earlier, later]
-        overlap.episodes += len(np.intersect1d(before.episodes, after.episodes, assume_unique=True))
-        _, one, other = np.intersect1d(before.names, after.names, assume_unique=True, return_indices=True)
+        before, after = (np.unique(column["episode"][rows_of[log]]) for log in (earlier, later))
+        overlap.episodes += len(np.intersect1d(before, after, assume_unique=True))
+        before = ordered_of[earlier]
+        after = ordered_of[later]
+        _, first, other = np.intersect1d(names[before], names[after], return_indices=True)
         # a log may have a row twice, and the other one either
-        equal = np.isin(named_contents[after.first[other]], before.contents)
-        equal |= np.isin(named_contents[before.first[one]], after.contents)
-        repeated = after.first[other[equal]]
+        equal = np.isin(named_contents[after[other]], named_contents[before])
+        equal |= np.isin(named_contents[before[first]], named_contents[after])
+        repeated = after[other[equal]]
         if len(repeated):
             first_row = repeated[np.lexsort((column["line"][repeated], column["file"][repeated]))[0]]
-            place_of_first = (int(column["file"][first_row]), int(column["line"][first_row]))
-            overlap.first = min(overlap.first, place_of_first) if overlap.equal else place_of_first
+            first_place = (int(column["file"][first_row]), int(column["line"][first_row]))
+            overlap.first = min(overlap.first, first_place) if overlap.equal else first_place
         overlap.equal += int(equal.sum())
         overlap.different += int((~equal).sum())
 
 
-def _prefixes(logs: Iterable[int], overlaps: Mapping[tuple[int, int], _Overlap], numbered: set[int]) -> dict[int, str]:
-    """Returns what begins the mdp_ids of each log: nothing, or a number that begins no mdp_id of any log.
+def _prefixes(
+    logs: Iterable[int], overlaps: Mapping[tuple[int, int], _SharedRows], numbered: set[int]
+) -> dict[int, str]:
+    """Returns the prefix of each log's mdp_ids: "", or a number that begins no mdp_id of any log.
 
     Logs that contain rows of each other have one numbering of episodes.
     """
 
-    def overlap(one: int, other: int) -> _Overlap:
-        return overlaps.get((min(one, other), max(one, other)), _Overlap())
-
-    def some(fits: Callable[[_Overlap], object], logs: Sequence[int], others: Sequence[int]) -> bool:
-        return any(fits(overlap(one, other)) for one, other in itertools.product(logs, others))
+    def between(logs: Sequence[int], others: Sequence[int]) -> list[_SharedRows]:
+        pairs = ((min(log, other), max(log, other)) for log, other in itertools.product(logs, others))
+        return [overlaps[pair] for pair in pairs if pair in overlaps]
 
     numberings: list[list[int]] = []
     for log in logs:
         joined = [log]
         for numbering in list(numberings):
-            contains = some(lambda one: one.repeats, [log], numbering)
-            if contains and not some(lambda one: one.different, joined, numbering):
+            contains = any(overlap.repeats for overlap in between([log], numbering))
+            if contains and not any(overlap.different for overlap in between(joined, numbering)):
                 numberings.remove(numbering)
                 joined = [*numbering, *joined]
         numberings.append(sorted(joined))
     prefixes: dict[int, str] = {}
     used = set(numbered)
-    numberings.sort()
-    for position, numbering in enumerate(numberings):
-        earlier = list(itertools.chain.from_iterable(numberings[:position]))
-        number = numbering[0]
-        while number in used:
-            number += 1
-        alike = some(lambda one: one.episodes, numbering, earlier)
-        prefixes |= dict.fromkeys(numbering, f"{number}/" if alike else "")
-        used |= {number} if alike else set()
+    for numbering in sorted(numberings):
+        prefix = ""
+        if any(overlap.episodes for overlap in between(numbering, list(prefixes))):
+            number = next(number for number in itertools.count(numbering[0]) if number not in used)
+            used.add(number)
+            prefix = f"{number}/"
+        prefixes |= dict.fromkeys(numbering, prefix)
     return prefixes
 
 
 def _notes(
     names: Sequence[str],
-    overlaps: Mapping[tuple[int, int], _Overlap],
+    overlaps: Mapping[tuple[int, int], _SharedRows],
     prefixes: Mapping[int, str],
     files: Sequence[InputFile],
 ) -> Iterator[str]:
     """Yields sentences about each log that repeats rows of earlier ones, and each whose mdp_ids become others."""
-    repeated: dict[int, dict[int, _Overlap]] = defaultdict(dict)
-    alike: dict[int, dict[int, _Overlap]] = defaultdict(dict)
+    repeated: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
+    alike: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
     for (earlier, later), overlap in sorted(overlaps.items()):
         if prefixes[earlier] != prefixes[later]:
             renamed, other = (later, earlier) if prefixes[later] else (earlier, later)

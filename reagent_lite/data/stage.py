@@ -1,4 +1,4 @@
-"""Folders that a stage leaves: data files, and a manifest that says what they hold and what they were made from.
+"""Folders that a stage leaves: data files, and a manifest of their content and inputs.
 
     <folder>/manifest.json        kind, rows, columns, feature ids, settings, inputs, report, files with size and sha256
              part-00000.parquet   data
@@ -19,16 +19,17 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, sha256_of
+from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, read_bytes, sha256_of
 from reagent_lite.data.formats.frames import Logs, paths_of
+from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
-from reagent_lite.feature_ids import FeatureId, read, written
+from reagent_lite.feature_ids import FeatureId
 from reagent_lite.files import is_writable, write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
@@ -44,7 +45,6 @@ from reagent_lite.manifest import (
 )
 
 T = TypeVar("T")
-FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
@@ -67,40 +67,35 @@ def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputS
     )
 
 
-def hashes_of(files: Sequence[InputFile]) -> list[str]:
-    """Returns the sha256 of each file's stored bytes."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(sha256_of, files))
-
-
-def untouched(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
+def untouched(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known, by names, sizes and modification times."""
-    found = [(file.label, file.size, file.modified_ns) for file in files]
-    return found == [(one.name, one.size, one.modified_ns) for one in known]
+    now = [(file.label, file.size, file.modified_ns) for file in files]
+    return now == [(state.name, state.size, state.modified_ns) for state in states]
 
 
-def unchanged(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
+def unchanged(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known: by names, sizes and times, else by sha256."""
-    if [(one.name, one.size) for one in known] != [(file.label, file.size) for file in files]:
+    if [(state.name, state.size) for state in states] != [(file.label, file.size) for file in files]:
         return False
-    if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
+    if untouched(states, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
         return True
-    return hashes_of(files) == [one.sha256 for one in known]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(sha256_of, files)) == [state.sha256 for state in states]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageManifest:
-    """What a stage's folder holds.
+    """The manifest of a stage's folder.
 
     Attributes:
         kind: name of the stage, such as "timeline".
         rows: number of rows of all data files.
         columns: {name: Arrow type} of the data files, in their order.
         state_ids, action_ids, metric_names: features of states and candidates and names of metrics, ascending.
-        settings: what the content depends on, JSON.
-        inputs: what it was made from; their names distinguish the files of several inputs.
+        settings: settings that the content depends on, JSON.
+        inputs: states of the input files; their names distinguish the files of several inputs.
         parent: sha256 of the manifest of the folder it was made from; "" where that had none.
-        report: what was read, kept, refused and why, JSON.
+        report: rows read, kept and refused, with reasons, JSON.
         files: {name: {"size": bytes, "sha256": hex, "rows": rows}} of the data files.
     """
 
@@ -121,13 +116,13 @@ class StageManifest:
 
     @classmethod
     def above(cls, path: DataPath) -> Self | None:
-        """Returns the manifest of the stage that made the input; None where there is none, or several logs."""
+        """Returns the manifest of the stage that made the input; None without one, or for several logs."""
         return cls.read(path) if isinstance(path, str) else None
 
     @property
     def digest(self) -> str:
         """sha256 of the manifest but for modification times: equal for equal content made from equal inputs."""
-        timeless = replace(self, inputs=tuple(replace(one, modified_ns=0) for one in self.inputs))
+        timeless = replace(self, inputs=tuple(replace(state, modified_ns=0) for state in self.inputs))
         return hashlib.sha256(canonical(timeless.document())).hexdigest()
 
     def document(self) -> dict[str, Any]:
@@ -147,12 +142,14 @@ class StageManifest:
         """
         where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
         try:
-            data = _bytes_at(where)
+            data = read_bytes(where)
         except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last by fsspec, of a path below a file
             return None
         except (OSError, ImportError, ValueError) as error:
             raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error
-        if not all(f'"{one.name}"'.encode() in data for one in fields(cls)):  # users keep manifests of their own, too
+        if not all(
+            f'"{field_of_manifest.name}"'.encode() in data for field_of_manifest in fields(cls)
+        ):  # users keep manifests of their own, too
             return None
         manifest = typed(cls, opened(data, where, cls.what), where, cls.what)
         require_files(manifest.files, where, cls.what)
@@ -172,7 +169,7 @@ class StageManifest:
     def damage(self, folder: Path) -> list[Problem]:
         """Returns which files of the folder are missing or have other sizes; a link is no file."""
         with os.scandir(folder) as entries:
-            sizes = {one.name: one.stat().st_size for one in entries if one.is_file(follow_symlinks=False)}
+            sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False)}
         return _altered(str(folder), self, sizes)
 
     @classmethod
@@ -185,7 +182,7 @@ class StageManifest:
         manifest = cls.whole(folder, kind, settings)
         if manifest is None or not unchanged(manifest.inputs, inputs):
             return None
-        states = states_of(inputs, [one.sha256 for one in manifest.inputs])
+        states = states_of(inputs, [state.sha256 for state in manifest.inputs])
         if states != manifest.inputs and is_writable(folder):
             manifest = replace(manifest, inputs=states)
             with suppress(OSError):
@@ -208,9 +205,9 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
     Raises:
         DataError: fields that are missing, unknown or of another type.
     """
-    own = {name: value for name, value in document.items() if name != "schema_version"}
+    described_fields = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        described: T = _adapter(of).validate_json(json.dumps(own))
+        described: T = _adapter(of).validate_json(json.dumps(described_fields))
         return described
     except ValidationError as error:
         first = error.errors()[0]
@@ -219,25 +216,14 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
         raise kind.error(Problem(field, kind.name, got, kind.outdated)) from error
 
 
-def _bytes_at(path: str) -> bytes:
-    if "://" not in path:
-        if not os.path.isfile(path):  # a FIFO among others, which would wait for ever
-            raise FileNotFoundError(path)
-        return Path(path).read_bytes()
-    import fsspec  # only remote paths pay for its import
-
-    with fsspec.open(path, "rb") as stream:
-        data: bytes = stream.read()
-    return data
-
-
 def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:
-    """Returns what is not as the manifest says, by names and sizes."""
+    """Returns a problem for each file whose name or size differs from the manifest."""
     problems = []
     for name, entry in manifest.files.items():
         if sizes.get(name) != entry["size"]:
             got = f"{sizes[name]} bytes" if name in sizes else "no such file"
-            where, expected = f"{folder.rstrip('/')}/{name}", f"{entry['size']} bytes, as {FILE_NAME} says"
+            where = f"{folder.rstrip('/')}/{name}"
+            expected = f"{entry['size']} bytes, as {FILE_NAME} says"
             problems.append(Problem(where, expected, got, manifest.what.damaged))
     return problems
 
@@ -263,12 +249,12 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     paths = paths_of(logs)
     if isinstance(paths, str):
         return _files_of(paths, OwnColumns.of(columns or {}), items)
-    own = OwnColumns.of(columns or {}, beside_others=True)
+    own_names = OwnColumns.of(columns or {}, beside_others=True)
     files: dict[str, InputFile] = {}
     empty: list[Problem] = []
     for number, path in enumerate(paths, 1):
         try:
-            listed = _files_of(path, own, items)
+            listed = _files_of(path, own_names, items)
         except NoRowsError as error:
             empty += error.problems
             continue
@@ -283,12 +269,12 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     return tuple(files.values())
 
 
-def _files_of(path: str, own: OwnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
+def _files_of(path: str, own_names: OwnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
     from reagent_lite.data.formats.reading import READERS
 
     manifest = StageManifest.read(path)
     if manifest is None:
-        return tuple(replace(file, columns=own, items=items) for file in list_input(path, tuple(READERS)))
+        return tuple(replace(file, columns=own_names, items=items) for file in list_input(path, tuple(READERS)))
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -302,49 +288,43 @@ def _files_of(path: str, own: OwnNames | None, items: ItemTable | None) -> tuple
             todo = "Remove it, or give it a folder of its own"
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
     raise_any(problems)
-    named = tuple(one for one in (*manifest.state_ids, *manifest.action_ids) if isinstance(one, FeatureId))
+    named = tuple(feature for feature in (*manifest.state_ids, *manifest.action_ids) if isinstance(feature, FeatureId))
     sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
     return tuple(replace(file, features=named, items=items) for file in sealed_files)
 
 
 def left_out(path: DataPath) -> tuple[str, ...]:
-    """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before.
+    """Returns sentences about entries of a path that are not read, and rows that the stage which made it left out.
 
-    Of several logs also which have no rows.
+    Also which logs have no rows.
     """
-    if isinstance(path, str):
-        return _left_out_of(path)
-    return tuple(sentence for log in path for sentence in _left_out_of_one_of_several(log))
-
-
-def _left_out_of(path: str) -> tuple[str, ...]:
     from reagent_lite.data.formats.reading import READERS
 
-    manifest = StageManifest.read(path)
-    return (*not_read(path, tuple(READERS)), *([] if manifest is None else _left_out_before(manifest)))
-
-
-def _left_out_of_one_of_several(path: str) -> tuple[str, ...]:
-    try:
-        _files_of(path, None, None)
-        return _left_out_of(path)
-    except NoRowsError as error:
-        return tuple(f"{problem.where}: no rows: {problem.got}" for problem in error.problems)
+    sentences: list[str] = []
+    for log in logs_of(path):
+        try:
+            _files_of(log, None, None)
+            manifest = StageManifest.read(log)
+            sentences += not_read(log, tuple(READERS))
+            sentences += [] if manifest is None else _left_out_before(manifest)
+        except NoRowsError as error:
+            sentences += [f"{problem.where}: no rows: {problem.got}" for problem in error.problems]
+    return tuple(sentences)
 
 
 def _left_out_before(manifest: StageManifest) -> list[str]:
     sentences = manifest.report.get("left_out")
-    return [one for one in sentences if isinstance(one, str)] if isinstance(sentences, list) else []
+    return [sentence for sentence in sentences if isinstance(sentence, str)] if isinstance(sentences, list) else []
 
 
 def require_own(folder: Path, kind: str, key: str) -> None:
-    """Raises ConfigError, naming `key`, where a path holds what this kind of stage did not make."""
-    present = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    """Raises ConfigError, naming `key`, if a path holds files that this kind of stage did not make."""
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     manifest = None
     with suppress(DataError):
         manifest = StageManifest.read(str(folder))
-    own = {FILE_NAME, *manifest.files} if manifest is not None and manifest.kind == kind else set()
-    others = sorted(present - own)
+    made_before = {FILE_NAME, *manifest.files} if manifest is not None and manifest.kind == kind else set()
+    others = sorted(present - made_before)
     if others or (folder.exists() and not folder.is_dir()):
         got = f"{folder} with {', '.join(others[:5])}" if others else f"the file {folder}"
         expected = f"a folder that is not there, is empty, or holds a {kind} alone"
@@ -358,14 +338,15 @@ def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Colum
         DataError: naming the files that have changed or are gone.
     """
     now = data_files(path, columns)
-    expected, todo = "a file that stays as it is while it is read", "Run again when its writer has ended"
-    known = {(file.path, file.size, file.modified_ns, file.sha256) for file in now}
-    changed = [file for file in files if (file.path, file.size, file.modified_ns, file.sha256) not in known]
+    expected = "a file that stays as it is while it is read"
+    todo = "Run again when its writer has ended"
+    present = {(file.path, file.size, file.modified_ns, file.sha256) for file in now}
+    changed = [file for file in files if (file.path, file.size, file.modified_ns, file.sha256) not in present]
     raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])
 
 
 def require_apart(source: DataPath, files: Sequence[InputFile], outputs: Mapping[str, Path]) -> None:
-    """Checks that no output takes the place of an input or of another output, wherever links lead.
+    """Checks that no output overlaps an input or another output, links followed.
 
     Args:
         source: paths or URLs of the input.
@@ -375,14 +356,14 @@ def require_apart(source: DataPath, files: Sequence[InputFile], outputs: Mapping
     Raises:
         ConfigError: naming both.
     """
-    taken = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
+    occupied = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
     for log in logs_of(source):
         if "://" not in log and (folder := Path(log).expanduser().resolve()).is_dir():
-            taken[folder] = "the input"
+            occupied[folder] = "the input"
     for key, output in outputs.items():
-        own = output.resolve()
-        for path, what in taken.items():
-            if own == path or own in path.parents or path in own.parents:
+        place_of_output = output.resolve()
+        for path, what in occupied.items():
+            if place_of_output == path or place_of_output in path.parents or path in place_of_output.parents:
                 expected = f"a path apart from {what} in {path}"
                 raise ConfigError(Problem(key, expected, str(output), "It is replaced as a whole: choose another"))
-        taken[own] = key
+        occupied[place_of_output] = key

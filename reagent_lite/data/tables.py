@@ -5,9 +5,9 @@ A column may come late or with a narrower type: `merged` and `with_types` give e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -15,13 +15,12 @@ from reagent_lite.config.columns import Columns, LogColumns
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.console import progress
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
 from reagent_lite.data.rows.columns import require_one_order
-from reagent_lite.data.rows.table import FEATURES, array_with_texts, by_name, typed_table, with_texts
+from reagent_lite.data.rows.table import features_as, features_type, typed_table
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
 
@@ -30,42 +29,24 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
     """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from.
 
     Raises:
-        DataError: what is wrong in the data, with file and line; sequence numbers of two kinds.
+        DataError: faults of the data, with file and line; sequence numbers of two kinds.
     """
     orders: dict[str, str] = {}
     with progress(doing, "bytes") as show:
-        positions = [Position() for _ in files]
-        blocks = read_blocks(files, lambda one: (*typed_table(one), one.where(0)), positions, show, ALL_COLUMNS)
+        blocks = read_blocks(files, lambda block: (*typed_table(block), block.where(0)), show, ALL_COLUMNS)
         for table, of_block, where in blocks:
             orders = {**of_block, **orders}
             require_one_order(orders, 0)
             yield table, where
 
 
-@dataclass(slots=True)
-class Survey:
-    """The columns of a log, with the types that hold all values."""
-
-    fields: dict[str, pa.Field] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        """Columns that have a value in some row."""
-        return [name for name, one in self.fields.items() if not pa.types.is_null(one.type)]
-
-    @property
-    def indices(self) -> bool:
-        """Whether actions are numbers of names."""
-        return "action" in self.fields and bool(pa.types.is_integer(self.fields["action"].type))
-
-
-def survey(files: tuple[InputFile, ...]) -> Survey:
-    """Returns what all rows of files have, read once."""
-    found = Survey()
+def survey(files: tuple[InputFile, ...]) -> dict[str, pa.Field]:
+    """Returns the columns of all rows of files, with types that hold all values; reads them once."""
+    fields: dict[str, pa.Field] = {}
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
-            found.fields = merged(found.fields, table, where)
-    return found
+            fields = merged(fields, table, where)
+    return fields
 
 
 class _Own(Section):
@@ -92,50 +73,39 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
     return pa.concat_tables([with_types(table, fields) for table in tables])
 
 
-def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
+def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
     """Returns the columns of typed tables that hold the values of all seen so far.
 
     Args:
-        known: what it returned for the tables before.
+        before: the result for the tables before.
         table: the next, as `typed_table` gives it.
         where: names its first row in errors.
 
     Raises:
         DataError: a column whose values here and before have no type in common.
     """
-    more = {one.name: one for one in table.schema}
-    for name in known.keys() & more.keys():
-        if _has_names(known[name].type) != _has_names(more[name].type):  # features by id here, by name there
-            known, more = ({**one, name: pa.field(name, _by_name(one[name].type))} for one in (known, more))
-        if known[name].type != more[name].type and with_texts(known[name].type) == with_texts(more[name].type):
-            known, more = ({**one, name: pa.field(name, with_texts(one[name].type))} for one in (known, more))
-    fields = merge_fields(known, more)
-    for name, one in fields.items():
-        if is_text(one) and name in more:
-            expected, todo = f"{known[name].type} in {name}, as in the rows before", "Write its values as of one kind"
+    more = {column.name: column for column in table.schema}
+    for name in before.keys() & more.keys():
+        for names, texts in itertools.product((False, True), repeat=2):
+            kinds = [features_type(columns[name].type, names=names, texts=texts) for columns in (before, more)]
+            if kinds[0] == kinds[1]:
+                before, more = ({**columns, name: pa.field(name, kinds[0])} for columns in (before, more))
+                break
+    fields = merge_fields(before, more)
+    for name, column in fields.items():
+        if is_text(column) and name in more:
+            expected = f"{before[name].type} in {name}, as in the rows before"
+            todo = "Write its values as of one kind"
             raise DataError(Problem(where, expected, str(more[name].type), todo))
     return fields
 
 
 def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     """Returns a typed table with the columns `merged` gives: others' types, and nulls for columns it lacks."""
-    for number, one in enumerate(table.schema):
-        if one.type != fields[one.name].type and _has_names(fields[one.name].type):
-            table = table.set_column(number, one.name, by_name(in_one_piece(table.column(number)), {}))
-    for number, one in enumerate(table.schema):
-        wanted = fields[one.name].type
-        if one.type != wanted and with_texts(one.type) == wanted:
-            table = table.set_column(number, one.name, array_with_texts(in_one_piece(table.column(number))))
+    for number, column in enumerate(table.schema):
+        kind = fields[column.name].type
+        of_features = [features_type(kind_of_column, names=True, texts=True) for kind_of_column in (column.type, kind)]
+        if column.type != kind and of_features[0] == of_features[1]:
+            array = features_as(in_one_piece(table.column(number)), kind)
+            table = table.set_column(number, column.name, array)
     return conformed(table, fields)
-
-
-def _by_name(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind):
-        return pa.list_(_by_name(kind.value_type))
-    return pa.map_(pa.string(), kind.item_type) if kind in (FEATURES, with_texts(FEATURES)) else kind
-
-
-def _has_names(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _has_names(kind.value_type)
-    return bool(pa.types.is_map(kind) and pa.types.is_string(kind.key_type))

@@ -71,7 +71,8 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
         spec: numbers of features and actions.
         read: normalizes the rows.
     """
-    copy, shards = sides.scored, sides.shards
+    copy = sides.scored
+    shards = sides.shards
     group = shards.group
     folds = fold_of(sides.hashes(copy))[copy.episode]
     numbers = np.flatnonzero(np.asarray(copy.action) >= 0)

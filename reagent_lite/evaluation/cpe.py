@@ -191,7 +191,7 @@ def evaluate_page(
             )
             for number, name in enumerate(part.names):
                 bounds = config.reward_range if first + number == 0 else None
-                evaluated = _Outcome(
+                evaluated = _OutcomeEstimates(
                     sums,
                     number,
                     samples[number],
@@ -373,7 +373,7 @@ _SEQUENTIAL = _FamilySpec(
 )
 
 
-class _Outcome:
+class _OutcomeEstimates:
     """The estimates of one outcome of a log.
 
     Args:

@@ -105,7 +105,7 @@ def scored_episodes(
     shards = sides.shards
     copy = sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0
-    candidates = _Candidates.of(sides, 1.0 if few else share)
+    candidates = _EpisodeCandidates.of(sides, 1.0 if few else share)
     flags = _exchange(candidates, np.unique(sides.hashes(sides.train)), shards)
     selected = ~flags.trained_on | held_out(candidates.hashes, settings.held_out_share)
     notes = _left_out(candidates, flags, selected, shards)
@@ -135,7 +135,7 @@ def _balance(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.bool_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidates:
+class _EpisodeCandidates:
     """Episodes of a shard that may be scored, in ascending order of their hashes.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Candidates:
         return self.unknown | self.summed
 
     @classmethod
-    def of(cls, sides: TrainEvalLogs, share: float) -> "_Candidates":
+    def of(cls, sides: TrainEvalLogs, share: float) -> "_EpisodeCandidates":
         copy = sides.scored
         hashes = sides.hashes(copy)
         count = len(hashes)
@@ -197,7 +197,7 @@ class _Flags:
     copied: NDArray[np.bool_]
 
 
-def _exchange(candidates: _Candidates, training: Hashes, shards: Shards) -> _Flags:
+def _exchange(candidates: _EpisodeCandidates, training: Hashes, shards: Shards) -> _Flags:
     """Compares this shard's candidates with the candidates and training episodes of every shard.
 
     every shard in turn broadcasts          every shard flags those of its candidates that are among them
@@ -268,7 +268,7 @@ def _first_readers(shards: Shards) -> list[int]:
     return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
-def _left_out(candidates: _Candidates, flags: _Flags, selected: NDArray[np.bool_], shards: Shards) -> list[str]:
+def _left_out(candidates: _EpisodeCandidates, flags: _Flags, selected: NDArray[np.bool_], shards: Shards) -> list[str]:
     """Returns sentences on episodes with rows that cannot be scored, and on episodes that several machines have."""
     unknown, summed, shared = (
         sum(shards.counts(int((selected & affected).sum())))

@@ -162,7 +162,8 @@ class PolicyEvaluator:
         log = self.log
         if not sum(log.fit_counts) or (final and log.settings.final_fit_passes is None and not self._can_be_checked()):
             return {}
-        passes, steps = fit_passes(log.settings, final=final), log.steps(final=final)
+        passes = fit_passes(log.settings, final=final)
+        steps = log.steps(final=final)
         source = log.source(self.models.passes, steps)
         policy = self._remembered(source) if self._asked_once else self.policy
         checked = log.checked if final else ()

@@ -56,7 +56,8 @@ def figures(
 
 def _sums(batch: TransitionBatch, learner: PolicyLearner, count: int, policy: TargetPolicy) -> Tensor:
     evaluated = learner.evaluate(batch)
-    q, choices = evaluated.q, evaluated.choices
+    q = evaluated.q
+    choices = evaluated.choices
     greedy = greedy_choice(evaluated.scores, choices)
     target = evaluated.target.double()
     scalars = torch.stack(

@@ -34,7 +34,8 @@ from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_sta
 from reagent_lite.types import TransitionBatch
 
 _FINAL_PASSES = 40
-_EPOCH_SHARE, _FINAL_SHARE = 1 / 8, 1 / 4
+_EPOCH_SHARE = 1 / 8
+_FINAL_SHARE = 1 / 4
 _FEWEST_FINAL_STEPS = 200  # a second or two
 
 Asked = tuple[TransitionBatch, Tensor]

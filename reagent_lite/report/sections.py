@@ -57,7 +57,8 @@ def evaluation_sections(
         note: a sentence on what was played.
         where: name of the file with the complete figures.
     """
-    level, overlap = settings.confidence_level, evidence.overlap
+    level = settings.confidence_level
+    overlap = evidence.overlap
     return (
         estimates_section(evidence, level, where, plain=evidence.seen or decision.choice is Choice.NOT_ENOUGH),
         simulated_section(evidence.played, names, level, note),

@@ -104,7 +104,7 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
         questions: estimates and differences, all from the same number of episodes.
         level: confidence level.
     """
-    problems = [_Problem.of(first, minus, level) for first, minus in questions]
+    problems = [_IntervalProblem.of(first, minus, level) for first, minus in questions]
     solvable = [problem for problem in problems if problem is not None]
     size = max(1, _POINTS_AT_ONCE // max(len(problem.counts) for problem in solvable)) if solvable else 1
     ends = iter([pair for start in range(0, len(solvable), size) for pair in _ends(solvable[start : start + size])])
@@ -113,7 +113,7 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Problem:
+class _IntervalProblem:
     """Episodes and corners as P points; equal ones are merged.
 
     Attributes:
@@ -127,7 +127,7 @@ class _Problem:
     critical: float
 
     @classmethod
-    def of(cls, first: Contributions, minus: Contributions | None, level: float) -> "_Problem | None":
+    def of(cls, first: Contributions, minus: Contributions | None, level: float) -> "_IntervalProblem | None":
         """Returns the problem of an estimate or of a difference; None if it has no interval."""
         parts = (first,) if minus is None else (first, minus)
         total = first.total if minus is None else first.total - minus.total
@@ -213,7 +213,7 @@ def _scaled(values: Tensor) -> Tensor:
     return values / values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def _ends(problems: Sequence[_Problem]) -> list[tuple[float, float]]:
+def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     """Returns both ends of the interval of each problem."""
     most = max(len(problem.counts) for problem in problems)
     points = torch.stack([pad(problem.points, (0, most - len(problem.counts))) for problem in problems])

@@ -209,7 +209,8 @@ class LoggedExperience(Source):
         self._group = group
         self.data = data = prepare(config, group)
         self.config = config.with_minibatch_for(sum(data.train.agreement.rows), group.world_size)
-        self.spec, self.normalization = data.spec, data.normalization
+        self.spec = data.spec
+        self.normalization = data.normalization
         self.identity = {"data": data.train.agreement.content, "env": ""}
 
     @property
@@ -269,7 +270,8 @@ class SimulatedExperience(Source):
     """
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
-        self.config, self._group = config, group
+        self.config = config
+        self._group = group
         self.normalization = given_or_unchanged(config, simulation)
         self.spec = self.normalization.spec(config.actions)
         self.encoder = ObservationEncoder(config, simulation, self.normalization, group.device)
@@ -278,7 +280,8 @@ class SimulatedExperience(Source):
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches drawn from replay."""
-        config, group = self.config, self._group
+        config = self.config
+        group = self._group
         plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
         steps = plan.steps_per_epoch
@@ -324,7 +327,9 @@ class MixedExperience(LoggedExperience):
 
     def stream(self, learner: Learner) -> Stream:
         """Returns batches of both; if all rows are simulated, as many steps as the logged rows would take."""
-        config, group, share = self.config, self._group, self.config.simulated_share
+        config = self.config
+        group = self._group
+        share = self.config.simulated_share
         minibatch = config.minibatch_over(group.world_size)
         simulated = round(minibatch * share)
         if 0 < share < 1:
@@ -342,7 +347,8 @@ class MixedExperience(LoggedExperience):
         )
         _log_plan(config, plan, group, simulated)
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
-        rollouts, part = open_rollouts(self.encoder, learner, plan, group), simulated / minibatch
+        rollouts = open_rollouts(self.encoder, learner, plan, group)
+        part = simulated / minibatch
         source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
         warning = _few_steps(config, plan, order.rows, group)
         return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts, warning=warning)
@@ -390,9 +396,11 @@ def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) 
     """
     if plan.num_steps >= _FEWEST_STEPS or config.training.warm_start_model_path is not None:
         return None
-    key, parts = "data.global_minibatch_size", plan.minibatches_per_step
+    key = "data.global_minibatch_size"
+    parts = plan.minibatches_per_step
     if config.data.global_minibatch_size is None:
-        key, parts = "training.minibatch_size", parts * group.world_size
+        key = "training.minibatch_size"
+        parts = parts * group.world_size
     longer = f"epochs to at least {-(-_FEWEST_STEPS // plan.steps_per_epoch):,}"
     smaller = rows * config.epochs // (_FEWEST_STEPS * parts)
     either = f", or {key} to at most {smaller:,}" if smaller >= _SMALLEST_MINIBATCH else ""
@@ -409,7 +417,8 @@ def _log_plan(
     config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0, *, continues: bool = True
 ) -> None:
     """Logs how many rows each step reads, and warns if the target network hardly moves although rows continue."""
-    world, mps = group.world_size, plan.minibatches_per_step
+    world = group.world_size
+    mps = plan.minibatches_per_step
     minibatch = config.minibatch_over(world)
     accumulated = f", {mps} per step" if mps > 1 else ""
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
@@ -420,7 +429,8 @@ def _log_plan(
         f"{counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(parts, unit)}, learning rate "
         f"{config.training.learning_rate:g} (not scaled), on {group.device}"
     )
-    rate, warm = config.rl.target_update_rate, config.training.warm_start_model_path is not None
+    rate = config.rl.target_update_rate
+    warm = config.training.warm_start_model_path is not None
     moved = 1 - (1 - rate) ** plan.num_steps
     if moved < 0.5 and config.rl.gamma and continues and not warm and group.is_first:
         logger.warning(

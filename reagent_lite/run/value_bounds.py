@@ -70,7 +70,8 @@ class ReturnBounds:
             figures: figures of the learner on evaluated rows, by TensorBoard tag.
             learner: knows the loss.
         """
-        mean, variance = figures.get("td_target/mean"), figures.get("td_target/variance")
+        mean = figures.get("td_target/mean")
+        variance = figures.get("td_target/variance")
         if mean is None or variance is None or not self.vary or not variance:
             return None
         constant = learner.constant_loss(mean, variance)

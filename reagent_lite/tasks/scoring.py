@@ -17,7 +17,7 @@ from reagent_lite.config.score import ScoreConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.formats.reading import read_blocks, readers_of
@@ -29,9 +29,9 @@ from reagent_lite.data.rows.maps import are_item_ids, candidate_lists, features,
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.data.rows.table import (
-    array_with_texts,
     as_text,
-    by_name,
+    features_as,
+    features_type,
     list_array,
     map_array,
     texts_in,
@@ -86,11 +86,10 @@ def scored_tables(
     columns = set[str]()
     state_ids = set[int]()
     action_ids = set[int]()
-    positions = [Position() for _ in files]
     readers = readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
         progress("scoring", "bytes") as show,
-        closing(read_blocks(files, partial(_predicted, bundle, config.keep), positions, show, readers)) as blocks,
+        closing(read_blocks(files, partial(_predicted, bundle, config.keep), show, readers)) as blocks,
     ):
         for block in blocks:
             for rows in block:
@@ -183,9 +182,9 @@ class _PredictedRows:
         values[decided] = matrix.values[at[decided]]
         names = {int(feature): str(feature) for feature in matrix.ids}
         maps = map_array(FeatureMatrix(matrix.ids, values), decided, self.texts)
-        if bundle.levels["action"]:  # the same type in all blocks
-            maps = array_with_texts(maps)
-        return by_name(maps, names)
+        # the same type in all blocks
+        kind = features_type(maps.type, names=True, texts=bool(bundle.levels["action"]))
+        return features_as(maps, kind, names)
 
     def _scores(self, bundle: Bundle) -> pa.Array:
         q = self.prediction.q

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from reagent_lite.config import check
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.data.shards.dealing import make_shards
+from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.files import sync
 from reagent_lite.tasks.simulate import simulate

@@ -19,7 +19,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.first_look import first_rows, standing_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.log_shares import shares_of_counts
-from reagent_lite.data.shards.dealing import make_shards
+from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError, NoRowsError

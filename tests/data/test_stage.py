@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.files import sha256_of
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.stage import StageManifest, data_files, hashes_of, left_out, states_of
+from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import STAGE, read_document, sealed
 
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> tuple[Path, StageManifest]:
         rows=1,
         columns={"x": "int64"},
         settings=SETTINGS,
-        inputs=states_of(files, hashes_of(files)),
+        inputs=states_of(files, [sha256_of(file) for file in files]),
         report={"left_out": ["1 row"]},
         files={"part.jsonl": {"rows": 1}},
     )
@@ -100,4 +100,4 @@ def test_an_altered_file_is_refused_while_it_is_read(tmp_path: Path) -> None:
     folder, _ = made(tmp_path)
     (folder / "part.jsonl").write_text('{"x": 9}\n')
     with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256 .*, as its manifest says"):
-        list(read_blocks(data_files(str(folder)), lambda block: block, [Position()]))
+        list(read_blocks(data_files(str(folder)), lambda block: block))

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from reagent_lite.data.formats import text_files
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.errors import DataError, Problem
@@ -46,15 +46,12 @@ _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
 
 def rows_of(path: Path | str) -> list[Row]:
     files = list_input(str(path), tuple(READERS))
-    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist(), [Position() for _ in files])
-            for row in rows]  # fmt: skip
+    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist()) for row in rows]  # fmt: skip
 
 
-def blocks_of(path: Path, position: Position | None = None) -> list[Block]:
+def blocks_of(path: Path) -> list[Block]:
     """All columns, also those that no log has."""
-    return list(
-        read_blocks(list_input(str(path), EXTENSIONS), lambda one: one, [position or Position()], None, ALL_COLUMNS)
-    )
+    return list(read_blocks(list_input(str(path), EXTENSIONS), lambda one: one, None, ALL_COLUMNS))
 
 
 def values_of(blocks: list[Block], column: str) -> list[Any]:

@@ -24,7 +24,7 @@ from .regimes import LogOfRegime, page_of, softmax
 Array = NDArray[np.float64]
 
 FEATURES = 5
-TRUTH_ROWS = 400_000  # the error of the truth stays below a tenth of that of an estimate
+TRUTH = 60  # times as many rows as are scored, so that the truth's error is an eighth of an estimate's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class HiddenLogger:
         page = page_of(
             shaped(pi[row, action]), shaped(propensity), shaped(reward), shaped(model[row, action]), shaped(value), rest
         )
-        state, hidden = tables.contexts(TRUTH_ROWS, rng)
+        state, hidden = tables.contexts(TRUTH * self.episodes * length, rng)
         mu = tables.logging(state, hidden)
         pi = tables.evaluated(state)
         mean = tables.mean(state, hidden, pi)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from reagent_lite.data.copy.lists import SharedLists, list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest
 from reagent_lite.data.copy.spool import Spool, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position, Reader, Show
+from reagent_lite.data.formats.blocks import Block, Reader, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
@@ -77,15 +76,15 @@ def build(
         files: the input; none for the copy of a machine without rows.
         log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
         progress: called with (bytes read, total bytes).
-        settings: the settings of the copy, see `place.settings_of`.
+        settings: the settings of the copy, see `place.Place`.
         log_notes: sentences about several logs that the files are of.
 
     Raises:
         DataError: with file and line of a few rows of each kind of fault, and how many there are.
     """
-    positions = [Position() for _ in files]
+    hashes: list[str] = []
     if files:
-        for rows in read_blocks(files, log.read, positions, progress, log.readers):
+        for rows in read_blocks(files, log.read, progress, log.readers, hashes):
             log.append(rows)
         log.check(files)
     log.write()
@@ -98,7 +97,7 @@ def build(
         action_ids=tuple(sorted(log.keys["action"])),
         metric_names=tuple(sorted(log.keys["metric"])),
         settings=settings,
-        inputs=states_of(files, [position.sha256 for position in positions]),
+        inputs=states_of(files, hashes),
         report=log.report,
         files={file.name: {} for file in log.folder.iterdir()},
         paths=tuple(file.path for file in files),
@@ -119,10 +118,6 @@ def _written(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
     }
 
 
-def _line_of(block: Block, row_of: NDArray[np.int64], index: int) -> str:
-    return block.where(int(row_of[index]))
-
-
 class SpooledLog:
     """The transitions of all blocks in the order of the files, in temporary files until the arrays are written.
 
@@ -133,7 +128,7 @@ class SpooledLog:
             choices, and the columns of records of lists.
         vocabulary: texts of features.
         counts, notes: as in TrainingCopy, once the arrays are written.
-        report: what was read and left out, of events.
+        report: rows read and left out of a log of events, as in the manifest; empty for transitions.
     """
 
     vectors: ClassVar[dict[str, DTypeLike]] = VECTORS
@@ -145,8 +140,8 @@ class SpooledLog:
         self._checked: set[int] = set()
         choices = {number: number for number in range(len(actions or ()))}
         record = {column: column for column in _RECORD}
-        found = {name: dict[Any, int]() for name in ("state", "action", "metric")}
-        self.keys: dict[str, dict[Any, int]] = {**found, "choice": choices, "record": record}
+        numbered = {name: dict[Any, int]() for name in ("state", "action", "metric")}
+        self.keys: dict[str, dict[Any, int]] = {**numbered, "choice": choices, "record": record}
         self.spools: dict[str, Spool[Any]] = {
             **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
@@ -165,7 +160,7 @@ class SpooledLog:
 
     @property
     def readers(self) -> dict[str, Reader] | None:
-        """What reads the files; None for the readers of the columns that training reads."""
+        """Readers of the files; None: those of the columns that training reads."""
         return None
 
     @property
@@ -182,9 +177,7 @@ class SpooledLog:
 
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
-        self.seen_columns |= rows.columns
-        self.orders = {**rows.orders, **self.orders}
-        self.faults.merge(rows.faults)
+        self.collect_faults(rows)
         if self.faults.kinds:
             return
         self.counts.update(rows.counts)
@@ -196,23 +189,27 @@ class SpooledLog:
         if self.first_without_sequence is None and not rows.has_sequence.all():
             self.first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
 
+    def collect_faults(self, rows: Rows) -> None:
+        """Adds the faults of a block, its columns, and whether its sequence numbers are integers or times."""
+        self.seen_columns |= set(rows.block.table.column_names)
+        self.orders = {**rows.faults.orders, **self.orders}
+        self.faults.merge(rows.faults.by_kind())
+
     def learn_texts(self, rows: Rows) -> None:
         """Adds the texts of features of a block.
 
         Raises:
             DataError: a feature with numbers in some rows and texts in others.
         """
-        self.vocabulary.add(rows.levels)
-        where = rows.block.where
+        self.vocabulary.add(rows.faults.levels)
         texts: dict[str, set[int]] = {"state": set(), "action": set()}
-        for column, levels in rows.levels.items():
+        for column, levels in rows.faults.levels.items():
             texts[SIDE_OF[column]] |= levels.keys()
         for matrix in (rows.state, rows.next_state):
-            self.vocabulary.require_one_kind("state", matrix, texts["state"], where)
+            self.vocabulary.require_one_kind("state", matrix, texts["state"], rows.block)
         for lists in (rows.lists, rows.next_lists):
             if lists is not None:
-                of_candidates = partial(_line_of, rows.block, lists.rows)
-                self.vocabulary.require_one_kind("action", lists.features, texts["action"], of_candidates)
+                self.vocabulary.require_one_kind("action", lists.features, texts["action"], rows.block, lists.rows)
 
     def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
         """Adds the rows' own values, and `other` values by name in place of those that they have."""
@@ -231,7 +228,7 @@ class SpooledLog:
         self.num_rows += len(rows)
 
     def spool_next(self, rows: Rows, which: slice | NDArray[np.int64]) -> None:
-        """Adds what some of the rows have as their next values."""
+        """Adds the next values of some of the rows."""
         self.spools["next_state"].append(_canonical(rows.next_state.values[which]), rows.next_state.ids)
         self.spools["next_mask"].append(rows.next_mask[which], tuple(range(rows.mask.shape[1])))
         self._spool_lists("next_lists", rows.next_lists, which)
@@ -247,7 +244,7 @@ class SpooledLog:
         self.faults.require_none()
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
-        ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]
+        ends = [name for name, column in COLUMNS.items() if column.needed == "ends"]
         episodes = sorted(self.seen_columns.intersection(EPISODE_COLUMNS))
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
@@ -281,13 +278,14 @@ class SpooledLog:
 
     def order(self) -> Order:
         """Returns the order of all rows."""
-        sequence, slots = self.read_vector("sequence"), self.read_vector("episode")
+        sequence = self.read_vector("sequence")
+        slots = self.read_vector("episode")
         order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
         require_one_order(self.orders, order.duplicates)
         return order
 
     def count(self, order: Order, terminal: Mask, truncated: NDArray[np.uint8]) -> None:
-        """Counts what the copy has."""
+        """Counts rows, episodes and ends of the copy."""
         self.counts.update(
             rows=len(order.rows),
             episodes=order.num_episodes,
@@ -318,10 +316,18 @@ class SpooledLog:
             spool.remove()
 
     def _write_logged_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
-        """Writes the rows' states, and behind them the next states that are no row's successor."""
-        rows, same = order.rows, np.zeros(self.num_rows, bool)
+        """Writes the states of all rows, then the next states that are not the state of the following row.
+
+        state          row 0, row 1, ..., row R - 1 │ side row 0, side row 1, ...
+        next_index[i]  i + 1  where row i + 1 is of the same episode and has row i's next state, bit for bit
+                       i      at a true end
+                       R + k  else, of the k-th such row
+        """
+        rows = order.rows
+        same = np.zeros(self.num_rows, bool)
         start = 0
-        states, nexts = self.spools["state"], self.spools["next_state"]
+        states = self.spools["state"]
+        nexts = self.spools["next_state"]
         for after, state in zip(nexts.gathered(rows), states.gathered(np.roll(rows, -1)), strict=True):
             same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
             start += len(after)
@@ -423,7 +429,8 @@ def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDAr
         sequence = rows
     elif len(numbers) < len(slots):
         rows = np.lexsort((sequence, episode))
-        episode, sequence = episode[rows], sequence[rows]
+        episode = episode[rows]
+        sequence = sequence[rows]
         duplicates = int(((np.diff(episode) == 0) & (np.diff(sequence) == 0)).sum())
     return Order(rows=rows, episode=episode, sequence=sequence, mdp_ids=distinct, alone=numbers, duplicates=duplicates)
 
@@ -432,14 +439,14 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about a log that a user should read."""
     rows = counted(counts["rows"], "row")
     some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
-    found = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
+    sentences = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     if columns.isdisjoint(EPISODE_COLUMNS):
-        found.append(ALONE)
+        sentences.append(ALONE)
         counts = Counter({**counts, "rows_without_mdp_id": 0})  # said already
-    found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
+    sentences += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
-        found.append(f"columns that training does not use: {listed(ignored)}")
-    return tuple(found)
+        sentences.append(f"columns that training does not use: {listed(ignored)}")
+    return tuple(sentences)
 
 
 _OF_ALL_ROWS = {

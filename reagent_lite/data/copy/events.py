@@ -29,7 +29,7 @@ from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
-from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, Spans
+from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import Checked, contract_of, selected
 from reagent_lite.data.timeline.report import (
     log_figures,
@@ -45,7 +45,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class EventLog(SpooledLog):
-    """Events in temporary files, of which transitions are made as the arrays are written.
+    """Events in temporary files, which become transitions when the arrays are written.
 
     Of next values only those of rows that a limit cut are spooled.
 
@@ -70,7 +70,7 @@ class EventLog(SpooledLog):
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """What reads the files: the columns that training reads, dates, and further ones of the config."""
+        """Readers of the files: the columns that training reads, dates, and further ones of the config."""
         return readers_of((*TRAINING_COLUMNS, "ds", *self.contract.extra))
 
     @property
@@ -80,22 +80,21 @@ class EventLog(SpooledLog):
 
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; those that break a rule only as the episodes that they are of."""
-        block, found = selected(block, self.config)
+        block, checked = selected(block, self.config)
         rows = read_rows(block, self.contract)
-        found.unlisted = rows.counts["candidates_unknown_rows"]
-        self._blocks.append(found)
-        if rows.broken.any():
-            whole = ~rows.broken
+        checked.unlisted = rows.counts["candidates_unknown_rows"]
+        self._blocks.append(checked)
+        if rows.faults.kinds:
+            whole = ~rows.faults.rows
             block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
             kept = read_rows(block, self.contract)
-            rows = replace(kept, faults=rows.faults, refused=rows.refused, orders=rows.orders)
+            rows.faults.levels = kept.faults.levels
+            rows = replace(kept, faults=rows.faults, refused=rows.refused)
         return rows
 
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
-        self.seen_columns |= rows.columns
-        self.orders = {**rows.orders, **self.orders}
-        self.faults.merge(rows.faults)
+        self.collect_faults(rows)
         for rule, names in rows.refused.items():
             self._refused.setdefault(rule, set()).update(names)
         if self.faults.kinds and self.config.timeline.on_refused == "error":
@@ -111,8 +110,8 @@ class EventLog(SpooledLog):
 
     def check(self, files: Sequence[InputFile]) -> None:
         """Raises the faults that were collected, unless their episodes are left out."""
-        for found in self._blocks:
-            self._found.add(found)
+        for checked in self._blocks:
+            self._found.add(checked)
         self._found.faults = self.faults
         self._files = files
         require_taken(self.config, self._found)
@@ -139,7 +138,8 @@ class EventLog(SpooledLog):
         self.write_matrix("mask", len(order.rows), self.spools["mask"].gathered(order.rows))
         self.write_matrix("next_mask", len(order.rows), self._next("mask", pairs))
         if self.actions is None:
-            now, after = self.spools["lists"].whole(order.rows), np.concatenate([*self._next("lists", pairs)])
+            now = self.spools["lists"].whole(order.rows)
+            after = np.concatenate([*self._next("lists", pairs)])
         else:
             now = after = np.empty((0, 4), np.int64)
         shared = share(now, after)
@@ -191,43 +191,48 @@ class EventLog(SpooledLog):
             raise DataError(Problem(self._files[file].place(line), NEXT_ACTION, got))
 
     def _vectors(self, pairs: _Pairs) -> dict[str, NDArray[Any]]:
-        own, spans = pairs.order.rows, pairs.spans
-        action, propensity = self.read_vector("action"), self.read_vector("propensity", own)
-        gamma, reward = self.config.timeline.gamma, self.read_vector("reward")
+        first_rows = pairs.order.rows
+        spans = pairs.spans
+        action = self.read_vector("action")
+        propensity = self.read_vector("propensity", first_rows)
+        gamma = self.config.timeline.gamma
+        reward = self.read_vector("reward")
         absent = np.isnan(propensity)
         next_action = np.where(pairs.goes_on, action[pairs.following], NONE)
         self.counts.update(
-            unknown_action_rows=int((action[own] == NONE).sum()),
+            unknown_action_rows=int((action[first_rows] == NONE).sum()),
             propensity_absent_rows=int(absent.sum()),
             next_action_not_possible_rows=0,
             rows_without_mdp_id=0,
         )
         return {
-            "action": action[own],
+            "action": action[first_rows],
             "next_action": next_action,
-            "reward": reward[own] if gamma is None else spans.summed(reward[pairs.events], gamma),
+            "reward": reward[first_rows] if gamma is None else spans.summed(reward[pairs.events], gamma),
             "time_diff": spans.time_diff.astype(np.float64),
             "step": spans.steps,
             "propensity": np.where(absent, 1, propensity),
             "bootstrap": ~pairs.terminal,
             "truncated": pairs.truncated,
-            "origin_file": self.read_vector("origin_file", own),
-            "origin_line": self.read_vector("origin_line", own),
+            "origin_file": self.read_vector("origin_file", first_rows),
+            "origin_line": self.read_vector("origin_line", first_rows),
         }
 
     def _write_paired_states(self, pairs: _Pairs) -> None:
-        """Writes the rows' states, and behind them those that follow a row and are no row's, each once."""
-        rows, total = pairs.order.rows, len(pairs.order.rows)
+        """Writes the rows' states, then the other states that follow a row, each once."""
+        rows = pairs.order.rows
+        total = len(pairs.order.rows)
         position = np.full(self.num_rows, -1)
         position[rows] = np.arange(total)
         beside = np.unique(pairs.following[pairs.goes_on & (position[pairs.following] < 0)])
         position[beside] = total + np.arange(len(beside))
         limits, limit = np.unique(pairs.cut[pairs.truncated], return_inverse=True)
-        own = np.arange(total)
-        next_index = np.where(pairs.goes_on, position[pairs.following], own)
+        numbers = np.arange(total)
+        next_index = np.where(pairs.goes_on, position[pairs.following], numbers)
         next_index[pairs.truncated] = total + len(beside) + limit
-        self.save_next(next_index, pairs.goes_on & (next_index == own + 1), total + len(beside) + len(limits))
-        states, nexts = self.spools["state"], self.spools["next_state"]
+        self.save_next(next_index, pairs.goes_on & (next_index == numbers + 1), total + len(beside) + len(limits))
+        states = self.spools["state"]
+        nexts = self.spools["next_state"]
         used = np.concatenate((rows, beside))
         if len(used) < self.num_rows or len(limits) < nexts.num_rows:
             self._without_absent("state", (("state", used), ("next_state", limits)))
@@ -237,7 +242,9 @@ class EventLog(SpooledLog):
             spool.remove()
 
     def _write_metrics(self, pairs: _Pairs) -> None:
-        spool, timeline, rows = self.spools["metrics"], self.config.timeline, pairs.order.rows
+        spool = self.spools["metrics"]
+        timeline = self.config.timeline
+        rows = pairs.order.rows
         if timeline.steps > 1 and "metrics" in timeline.rewardColumns:
             values = spool.whole(pairs.events).astype(np.float64)
             chunks = iter([pairs.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)])
@@ -249,7 +256,8 @@ class EventLog(SpooledLog):
     def _without_absent(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
         """Forgets the columns of matrices that have no value in the rows that are used, (spool, its rows) each."""
         columns = self.keys[key]
-        names, present = sorted(columns), np.zeros(len(columns), bool)
+        names = sorted(columns)
+        present = np.zeros(len(columns), bool)
         for spool, rows in used:
             for values in self.spools[spool].gathered(rows):
                 present |= ~np.isnan(values).all(axis=0)
@@ -257,7 +265,7 @@ class EventLog(SpooledLog):
             del columns[name]
 
     def _next(self, name: str, pairs: _Pairs) -> Iterator[NDArray[Any]]:
-        """Yields what rows have at their next state: what the following row has, or a row that a limit cut; else 0."""
+        """Yields values at the next state: those of the following row, or the row's own where a limit cut, else 0."""
         for start in range(0, len(pairs.cut), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             values = self.spools[name].whole(pairs.following[part])
@@ -274,16 +282,16 @@ class _Pairs:
     Attributes:
         order: the copy's order of their first rows.
         events: [n] the events that are kept, in order.
-        spans: what each transition spans of these.
+        spans: the span of each transition among these.
         goes_on: [R] whether a row follows.
-        terminal, truncated: [R], see Spans.
+        terminal, truncated: [R], see SpannedRows.
         following: [R] the row that follows, any where none does.
         cut: [R] number of the last row among those that a limit cut, any of other rows.
     """
 
     order: Order
     events: NDArray[np.int64]
-    spans: Spans
+    spans: SpannedRows
     goes_on: Mask
     terminal: Mask
     truncated: Mask
@@ -291,11 +299,13 @@ class _Pairs:
     cut: NDArray[np.int64]
 
     @classmethod
-    def of(cls, order: Order, kept: NDArray[np.int64], spans: Spans, cut: NDArray[np.int64]) -> _Pairs:
+    def of(cls, order: Order, kept: NDArray[np.int64], spans: SpannedRows, cut: NDArray[np.int64]) -> _Pairs:
         """Returns the spans of events that are kept of an order; `cut` are the rows that a limit cut."""
-        events, last = order.rows[kept], len(kept) - 1
+        events = order.rows[kept]
+        last = len(kept) - 1
         codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
-        terminal, truncated = spans.terminal, spans.truncated
+        terminal = spans.terminal
+        truncated = spans.truncated
         return cls(
             order=Order(
                 rows=events[spans.at],

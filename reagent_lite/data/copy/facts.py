@@ -17,7 +17,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.rows.levels import ONE_KIND
-from reagent_lite.data.stage import FeatureIds
+from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import Problem, counted, listed, raise_any
 from reagent_lite.types import NormalizationSpec
 
@@ -33,7 +33,7 @@ _ABSENCES = (
 
 
 def content_of(copy: TrainingCopy) -> str:
-    """Returns sha256 over the rows in the copy's order, the same for a copy built again; "" where there are none."""
+    """Returns sha256 over the rows in the copy's order, the same for a copy built again; "" without rows."""
     manifest = CopyManifest.read(str(copy.folder)) if len(copy) else None
     if manifest is None:
         return ""
@@ -81,17 +81,9 @@ class Facts:
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
 
-    @classmethod
-    def read(cls, text: str) -> "Facts":
-        """Returns the facts that `json` wrote."""
-        return _FACTS.validate_json(text)
 
-    def json(self) -> str:
-        """Returns the facts as text."""
-        return _FACTS.dump_json(self).decode()
-
-
-_FACTS = TypeAdapter(Facts)
+FACTS = TypeAdapter(Facts)
+"""Reads and writes facts as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,41 +116,44 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool) -> Agreement:
         replicas: whether each machine must have the same rows.
 
     Raises:
-        DataError: what cannot be merged, with the numbers of the machines; no rows on any.
+        DataError: data that cannot be merged, with the numbers of the machines; no rows on any.
     """
     problems = [problem for other in facts[1:] for problem in _differences(facts[0], other, path, replicas)]
     problems += _mixed(facts, path)
-    if not problems and not any(one.rows for one in facts):
+    if not problems and not any(shard.rows for shard in facts):
         problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
     raise_any(problems)
     shards = facts[:1] if replicas else facts
-    contents = [one.content for one in shards]
-    notes = [(f"node {one.node}: " if len(facts) > 1 else "") + note for one in shards for note in one.notes]
+    contents = [shard.content for shard in shards]
+    notes = [(f"node {shard.node}: " if len(facts) > 1 else "") + note for shard in shards for note in shard.notes]
     return Agreement(
-        rows=tuple(one.rows for one in shards),
+        rows=tuple(shard.rows for shard in shards),
         state_ids=_union(facts, "state_ids"),
         action_ids=_union(facts, "action_ids"),
         metric_names=_union(facts, "metric_names"),
         content=contents[0] if len(shards) == 1 else hashlib.sha256("\n".join(contents).encode()).hexdigest(),
-        counts=dict(sum((Counter(one.counts) for one in shards), Counter[str]())),
+        counts=dict(sum((Counter(shard.counts) for shard in shards), Counter[str]())),
         notes=(*notes, *_absences(shards)),
     )
 
 
 def _union(facts: Sequence[Facts], column: str) -> tuple[Any, ...]:
-    return tuple(sorted({name for one in facts for name in getattr(one, column)}))
+    return tuple(sorted({name for machine in facts for name in getattr(machine, column)}))
 
 
 def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Iterator[Problem]:
-    where, of_first = f"{path} on node {other.node}", f"of node {first.node}"
+    where = f"{path} on node {other.node}"
+    of_first = f"of node {first.node}"
     if other.action_names != first.action_names:
         yield Problem(where, f"{_actions(first)}, as on node {first.node}", _actions(other))
     for column in sorted({*first.normalization, *other.normalization}):
-        here, there = (one.normalization.get(column, "no file") for one in (other, first))
-        if here != there:
-            place, expected = f"{column}_norm_data_path on node {other.node}", f"the parameters {of_first}"
-            got, todo = f"others ({here[:12]})", "Copy one file to every node"
-            yield Problem(place, f"{expected} (sha256 {there[:12]})", got, todo)
+        got_hash, wanted_hash = (machine.normalization.get(column, "no file") for machine in (other, first))
+        if got_hash != wanted_hash:
+            where_file = f"{column}_norm_data_path on node {other.node}"
+            expected = f"the parameters {of_first}"
+            got = f"others ({got_hash[:12]})"
+            todo = "Copy one file to every node"
+            yield Problem(where_file, f"{expected} (sha256 {wanted_hash[:12]})", got, todo)
     if replicas and other.content != first.content:
         expected = f"the {counted(first.rows, 'row')} {of_first}, as data.layout is replicas"
         got = counted(other.rows, "row") + (", others" if other.rows == first.rows else "")
@@ -168,12 +163,12 @@ def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Itera
 def _mixed(facts: Sequence[Facts], path: str) -> Iterator[Problem]:
     """Yields features that are texts on one machine and numbers on another."""
     for side, ids in (("state", "state_ids"), ("action", "action_ids")):
-        texts = {feature: one.node for one in reversed(facts) for feature in one.texts.get(side, ())}
-        for one in facts:
-            empty = one.without_value.get(side, ())
-            for feature in getattr(one, ids):
-                if feature in texts and feature not in one.texts[side] and feature not in empty:
-                    where = f"{path} on node {one.node}: feature {feature}"
+        texts = {feature: machine.node for machine in reversed(facts) for feature in machine.texts.get(side, ())}
+        for machine in facts:
+            empty = machine.without_value.get(side, ())
+            for feature in getattr(machine, ids):
+                if feature in texts and feature not in machine.texts[side] and feature not in empty:
+                    where = f"{path} on node {machine.node}: feature {feature}"
                     yield Problem(where, f"texts, as on node {texts[feature]}", "numbers", ONE_KIND)
 
 
@@ -184,11 +179,11 @@ def _actions(facts: Facts) -> str:
 def _absences(shards: Sequence[Facts]) -> Iterator[str]:
     """Yields a sentence for each kind of name that one shard lacks and another has."""
     for column, what, counts_as in _ABSENCES:
-        for one in shards:
-            absent = [name for name in _union(shards, column) if name not in getattr(one, column)]
-            if absent and one.rows:
-                having = f"none of its {counted(one.rows, 'row')} has {what} {listed(absent)}"
-                yield f"node {one.node}: {having}, which other nodes have; it counts as {counts_as} there"
+        for shard in shards:
+            absent = [name for name in _union(shards, column) if name not in getattr(shard, column)]
+            if absent and shard.rows:
+                having = f"none of its {counted(shard.rows, 'row')} has {what} {listed(absent)}"
+                yield f"node {shard.node}: {having}, which other nodes have; it counts as {counts_as} there"
 
 
 def _sha256(tree: object) -> str:

@@ -1,6 +1,6 @@
 """Summaries of a training copy's features, to which normalization is fitted where no file gives it.
 
-states, or candidates as often as rows list them ─► blocks ─► ColumnSummary, in threads ─► merged in order
+states, or candidates as often as rows list them ─► slices of rows ─► ColumnSummary, in threads ─► merged in order
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import numpy as np
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.features.summary import ColumnSummary, Merge
+from reagent_lite.data.features.summary import ACTION, ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.hashes import row_hashes
-from reagent_lite.data.rows.levels import texts_of
+from reagent_lite.data.rows.levels import SIDE_OF, texts_of
 from reagent_lite.data.rows.matrices import FeatureMatrix
 
 _BLOCK_BYTES = 8 << 20
@@ -29,34 +29,34 @@ def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: 
         settings: how large a sample, and how many distinct values.
         seed: the seed of the sample.
     """
-    of_states = column == "state_features"
-    most_distinct, threads = settings.max_unique_enum_values, num_threads()
-    texts = texts_of(copy.levels["state" if of_states else "action"])
+    texts = texts_of(copy.levels[SIDE_OF[column]])
+    threads = num_threads()
 
     def part(start: int) -> ColumnSummary:
         rows = slice(start, min(start + step, len(copy)))
         hashes = row_hashes(copy.episode_hash[copy.episode[rows]], copy.sequence[rows], seed)
-        if of_states:
-            return ColumnSummary.of(FeatureMatrix(copy.state_ids, copy.state[rows]), hashes, most_distinct, texts)
-        listed, places = _listed(copy, rows)
-        matrix = FeatureMatrix(copy.action_ids, copy.candidates[places])
-        return ColumnSummary.of(matrix, hashes[listed], most_distinct, texts)
+        matrix = FeatureMatrix(copy.state_ids, copy.state[rows])
+        if column == ACTION:
+            listed, candidates = _listed(copy, rows)
+            hashes = hashes[listed]
+            matrix = FeatureMatrix(copy.action_ids, copy.candidates[candidates])
+        return ColumnSummary.of(matrix, hashes, settings.max_unique_enum_values, texts)
 
-    per_row = len(copy.state_ids)
-    if not of_states:
-        per_row = len(copy.action_ids) * len(copy.candidates) // max(len(copy.list_offsets) - 1, 1)
-    step = max(_BLOCK_BYTES // (4 * max(per_row, 1)), 1)
-    merge = Merge(settings.num_samples, most_distinct)
+    values_per_row = len(copy.state_ids)
+    if column == ACTION:
+        values_per_row = len(copy.action_ids) * len(copy.candidates) // max(len(copy.list_offsets) - 1, 1)
+    step = max(_BLOCK_BYTES // (4 * max(values_per_row, 1)), 1)
+    merge = Merge(settings.num_samples, settings.max_unique_enum_values)
     with ThreadPoolExecutor(threads) as pool:
         for first in range(0, len(copy), step * threads):
-            for found in pool.map(part, range(first, min(first + step * threads, len(copy)), step)):
-                merge.add(found)
+            for summary in pool.map(part, range(first, min(first + step * threads, len(copy)), step)):
+                merge.add(summary)
             copy.release()
     return merge.summary()
 
 
 def _listed(copy: TrainingCopy, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (place in `rows`, row of `candidates`) of every candidate that these rows list.
+    """Returns (index in `rows`, row of `candidates`) of every candidate that these rows list.
 
     The copy stores equal lists once, so its table of candidates says nothing about how often each is seen.
     """

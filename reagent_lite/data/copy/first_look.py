@@ -1,4 +1,4 @@
-"""What needs no full read of logged data: a copy made of it, rows by metadata, and its first rows."""
+"""Facts about logged data that need no full read: the copy made of it, the row count in metadata, the first rows."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.place import KIND, CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
@@ -22,26 +22,19 @@ from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
-    """Returns what the columns of a model's training log are in another log, or in several; see own_columns.remembered.
+    """Returns the names of a model's columns in another log, or in several; see own_columns.remembered.
 
     Raises:
         DataError: files that are not there, or cannot be read.
     """
-    if isinstance(path, str):
-        return _remembered_of(path, columns)
-    known: Columns = {}
-    for log in path:
-        with suppress(NoRowsError):
-            known |= _remembered_of(log, columns)
-    return known
-
-
-def _remembered_of(path: str, columns: Columns) -> Columns:
-    if not columns or StageManifest.read(path) is not None:
-        return {}
-    files = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(path))
-    found = first_block(files)
-    return {} if found is None else remembered(columns, found[0].table.column_names)
+    known_columns: Columns = {}
+    for log in logs_of(path) if columns else ():
+        if StageManifest.read(log) is None:
+            with suppress(NoRowsError):
+                plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(log))
+                if (first := first_block(plain)) is not None:
+                    known_columns |= remembered(columns, first.table.column_names)
+    return known_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +74,9 @@ def standing_copy(
         items: the item table.
     """
     files = data_files(path, columns)
-    for place in places_of(path, actions, directory, columns, timeline, items):
-        for folder in place.copies():
-            manifest = CopyManifest.whole(folder, KIND, place.settings)
+    for place_of_copy in places_of(path, actions, directory, columns, timeline, items):
+        for folder in place_of_copy.copies():
+            manifest = CopyManifest.whole(folder, KIND, place_of_copy.settings)
             if manifest is not None and untouched(manifest.inputs, files):
                 return folder, manifest
     return None
@@ -110,36 +103,35 @@ def first_rows(
     """Reads and checks the first rows of the first file that has some, of each of several logs.
 
     Raises:
-        DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
+        DataError: a file that cannot be read, or a fault in these rows, with file and line.
     """
     files = data_files(path, columns, items)
     require_one_kind(files, path)
     of_logs = [_first_rows_of(tuple(of_log), actions) for _, of_log in groupby(files, lambda file: file.log)]
     return replace(
         of_logs[0],
-        rows=sum(one.rows for one in of_logs),
-        state_ids=tuple(sorted({feature for one in of_logs for feature in one.state_ids})),
-        action_ids=tuple(sorted({feature for one in of_logs for feature in one.action_ids})),
+        rows=sum(first.rows for first in of_logs),
+        state_ids=tuple(sorted({feature for first in of_logs for feature in first.state_ids})),
+        action_ids=tuple(sorted({feature for first in of_logs for feature in first.action_ids})),
     )
 
 
 def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None) -> FirstRows:
-    found = first_block(files)
-    if found is None:
+    block = first_block(files)
+    if block is None:
         return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
-    block = found[0]
     events = are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
     rows = read_rows(block, contract)
     rows.faults.require_none()
-    lists = [one.features for one in (rows.lists, rows.next_lists) if one is not None]
+    lists = [candidates.features for candidates in (rows.lists, rows.next_lists) if candidates is not None]
     return FirstRows(
         events=events,
         file=block.file.path,
         rows=block.table.num_rows,
         state_ids=tuple(sorted({*rows.state.ids, *rows.next_state.ids})),
-        action_ids=tuple(sorted({one for matrix in lists for one in matrix.ids})),
+        action_ids=tuple(sorted({feature for matrix in lists for feature in matrix.ids})),
     )
 
 
@@ -156,5 +148,5 @@ def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
 
 def hold_events(files: tuple[InputFile, ...]) -> bool:
     """Returns whether the first rows of files are events; see holds_events."""
-    found = first_block(files)
-    return found is not None and are_events(found[0])
+    first = first_block(files)
+    return first is not None and are_events(first)

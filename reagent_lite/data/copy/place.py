@@ -25,7 +25,8 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.stage import FeatureIds, StageManifest
+from reagent_lite.data.rows.matrices import FeatureIds
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
@@ -59,26 +60,14 @@ class CopyManifest(StageManifest):
     without_value: dict[str, FeatureIds]
 
 
-def settings_of(
-    actions: tuple[str, ...] | None,
-    columns: Columns | None,
-    timeline: TimelineConfig | None,
-    items: ItemTable | None = None,
-) -> dict[str, Any]:
-    """Returns what a copy's content depends on in addition to its inputs."""
-    paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
-    renamed = {"columns": columns} if columns else {}
-    return {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A folder that may hold the training copies of a path.
 
     Attributes:
         parent: the folder.
-        stem: what the names of the path's copies begin with.
-        settings: the settings of the copy.
+        stem: first part of the names of the path's copies.
+        settings: what a copy's content depends on in addition to its inputs.
     """
 
     parent: Path
@@ -91,7 +80,9 @@ class Place:
 
     def standing(self, files: Sequence[InputFile]) -> Path | None:
         """Returns the copy of these files, by names, sizes and times, else by sha256."""
-        return next((one for one in self.copies() if CopyManifest.standing(one, KIND, self.settings, files)), None)
+        return next(
+            (folder for folder in self.copies() if CopyManifest.standing(folder, KIND, self.settings, files)), None
+        )
 
     @contextmanager
     def building(self) -> Iterator[Path]:
@@ -101,27 +92,22 @@ class Place:
             DataError: the disk is full, or a limit of the system is reached.
         """
         temporary = self.parent / f".{self.stem}-{process_mark()}.tmp"
-        with made_folder(self.parent), self._room(temporary):
-            sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
-            temporary.mkdir()
-            yield temporary
-
-    @contextmanager
-    def _room(self, temporary: Path) -> Iterator[None]:
-        """Removes a temporary folder after the block, and turns the error of a full disk into one that says so."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            written = sum(file.stat().st_size for file in temporary.glob("*"))
-            free = free_disk_bytes(self.parent)
-            expected = f"room for the training copy, more than {written:,} bytes"
-            got = f"{error.strerror or error}: {written + free:,} bytes free before, {free:,} now"
-            todo = "Make room, or let data.training_copy_dir name a folder on another disk"
-            raise DataError(Problem(str(self.parent), expected, got, todo)) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with made_folder(self.parent):
+            try:
+                sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
+                temporary.mkdir()
+                yield temporary
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                written = sum(file.stat().st_size for file in temporary.glob("*"))
+                free = free_disk_bytes(self.parent)
+                expected = f"room for the training copy, more than {written:,} bytes"
+                got = f"{error.strerror or error}: {written + free:,} bytes free before, {free:,} now"
+                todo = "Make room, or let data.training_copy_dir name a folder on another disk"
+                raise DataError(Problem(str(self.parent), expected, got, todo)) from error
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
 
     def publish(self, temporary: Path, manifest: CopyManifest) -> Path:
         """Renames a built copy to its name, removes copies of other inputs, and returns the folder.
@@ -166,7 +152,9 @@ def places_of(
         timeline: how events are paired; None without settings of their own.
         items: the item table; another one makes another copy.
     """
-    settings = settings_of(actions, columns, timeline, items)
+    paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
+    renamed = {"columns": columns} if columns else {}
+    settings = {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items)}
     logs = [local_path(log) for log in logs_of(path)]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", logs[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     input_paths = logs[0] if isinstance(path, str) else logs

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.rows.columns import Column, column_of, is_list, numbers, of_cells, pieces
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import named_numbers
-from reagent_lite.data.rows.matrices import Mask, PolicyColumn, in_order
+from reagent_lite.data.rows.matrices import PolicyColumn, in_order
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem, listed
 
@@ -32,8 +32,8 @@ _MOST = 1 + 1e-6  # as float32 may have it
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What a block has: lengths [n] of its rows, and the probabilities in order."""
+class _ProbabilitiesOfBlock:
+    """Probabilities of a block: lengths [n] of its rows, and the values in order."""
 
     file: int
     lines: NDArray[np.int64]
@@ -52,11 +52,10 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
         columns: the log's own names for columns of the contract.
 
     Raises:
-        DataError: no such column, or what is wrong with its values, with file and line.
+        DataError: no such column, or faults of its values, with file and line.
     """
     files = data_files(path, columns)
-    positions = [Position() for _ in files]
-    parts = list(read_blocks(files, lambda block: _part(block, name, copy), positions, readers=readers_of((name,))))
+    parts = list(read_blocks(files, lambda block: _part(block, name, copy), readers=readers_of((name,))))
     lengths = np.concatenate([part.lengths for part in parts])
     read = np.concatenate([_keys(part.file, part.lines) for part in parts])
     wanted = _keys(copy.origin_file, copy.origin_line)
@@ -82,11 +81,11 @@ def _keys(file: int | NDArray[np.int32], line: NDArray[np.int64]) -> NDArray[np.
     return np.asarray(file, np.int64) << 40 | line
 
 
-def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
+def _part(block: Block, name: str, copy: TrainingCopy) -> _ProbabilitiesOfBlock:
     """Returns the probabilities of a block.
 
     Raises:
-        DataError: values that are none.
+        DataError: values that are not probabilities.
     """
     require_columns(block.table.column_names, (name,), block.where(0))
     faults = Faults(block)
@@ -114,7 +113,7 @@ def _part(block: Block, name: str, copy: TrainingCopy) -> _Part:
         wrong = np.abs(sums - 1) > _ROUNDING
         faults.add(wrong, f"probabilities in {name} whose sum is 1", lambda row: f"{sums[row]:g}")
     faults.require_none()
-    return _Part(block.file_number, block.lines, lengths, values, kind is not float)
+    return _ProbabilitiesOfBlock(block.file_number, block.lines, lengths, values, kind is not float)
 
 
 def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDArray[np.float64]:
@@ -144,18 +143,9 @@ def _require_possible(copy: TrainingCopy, name: str, table: NDArray[np.float32],
     """
     if copy.parametric:
         counts = np.diff(copy.list_offsets)[np.asarray(copy.actions_list)]
-        _refuse(copy, lengths != counts, f"as many probabilities in {name} as possible_actions has", lengths)
+        expected = f"as many probabilities in {name} as possible_actions has"
+        copy.refuse(lengths != counts, expected, lambda row: str(lengths[row]))
     else:
-        impossible = np.where(np.asarray(copy.mask) > 0, 0.0, table)
-        _refuse(
-            copy,
-            np.any(impossible, axis=1),
-            f"probability 0 in {name} of actions that are not possible",
-            impossible.max(1),
-        )
-
-
-def _refuse(copy: TrainingCopy, wrong: Mask, expected: str, got: NDArray[np.int64] | NDArray[np.float64]) -> None:
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise DataError(Problem(copy.source_line(row), expected, f"{got[row]:g} ({int(wrong.sum())} such rows)"))
+        most = np.where(np.asarray(copy.mask) > 0, 0.0, table).max(axis=1)
+        expected = f"probability 0 in {name} of actions that are not possible"
+        copy.refuse(most > 0, expected, lambda row: f"{most[row]:g}")

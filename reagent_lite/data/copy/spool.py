@@ -73,14 +73,15 @@ class Spool(Generic[K]):
         for start in range(0, len(rows), size):
             chunk = rows[start : start + size]
             if [part[1:] for part in self._parts] == [shape]:
-                found = np.take(self._mapped(0, 0), chunk, axis=0)
+                values_of_chunk = np.take(self._mapped(0, 0), chunk, axis=0)
             else:
-                found = np.full((len(chunk), *shape), self._absent, self.dtype)
+                values_of_chunk = np.full((len(chunk), *shape), self._absent, self.dtype)
                 part_of = np.searchsorted(starts, chunk, side="right") - 1
                 for part in np.unique(part_of):
-                    inside, values = part_of == part, self._mapped(part, offsets[part])
-                    found[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
-            yield found if in_order else found[:, ascending]
+                    inside = part_of == part
+                    values = self._mapped(part, offsets[part])
+                    values_of_chunk[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
+            yield values_of_chunk if in_order else values_of_chunk[:, ascending]
 
     def whole(self, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns the given rows in memory, or all of them."""

@@ -30,11 +30,11 @@ def require_texts(copy: TrainingCopy, side: str, spec: NormalizationSpec, where:
     without = copy.without_value[side]
     problems = []
     for feature in spec.features:
-        one = feature.feature_id
-        if one not in ids or one in without or bool(feature.levels) == (one in texts):
+        feature_id = feature.feature_id
+        if feature_id not in ids or feature_id in without or bool(feature.levels) == (feature_id in texts):
             continue
-        expected = f"{WORDS[bool(feature.levels)]} for feature {one}, as {where} has parameters for"
-        problems.append(Problem(_first_place(copy, side, one), expected, WORDS[one in texts], ONE_KIND))
+        expected = f"{WORDS[bool(feature.levels)]} for feature {feature_id}, as {where} has parameters for"
+        problems.append(Problem(_first_place(copy, side, feature_id), expected, WORDS[feature_id in texts], ONE_KIND))
     if problems:
         raise DataError(problems)
 
@@ -53,7 +53,7 @@ def _first_place(copy: TrainingCopy, side: str, feature: int) -> str:
 def count_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
     """Returns {id: how often its value is other} of the one-hot features of states, or of candidates as rows list them.
 
-    A value is other if it is none of the feature's possible values: a text that is no level, or an integer.
+    A value is other if it is not among the feature's possible values: a text that is not a level, or an integer.
     """
     ids = copy.state_ids if side == "state" else copy.action_ids
     one_hot = [

@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import mmap
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.copy.place import CopyManifest, places_of, settings_of
+from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Logs, paths_of, place
@@ -137,6 +138,13 @@ class TrainingCopy:
         """Returns "file:line" of a row, for errors."""
         return place(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
 
+    def refuse(self, rows: NDArray[np.bool_], expected: str, got: Callable[[int], str], todo: str = "") -> None:
+        """Raises DataError where a row is true in `rows` [R]; `got` returns the value of a row, for the message."""
+        if rows.any():
+            first = int(rows.argmax())
+            more = f"{got(first)} ({int(rows.sum())} such rows)"
+            raise DataError(Problem(self.source_line(first), expected, more, todo))
+
 
 def release(array: object) -> None:
     """Lets the system take back the pages of an array's file; does nothing for others.
@@ -149,7 +157,7 @@ def release(array: object) -> None:
         array.madvise(mmap.MADV_DONTNEED)
 
 
-ARRAYS = frozenset(f"{one.name}.npy" for one in dataclasses.fields(TrainingCopy) if "NDArray" in str(one.type))
+ARRAYS = frozenset(f"{array.name}.npy" for array in dataclasses.fields(TrainingCopy) if "NDArray" in str(array.type))
 
 
 def open_training_copy(folder: Path) -> TrainingCopy:
@@ -196,7 +204,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     from reagent_lite.data.copy.build import SpooledLog, build
 
     with scratch_folder() as folder:
-        manifest = build((), SpooledLog(folder, actions), None, settings_of(actions, None, None))
+        manifest = build((), SpooledLog(folder, actions), None, {})
         return dataclasses.replace(_opened(folder, manifest), folder=Path())
 
 
@@ -225,17 +233,17 @@ def prepare_training_copy(
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
-        DataError: what is wrong in the data, with file and line of a few rows of each kind, and how many there are;
+        DataError: faults of the data, with file and line of a few rows of each kind, and how many there are;
             files that change while they are read; no folder that can be written.
     """
     path = paths_of(log)
     files = data_files(path, columns, items)
     places = places_of(path, actions, directory, columns, timeline, items)
-    folder = next((folder for one in places if (folder := one.standing(files)) is not None), None)
+    folder = next((folder for place_of_copy in places if (folder := place_of_copy.standing(files)) is not None), None)
     if folder is None:
-        chosen = next((one for one in places if is_writable(one.parent)), None)
+        chosen = next((place_of_copy for place_of_copy in places if is_writable(place_of_copy.parent)), None)
         if chosen is None:
-            parents = ", ".join(str(one.parent) for one in places)
+            parents = ", ".join(str(place_of_copy.parent) for place_of_copy in places)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
             manifest = _built(path, files, actions, temporary, timeline, progress, chosen.settings)
@@ -261,14 +269,14 @@ def _built(
     from reagent_lite.data.copy.first_look import hold_events
     from reagent_lite.data.logs import tell_apart
 
-    told = tell_apart(files, path, folder)
+    apart = tell_apart(files, path, folder)
     if not hold_events(files):
-        return build(told.files, SpooledLog(folder, actions), progress, settings, told.notes)
+        return build(apart.files, SpooledLog(folder, actions), progress, settings, apart.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})
     of_path = {"timeline": timeline.timeline.model_copy(update=section), "query": query}
-    return build(told.files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings, told.notes)
+    return build(apart.files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings, apart.notes)
 
 
 def give_back_memory() -> None:

@@ -30,6 +30,7 @@ Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
 Figure = tuple[float, float] | tuple[None, None]
 """A figure, and the limit below which it stays by chance alone."""
+_UNKNOWN: Figure = (None, None)
 CHANCE = 0.95
 MOST_TABLE_ROWS = 40
 MOST_LEVELS = 100
@@ -48,7 +49,7 @@ class FeatureDrift:
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
         mean, reference_mean: over all rows; None where there is no value, and of categories.
-        other, reference_other: of a one-hot feature the share of values that are none of the reference's: of a category
+        other, reference_other: of a one-hot feature the share of values that the reference lacks: of a category
             none of its MOST_LEVELS most frequent, of integers none of its sample; None of other features.
     """
 
@@ -77,7 +78,9 @@ class Drift:
     def document(self) -> dict[str, Any]:
         """Returns the column's part of drift.json."""
         return {
-            "features": [{**asdict(one), "feature_id": written([one.feature_id])[0]} for one in self.features],
+            "features": [
+                {**asdict(feature), "feature_id": written([feature.feature_id])[0]} for feature in self.features
+            ],
             "only_in_training": written(self.only_in_training),
             "only_in_reference": written(self.only_in_reference),
         }
@@ -97,19 +100,19 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
     """
     both = sorted(set(training.features) & set(reference.features))
     if not both:
-        ids = [listed(one.features) or "none" for one in (training, reference)]
+        ids = [listed(summary.features) or "none" for summary in (training, reference)]
         raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
     raise_any(
         [
-            Problem(f"{where}: feature {one}", "texts in both, or numbers in both", "texts in one of them alone")
-            for one in both
-            if (one in training.levels) != (one in reference.levels)
-            and training.features[one].moments.count
-            and reference.features[one].moments.count
+            Problem(f"{where}: feature {feature}", "texts in both, or numbers in both", "texts in one of them alone")
+            for feature in both
+            if (feature in training.levels) != (feature in reference.levels)
+            and training.features[feature].moments.count
+            and reference.features[feature].moments.count
         ]
     )
-    drifts = [_feature_drift(one, training, reference, settings) for one in both]
-    drifts.sort(key=lambda one: (-VERDICTS.index(one.verdict), -(one.psi or 0.0), one.feature_id))
+    drifts = [_feature_drift(feature, training, reference, settings) for feature in both]
+    drifts.sort(key=lambda drift: (-VERDICTS.index(drift.verdict), -(drift.psi or 0.0), drift.feature_id))
     return Drift(
         features=tuple(drifts),
         only_in_training=tuple(sorted(set(training.features) - set(reference.features))),
@@ -120,70 +123,63 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
 def _feature_drift(
     feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
 ) -> FeatureDrift:
-    figures = _Figures()
-    if feature_id in training.levels and feature_id in reference.levels:
-        figures = _of_levels(training.levels[feature_id], reference.levels[feature_id])
-    elif feature_id not in training.levels and feature_id not in reference.levels:
-        figures = _of_numbers(feature_id, training, reference, settings)
-    is_text = feature_id in training.levels or feature_id in reference.levels
-    one, other = training.features[feature_id].moments, reference.features[feature_id].moments
-    present, before = one.count / max(training.rows, 1), other.count / max(reference.rows, 1)
+    texts = [feature_id in summary.levels for summary in (training, reference)]
+    psi = ks = other = _UNKNOWN
+    if all(texts):
+        psi, other = _of_levels(training.levels[feature_id], reference.levels[feature_id])
+    elif not any(texts):
+        psi, ks, other = _of_numbers(feature_id, training, reference, settings)
+    new = training.features[feature_id].moments
+    old = reference.features[feature_id].moments
+    present = new.count / max(training.rows, 1)
+    before = old.count / max(reference.rows, 1)
     levels = (
         _level((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
-        _level(figures.psi, settings.psi_moderate, settings.psi_large),
-        _level(figures.ks, settings.ks_moderate, settings.ks_large),
+        _level(psi, settings.psi_moderate, settings.psi_large),
+        _level(ks, settings.ks_moderate, settings.ks_large),
     )
     return FeatureDrift(
         feature_id=feature_id,
         verdict=VERDICTS[max(levels)],
-        psi=figures.psi[0],
-        psi_by_chance=figures.psi[1],
-        ks=figures.ks[0],
-        ks_by_chance=figures.ks[1],
+        psi=psi[0],
+        psi_by_chance=psi[1],
+        ks=ks[0],
+        ks_by_chance=ks[1],
         present=present,
         reference_present=before,
-        mean=one.mean if one.count and not is_text else None,
-        reference_mean=other.mean if other.count and not is_text else None,
-        other=figures.other[0],
-        reference_other=figures.other[1],
+        mean=new.mean if new.count and not any(texts) else None,
+        reference_mean=old.mean if old.count and not any(texts) else None,
+        other=other[0],
+        reference_other=other[1],
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """Figures of one feature.
-
-    Attributes:
-        psi, ks: see FeatureDrift.
-        other: shares of values that are none of the reference's, in the training data and in the reference.
-    """
-
-    psi: Figure = (None, None)
-    ks: Figure = (None, None)
-    other: Figure = (None, None)
-
-
-def _of_numbers(feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig) -> _Figures:
-    ours, theirs = training.sampled(feature_id), reference.sampled(feature_id)
+def _of_numbers(
+    feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
+) -> tuple[Figure, Figure, Figure]:
+    """Returns (psi, ks, shares of values that the reference lacks, in the training data and in the reference)."""
+    ours = training.sampled(feature_id)
+    theirs = reference.sampled(feature_id)
     if not len(ours) or not len(theirs):
-        return _Figures()
+        return _UNKNOWN, _UNKNOWN, _UNKNOWN
     before = reference.features[feature_id]
-    other: Figure = (None, None)
+    other: Figure = _UNKNOWN
     if before.low >= 0 and before.high > 1 and before.whole and before.distinct is not None:
         other = float((~np.isin(ours, np.array(before.distinct))).mean()), 0.0
-    return _Figures(psi=stability_index(ours, theirs, settings.num_bins), ks=distance(ours, theirs), other=other)
+    return stability_index(ours, theirs, settings.num_bins), distance(ours, theirs), other
 
 
-def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> _Figures:
+def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> tuple[Figure, Figure]:
+    """Returns (psi, shares of values that the reference lacks, in the training data and in the reference)."""
     levels = [text for text, _ in most_frequent(reference, MOST_LEVELS)]
     counts = []
-    for one in (training, reference):
-        known = [one.get(text, 0) for text in levels]
-        counts.append(np.array([*known, sum(one.values()) - sum(known)]))
-    if not all(one.sum() for one in counts):
-        return _Figures()
-    ours, theirs = (float(one[-1] / one.sum()) for one in counts)
-    return _Figures(psi=_index(*counts), other=(ours, theirs))
+    for counts_by_text in (training, reference):
+        of_levels = [counts_by_text.get(text, 0) for text in levels]
+        counts.append(np.array([*of_levels, sum(counts_by_text.values()) - sum(of_levels)]))
+    if not all(of_bins.sum() for of_bins in counts):
+        return _UNKNOWN, _UNKNOWN
+    ours, theirs = (float(of_bins[-1] / of_bins.sum()) for of_bins in counts)
+    return _index(*counts), (ours, theirs)
 
 
 def _level(figure: Figure, moderate: float, large: float) -> int:
@@ -201,8 +197,8 @@ def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[f
     Properties of Population Stability Index).
     """
     edges = _edges(reference, num_bins)
-    bins = [np.searchsorted(edges, one, side="left") for one in (values, reference)]
-    return _index(*(np.bincount(one, minlength=len(edges) + 1) for one in bins))
+    bins = [np.searchsorted(edges, sample, side="left") for sample in (values, reference)]
+    return _index(*(np.bincount(of_sample, minlength=len(edges) + 1) for of_sample in bins))
 
 
 def _index(values: NDArray[np.int64], reference: NDArray[np.int64]) -> tuple[float, float]:
@@ -210,7 +206,7 @@ def _index(values: NDArray[np.int64], reference: NDArray[np.int64]) -> tuple[flo
     from scipy import stats
 
     used = (values + reference) > 0
-    actual, expected = (np.maximum(one[used], 0.5) / one.sum() for one in (values, reference))
+    actual, expected = (np.maximum(of_bins[used], 0.5) / of_bins.sum() for of_bins in (values, reference))
     index = float(((actual - expected) * np.log(actual / expected)).sum())
     freedom = int(used.sum()) - 1
     chance = stats.chi2.ppf(CHANCE, freedom) * (1 / values.sum() + 1 / reference.sum()) if freedom else 0.0
@@ -230,7 +226,7 @@ def _edges(reference: Floats, num_bins: int) -> Floats:
 def distance(values: Floats, reference: Floats) -> tuple[float, float]:
     """Returns (two-sample Kolmogorov-Smirnov statistic of values [n] and [m], limit that chance rarely exceeds)."""
     at = np.concatenate((values, reference))
-    ours, theirs = (np.searchsorted(np.sort(one), at, side="right") / len(one) for one in (values, reference))
+    ours, theirs = (np.searchsorted(np.sort(sample), at, side="right") / len(sample) for sample in (values, reference))
     # the asymptotic point of Kolmogorov's distribution, by its first term
     chance = np.sqrt(-np.log((1 - CHANCE) / 2) / 2 * (1 / len(values) + 1 / len(reference)))
     return float(np.abs(ours - theirs).max()), float(chance)
@@ -239,9 +235,9 @@ def distance(values: Floats, reference: Floats) -> tuple[float, float]:
 def drift_lines(name: str, drift: Drift) -> list[str]:
     """Returns a column's drift as a table, most drifted features first."""
     shown = drift.features[:MOST_TABLE_ROWS]
-    width = max(12, *(len(str(one.feature_id)) for one in shown))
+    width = max(12, *(len(str(feature.feature_id)) for feature in shown))
     heading = f"{'feature':>{width}}  verdict   {'PSI':>8} {'KS':>7}  present             mean"
-    lines = [f"drift of {name} against the reference", heading, *(_drift_line(one, width) for one in shown)]
+    lines = [f"drift of {name} against the reference", heading, *(_drift_line(feature, width) for feature in shown)]
     if len(drift.features) > MOST_TABLE_ROWS:
         lines.append(f"{len(drift.features) - MOST_TABLE_ROWS} more in drift.json")
     for what, ids in (("training data", drift.only_in_training), ("reference", drift.only_in_reference)):
@@ -250,11 +246,15 @@ def drift_lines(name: str, drift: Drift) -> list[str]:
     return lines
 
 
-def _drift_line(one: FeatureDrift, width: int) -> str:
-    figures = [("n/a" if figure is None else f"{figure:.4f}") for figure in (one.psi, one.ks)]
-    means = ["n/a" if mean is None else f"{mean:.4g}" for mean in (one.reference_mean, one.mean)]
-    others = "" if not one.other and not one.reference_other else f"  other {one.reference_other:.2%} → {one.other:.2%}"
+def _drift_line(feature: FeatureDrift, width: int) -> str:
+    figures = [("n/a" if figure is None else f"{figure:.4f}") for figure in (feature.psi, feature.ks)]
+    means = ["n/a" if mean is None else f"{mean:.4g}" for mean in (feature.reference_mean, feature.mean)]
+    others = (
+        ""
+        if not feature.other and not feature.reference_other
+        else f"  other {feature.reference_other:.2%} → {feature.other:.2%}"
+    )
     return (
-        f"{one.feature_id!s:>{width}}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
-        f"{one.reference_present:7.2%} → {one.present:7.2%}  {means[0]} → {means[1]}{others}"
+        f"{feature.feature_id!s:>{width}}  {feature.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
+        f"{feature.reference_present:7.2%} → {feature.present:7.2%}  {means[0]} → {means[1]}{others}"
     )

@@ -1,4 +1,4 @@
-"""The feature types: which parameters each has, how they are fitted, and what is wrong with those of a file.
+"""The feature types: the parameters of each, how they are fitted, and the check of those read from a file.
 
     Values of a feature ─► FEATURE_TYPES[type].fit ─► parameters ─► FeatureSpec
 
@@ -157,7 +157,7 @@ def _require_sample(values: Values) -> None:
 
 
 Fault = tuple[str, str, str, str]
-"""Keys of the parameters, what was expected of them, got, and what to do."""
+"""Keys of the parameters, expected, got, and advice."""
 
 
 def _stddev_fault(feature: FeatureSpec) -> Fault | None:
@@ -193,7 +193,7 @@ class TypeRule:
     Attributes:
         fit: returns the parameters of a feature with at least one value; a ValueError says why there are none.
         needs: parameters that a file must give; other parameters are neither fitted nor checked.
-        fault: returns what is wrong with the parameters that `needs` names, if anything is.
+        fault: returns the fault of the parameters that `needs` names, None if they are valid.
     """
 
     fit: Callable[[Values, NormParams], dict[str, Any]] = lambda values, settings: {}

@@ -27,7 +27,7 @@ from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
-"""Raised by each change in what is computed from the same rows, so that older normalizations are fitted again."""
+"""Raised when the same rows give other parameters, so that older normalizations are fitted again."""
 
 _NUMERAL = re.compile(r"[-+]?[0-9][0-9.,' ]*")
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -39,7 +39,7 @@ class Fitted:
 
     Attributes:
         spec: in column order.
-        notes: what is unusual about features.
+        notes: sentences about unusual features.
         statistics: rows (or candidates) of the column, how many of them are sampled, and the entry of each feature by
             the text of its id; see `_report`.
     """
@@ -55,7 +55,7 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
     Args:
         columns: summaries of all rows, by name.
         settings: how to identify; overrides of features that no column has are ignored.
-        where: what errors and notes name, such as the data's path.
+        where: name of the data in errors and notes, such as its path.
 
     Raises:
         DataError: a column without feature; fewer than 20 present values, or values that an override's type cannot be
@@ -68,21 +68,23 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         for name, column in columns.items():
             if not column.features:
                 problems.append(Problem(f"{where}: {name}", "at least one feature", f"none in {_rows(column)}"))
-            found = list(pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), column.features))
-            problems += [one for one in found if isinstance(one, Problem)]
-            results[name] = [one for one in found if not isinstance(one, Problem)]
+            results_of_column = list(
+                pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), column.features)
+            )
+            problems += [result for result in results_of_column if isinstance(result, Problem)]
+            results[name] = [result for result in results_of_column if not isinstance(result, Problem)]
     raise_any(problems)
     return {
         name: Fitted(
-            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in found}),
-            notes=tuple(note for _, _, notes in found for note in notes),
+            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fits}),
+            notes=tuple(note for _, _, notes in fits for note in notes),
             statistics={
                 "rows": columns[name].rows,
                 "sampled": len(columns[name].hashes),
-                "features": {str(spec.feature_id): report for spec, report, _ in found},
+                "features": {str(spec.feature_id): report for spec, report, _ in fits},
             },
         )
-        for name, found in results.items()
+        for name, fits in results.items()
     }
 
 
@@ -93,43 +95,43 @@ def _rows(column: ColumnSummary) -> str:
 def _fit(
     column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType], where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
-    place = f"{where}: feature {feature_id}"
-    if feature_id in column.levels:
-        return _fit_category(column, settings, overrides.get(feature_id), place, feature_id)
-    values = Values(column.features[feature_id], column.sampled(feature_id))
+    where = f"{where}: feature {feature_id}"
     override = overrides.get(feature_id)
-    count = values.summary.moments.count
-    if count < MIN_PRESENT_VALUES and (override is None or FEATURE_TYPES[override].needs):
-        todo = "Leave the feature out, or override it with DO_NOT_PREPROCESS"
-        return Problem(place, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+    is_text = feature_id in column.levels
+    count = column.features[feature_id].moments.count
+    if count < MIN_PRESENT_VALUES and (override is None or (FEATURE_TYPES[override].needs and not is_text)):
+        todo = f"Leave the feature out, or override it with {'ENUM' if is_text else 'DO_NOT_PREPROCESS'}"
+        return Problem(where, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+    if is_text:
+        return _fit_category(column, settings, override, where, feature_id)
+    values = Values(column.features[feature_id], column.sampled(feature_id))
     kind, reason = identify(values, settings)
     if override is not None:
-        kind, reason = override, f"overridden; by itself {kind}"
+        reason = f"overridden; by itself {kind}"
+        kind = override
     try:
         spec = fit_feature(feature_id, kind, values, settings)
     except ValueError as error:
         todo = "Override it with another type in norm_params.feature_overrides"
-        return Problem(place, f"values that {kind} can be fitted to", str(error), todo)
-    return spec, _report(column, kind, reason, values), _notes(place, kind, values)
+        return Problem(where, f"values that {kind} can be fitted to", str(error), todo)
+    return spec, _report(column, kind, reason, values), _notes(where, kind, values)
 
 
 def _fit_category(
-    column: ColumnSummary, settings: NormParams, override: FeatureType | None, place: str, feature_id: int
+    column: ColumnSummary, settings: NormParams, override: FeatureType | None, where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
     """Returns the most frequent texts as levels, in the order of the texts; see `_fit`."""
-    count, counts = column.features[feature_id].moments.count, column.levels[feature_id]
+    count = column.features[feature_id].moments.count
+    counts = column.levels[feature_id]
     if override not in (None, FeatureType.ENUM):
         todo = "Drop the override, or write the feature as numbers"
-        return Problem(place, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
-    if count < MIN_PRESENT_VALUES and override is None:
-        todo = "Leave the feature out, or override it with ENUM"
-        return Problem(place, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+        return Problem(where, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
     most = settings.max_unique_enum_values
     of_code: dict[float, str] = {}
     notes = []
     for text, _ in most_frequent(counts, most):
         if other := of_code.get(code := code_of(text)):
-            notes.append(f"{place}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
+            notes.append(f"{where}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
         of_code.setdefault(code, text)
     levels = tuple(sorted(of_code.values()))
     others = count - sum(counts[level] for level in levels)
@@ -137,12 +139,12 @@ def _fit_category(
         more = counted(len(counts) - len(levels), "further text")
         more = f"{MOST_LEVELS:,} or more texts" if len(counts) >= MOST_LEVELS else more
         notes.append(
-            f"{place}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
+            f"{where}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
             f"{others / count:.1%} of {count:,} values"
         )
     if all(map(_NUMERAL.fullmatch, levels)):
         notes.append(
-            f"{place}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
+            f"{where}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
         )
     spec = FeatureSpec(
         feature_id=feature_id,
@@ -207,8 +209,11 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
     from sampled to boxcox_k_squared of the sample, the last three None where they were not needed. parameters_from says
     which of the two the normalization's mean, stddev and quantiles are of.
     """
-    summary, sample = values.summary, values.sample
-    moments, distinct, some = summary.moments, summary.distinct, summary.moments.count > 0
+    summary = values.summary
+    sample = values.sample
+    moments = summary.moments
+    distinct = summary.distinct
+    some = summary.moments.count > 0
     figures = {"mean": moments.mean, "stddev": moments.stddev, "low": summary.low, "high": summary.high}
     quantiles = np.quantile(sample, SHOWN_QUANTILES).tolist() if len(sample) else []
     computed = {name: vars(values).get(name, math.nan) for name in ("k_squared", "exponent", "box_cox_k_squared")}
@@ -230,28 +235,31 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
     }
 
 
-def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
-    summary, count = values.summary, len(values.sample)
+def _notes(where: str, kind: FeatureType, values: Values) -> list[str]:
+    summary = values.summary
+    count = len(values.sample)
     if not summary.moments.count:
-        return [f"{place}: no row has a value"]
+        return [f"{where}: no row has a value"]
     if summary.is_constant:
         stddev = " with stddev 1" if kind is FeatureType.CONTINUOUS else ""
-        return [f"{place}: every value is {summary.low:.9g}; its type is {kind}{stddev}"]
+        return [f"{where}: every value is {summary.low:.9g}; its type is {kind}{stddev}"]
     if kind is FeatureType.PROBABILITY and not 0 <= summary.low <= summary.high <= 1:
         extent = f"they are {summary.low:.9g} to {summary.high:.9g}"
-        return [f"{place}: {kind} takes values above 1 as 1 and below 0 as 0; {extent}"]
+        return [f"{where}: {kind} takes values above 1 as 1 and below 0 as 0; {extent}"]
     if count < MIN_PRESENT_VALUES and kind is FeatureType.CONTINUOUS:
         few = f"{count:,} of its {summary.moments.count:,} values in the sample"
-        return [f"{place}: {few}, too few to see how far from normal it is; raise norm_params.num_samples"]
+        return [f"{where}: {few}, too few to see how far from normal it is; raise norm_params.num_samples"]
     return []
 
 
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
     """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
-    known = [str(one) for one in sorted(ids)]
-    otherwise, problems = f"Known: {listed(known)}", []
+    names = [str(feature) for feature in sorted(ids)]
+    otherwise = f"Known: {listed(names)}"
+    problems = []
     for key in settings.feature_overrides:
-        if str(id_of(key)) not in known:
-            place, todo = f"norm_params.feature_overrides.{key}", nearest(key, known, "Did you mean {}?", otherwise)
-            problems.append(Problem(place, f"a feature of {where}", key, todo))
+        if str(id_of(key)) not in names:
+            where_key = f"norm_params.feature_overrides.{key}"
+            todo = nearest(key, names, "Did you mean {}?", otherwise)
+            problems.append(Problem(where_key, f"a feature of {where}", key, todo))
     raise_any(problems, ConfigError)

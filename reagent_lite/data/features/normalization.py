@@ -4,18 +4,15 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import fsspec
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
-from reagent_lite.data.formats.files import local_path
+from reagent_lite.data.formats.files import local_path, read_bytes
 from reagent_lite.errors import ConfigError, DataError, Problem, listed, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import disk_errors, write_whole
@@ -57,14 +54,14 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
     features: dict[int, FeatureSpec] = {}
     problems: list[Problem] = []
     for key, entry in document.items():
-        place = f"{where}: feature {key}"
+        where_feature = f"{where}: feature {key}"
         try:
-            feature = _feature(key, entry, place)
+            feature = _feature(key, entry, where_feature)
         except DataError as error:
             problems.extend(error.problems)
             continue
         if feature.feature_id in features:
-            problems.append(Problem(place, "one entry per feature id", f"{feature.feature_id} a second time"))
+            problems.append(Problem(where_feature, "one entry per feature id", f"{feature.feature_id} a second time"))
         features[feature.feature_id] = feature
     raise_any(problems)
     return NormalizationSpec.ordered(features)
@@ -73,10 +70,7 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
 def _document(path: str) -> dict[str, object]:
     source = local_path(path)
     try:
-        if os.path.exists(source) and not os.path.isfile(source):
-            raise OSError("no file, but a folder, a FIFO, a socket or a device")
-        with fsspec.open(source, "rb") as stream:
-            text = stream.read().decode("utf-8-sig")
+        text = read_bytes(source).decode("utf-8-sig")
     except (OSError, ImportError, UnicodeDecodeError) as error:
         got = f"{type(error).__name__}: {error}"
         todo = "Without a path in the config the parameters are computed from the training data"
@@ -108,7 +102,8 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     if not isinstance(given, dict):
         raise DataError(Problem(where, "an object of parameters, or a JSON string of one", repr(given)[:80]))
     given = {name: value for name, value in given.items() if value is not None}
-    name, problems = given.pop("feature_type", None), []
+    name = given.pop("feature_type", None)
+    problems = []
     if name not in list(FeatureType):
         got = "nothing" if name is None else repr(name)[:80]
         todo = nearest(str(name).upper(), list(FeatureType), "Did you mean {}?", f"Known: {', '.join(FeatureType)}")
@@ -116,7 +111,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     try:
         parameters = check(_Parameters, given)
     except ConfigError as error:
-        problems += [replace(one, where=f"{where}: {one.where}") for one in error.problems]
+        problems += [replace(problem, where=f"{where}: {problem.where}") for problem in error.problems]
     if problems:
         raise DataError(problems)
     if parameters.levels:
@@ -126,7 +121,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **parameters.model_dump())
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
-    faults = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]
+    faults = [(key, expected, "nothing", "") for key in rule.needs if given.get(key) in (None, [])]
     if not faults and (fault := rule.fault(feature)):
         faults = [fault]
     raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults])
@@ -134,7 +129,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
 
 
 def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator[Problem]:
-    """Yields what is wrong with the levels of a category."""
+    """Yields the problems of a category's levels."""
     codes = tuple(code_of(level) for level in parameters.levels)
     if name != FeatureType.ENUM:
         yield Problem(f"{where}: levels", f"levels of {FeatureType.ENUM} alone", f"levels of {name}")
@@ -150,7 +145,7 @@ def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator
 
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:
     """Returns the 2019 file's content: feature id → JSON string of its parameters, null where there is none."""
-    return {str(one.feature_id): json.dumps(_written(one), allow_nan=False) for one in spec.features}
+    return {str(feature.feature_id): json.dumps(_written(feature), allow_nan=False) for feature in spec.features}
 
 
 def _written(feature: FeatureSpec) -> dict[str, object]:

@@ -3,7 +3,7 @@
     values [n, F] and a hash of each row ─► ColumnSummary ─┐
     values [n, F] and a hash of each row ─► ColumnSummary ─┴► Merge ─► ColumnSummary of all rows ─► bytes ─► Merge …
 
-Parts are blocks of a file, blocks of a training copy, or what other machines have found. Counts, extremes and distinct
+Parts are blocks of a file, blocks of a training copy, or summaries of other machines. Counts, extremes and distinct
 values do not depend on how rows are divided; float64 means and squares do in their last digits only. The sample depends
 on the rows alone: it is those of least hash.
 """
@@ -11,21 +11,24 @@ on the rows alone: it is those of least hash.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
 
 from reagent_lite.data.rows.hashes import Hashes
 from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, add_levels, most_frequent
-from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.feature_ids import id_of, read, written
+from reagent_lite.data.rows.matrices import FeatureIds, FeatureMatrix
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]
+
+STATE = "state_features"
+ACTION = "action"
+"""Columns that are summarised."""
 
 MISSING = np.float32(MISSING_VALUE)
 """The preprocessor reads it as missing, so statistics do too."""
@@ -159,12 +162,14 @@ class ColumnSummary:
         Args:
             matrix: values [n, F].
             hashes: [n] of the rows.
-            most_distinct: most distinct values that are told apart.
+            most_distinct: limit of the distinct values that are listed.
             texts: {id: {code: text}} of features whose values are texts.
         """
         columns = dict(zip(matrix.ids, matrix.values.T, strict=True))
-        features = {one: FeatureSummary.of(values, most_distinct) for one, values in columns.items()}
-        levels = {one: _counted(columns[one], of_code) for one, of_code in texts.items() if one in columns}
+        features = {feature: FeatureSummary.of(values, most_distinct) for feature, values in columns.items()}
+        levels = {
+            feature: _counted(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
+        }
         return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=matrix)
 
     def sampled(self, feature_id: int) -> Floats:
@@ -175,27 +180,33 @@ class ColumnSummary:
 
     def to_bytes(self) -> bytes:
         """Returns the summary for another machine."""
-        stream, features = io.BytesIO(), {str(one): asdict(summary) for one, summary in self.features.items()}
-        levels = {str(one): dict(most_frequent(counts, MOST_LEVELS)) for one, counts in self.levels.items()}
-        tree = {"rows": self.rows, "ids": written(self.sample.ids), "features": features, "levels": levels}
-        text = json.dumps(tree).encode()
-        np.savez(stream, text=np.frombuffer(text, np.uint8), hashes=self.hashes, values=self.sample.values)
+        levels = {feature: dict(most_frequent(counts, MOST_LEVELS)) for feature, counts in self.levels.items()}
+        tree = _TREE.dump_json(
+            (self.rows, self.sample.ids, list(self.features.values()), tuple(levels), list(levels.values()))
+        )
+        stream = io.BytesIO()
+        np.savez(stream, tree=np.frombuffer(tree, np.uint8), hashes=self.hashes, values=self.sample.values)
         return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Returns the summary that `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            tree = json.loads(arrays["text"].tobytes())
-            sample = FeatureMatrix(read(tree["ids"]), arrays["values"])
-            hashes = arrays["hashes"]
-        features = {}
-        for one, fields in tree["features"].items():
-            distinct = None if fields["distinct"] is None else tuple(fields["distinct"])
-            moments = Moments(**fields["moments"])
-            features[id_of(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
-        levels = {id_of(one): counts for one, counts in tree["levels"].items()}
-        return cls(rows=tree["rows"], features=features, levels=levels, hashes=hashes, sample=sample)
+            rows, ids, features, with_levels, levels = _TREE.validate_json(arrays["tree"].tobytes())
+            sample = FeatureMatrix(ids, arrays["values"])
+            return cls(
+                rows=rows,
+                features=dict(zip(ids, features, strict=True)),
+                levels=dict(zip(with_levels, levels, strict=True)),
+                hashes=arrays["hashes"],
+                sample=sample,
+            )
+
+
+_TREE: TypeAdapter[Any] = TypeAdapter(
+    tuple[int, FeatureIds, list[FeatureSummary], FeatureIds, list[dict[str, int]]],
+    config=ConfigDict(ser_json_inf_nan="constants"),
+)
 
 
 def _counted(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
@@ -212,7 +223,8 @@ class Merge:
     """
 
     def __init__(self, num_samples: int, most_distinct: int) -> None:
-        self._num_samples, self._most_distinct = num_samples, most_distinct
+        self._num_samples = num_samples
+        self._most_distinct = most_distinct
         self._rows = self._num_waiting = 0
         self._features: dict[int, FeatureSummary] = {}
         self._levels: Levels = {}
@@ -222,9 +234,9 @@ class Merge:
     def add(self, part: ColumnSummary) -> None:
         """Adds a part."""
         self._rows += part.rows
-        for one, summary in part.features.items():
-            before = self._features.get(one)
-            self._features[one] = summary if before is None else before.merge(summary, self._most_distinct)
+        for feature, summary in part.features.items():
+            before = self._features.get(feature)
+            self._features[feature] = summary if before is None else before.merge(summary, self._most_distinct)
         add_levels(self._levels, part.levels, MOST_LEVELS)
         kept = part.hashes <= self._cut
         self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
@@ -245,7 +257,7 @@ class Merge:
         kept = np.sort(np.argsort(hashes, kind="stable")[: self._num_samples])
         if len(kept) == self._num_samples:
             self._cut = hashes[kept].max()
-        ids = tuple(sorted({one for _, matrix in self._parts for one in matrix.ids}))
+        ids = tuple(sorted({feature for _, matrix in self._parts for feature in matrix.ids}))
         values = np.empty((len(kept), len(ids)), np.float32)
         first = 0
         for part, matrix in self._parts:
@@ -253,5 +265,6 @@ class Merge:
             values[start:stop] = FeatureMatrix(matrix.ids, matrix.values[kept[start:stop] - first]).aligned(ids)
             first += len(part)
         chosen = hashes[kept], FeatureMatrix(ids, values)
-        self._parts, self._num_waiting = [chosen], 0
+        self._parts = [chosen]
+        self._num_waiting = 0
         return chosen

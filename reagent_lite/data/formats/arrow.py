@@ -28,9 +28,11 @@ from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
 BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
 _BYTES_OF_VALUE = 4
-"""What a value takes in Parquet, before compression, where few are equal."""
-PARQUET, IPC = "Parquet", "Arrow IPC"
-_FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
+"""Bytes of a value in Parquet, before compression, if few are equal."""
+PARQUET = "Parquet"
+IPC = "Arrow IPC"
+_FILE_MAGIC = b"ARROW1"
+_FEATHER_1_MAGIC = b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -46,13 +48,15 @@ def read_parquet(
         parquet = _parquet(stream, file)
         names = parquet.schema_arrow.names
         wanted = [name for name in names if columns is None or name in columns]
-        total, row = parquet.metadata.num_rows, 0
+        total = parquet.metadata.num_rows
+        row = 0
         for batch in parquet.iter_batches(_rows_of_batch(parquet.metadata), columns=wanted):
             for part in _parts(batch, file):
                 row += part.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
-        position.bytes_read, position.sha256 = file.size, digest_of(stream)
+        position.bytes_read = file.size
+        position.sha256 = digest_of(stream)
 
 
 @contextmanager
@@ -94,13 +98,15 @@ def read_ipc(
             names = batch.schema.names
             batch.validate()
             kept = batch.select([name for name in names if columns is None or name in columns])
-            begin, before = position.bytes_read, row
+            begin = position.bytes_read
+            before = row
             num_bytes = min(file.size, stream.tell()) - begin
             for part in _parts(kept, file):
                 row += part.num_rows
                 position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-        position.bytes_read, position.sha256 = file.size, digest_of(stream)
+        position.bytes_read = file.size
+        position.sha256 = digest_of(stream)
 
 
 def _parts(batch: pa.RecordBatch, file: InputFile) -> Iterator[pa.RecordBatch]:
@@ -147,16 +153,16 @@ def _opened(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
 
 
 def _require_names(schema: pa.Schema, file: InputFile) -> None:
-    for one in schema:
-        _require_text(one)
+    for column in schema:
+        _require_text(column)
     _require_each_once(schema.names, file)
 
 
-def _require_text(one: pa.Field) -> None:
+def _require_text(field: pa.Field) -> None:
     """Looks at all names inside: those that are not text raise UnicodeDecodeError, a ValueError."""
-    if one.name and pa.types.is_nested(one.type):
-        for index in range(one.type.num_fields):
-            _require_text(one.type.field(index))
+    if field.name and pa.types.is_nested(field.type):
+        for index in range(field.type.num_fields):
+            _require_text(field.type.field(index))
 
 
 def _require_each_once(names: list[str], file: InputFile) -> None:
@@ -235,7 +241,7 @@ def _in_one_piece(array: pa.Array) -> pa.Array:
         ends = pa.array(np.concatenate(([0], lengths.cumsum())), mask=np.append(~valid_rows(array), False))
         return pa.LargeListArray.from_arrays(ends, _in_one_piece(array.flatten()))
     if getattr(array.type, "extension_name", "") == "arrow.uuid":
-        return pa.array([None if one is None else str(one) for one in array.to_pylist()], pa.string())
+        return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
     kind = _plain(array.type)
     return array if kind == array.type else array.cast(kind)
 
@@ -250,7 +256,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_struct(kind):
-        return pa.struct([one.with_type(_plain(one.type)) for one in kind])
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
     if types.is_map(kind):
         return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     if types.is_list(kind) or types.is_fixed_size_list(kind):

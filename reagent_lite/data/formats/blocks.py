@@ -1,4 +1,4 @@
-"""What readers return: blocks of rows, and how far a file has been read."""
+"""Blocks of rows, as readers return them, and how far a file has been read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV files as blocks: a header, a row a record, feature maps as JSON cells or as columns of their own.
+"""CSV files as blocks: a header, then a record a row, feature maps as JSON cells or as columns of their own.
 
     block of whole records ─► cells as strings, by Arrow's parser ─► values of each column's kind
 
@@ -65,14 +65,14 @@ def read_csv(
     Columns that no log has are strings.
 
     Raises:
-        DataError: damaged compression, no header, a name twice, or records that are none, with file and line.
+        DataError: damaged compression, no header, a name twice, or malformed records, with file and line.
     """
     return read_text(file, position, _end_of_records, _CsvParser(file, number, columns).parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeaderCell:
-    """What a column of the file is.
+    """A column of the file.
 
     Attributes:
         name: in the header.
@@ -118,21 +118,22 @@ class _CsvParser:
             _require_as_many_cells(rows, lines, self.header, path)
             raise
         columns: list[NamedArray] = []
-        for one in self.header:
-            if one.read and not one.feature:
-                columns.append(typed_cells(one.name, cells[one.name], one.kind))
-        for field in dict.fromkeys(one.field for one in self.header if one.read and one.feature):
+        for cell in self.header:
+            if cell.read and not cell.feature:
+                columns.append(typed_cells(cell.name, cells[cell.name], cell.kind))
+        for field in dict.fromkeys(cell.field for cell in self.header if cell.read and cell.feature):
             columns.append(
-                _map_column(field, [one for one in self.header if one.field == field and one.feature], cells)
+                _map_column(field, [cell for cell in self.header if cell.field == field and cell.feature], cells)
             )
-        unread = [one for one in self.header if not one.read and not one.feature]
-        columns += [(pa.field(one.name, pa.null()), pa.nulls(len(lines))) for one in unread]
+        unread = [cell for cell in self.header if not cell.read and not cell.feature]
+        columns += [(pa.field(cell.name, pa.null()), pa.nulls(len(lines))) for cell in unread]
         return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
 
 
 def _end_of_records(text: bytes) -> int:
-    """Returns the offset behind the last newline that ends a record, 0 where there is none."""
-    marks, end = text.count(b'"'), len(text)
+    """Returns the offset after the last newline that ends a record, 0 without one."""
+    marks = text.count(b'"')
+    end = len(text)
     while (at := text.rfind(b"\n", 0, end)) >= 0:
         marks -= text.count(b'"', at, end)
         if marks % 2 == 0:
@@ -170,7 +171,7 @@ def _require_records(text: bytes, line: int, path: str) -> None:
 
 
 def _header(
-    record: bytes, where: str, columns: Collection[str] | None, own: OwnNames | None
+    record: bytes, where: str, columns: Collection[str] | None, own_names: OwnNames | None
 ) -> tuple[_HeaderCell, ...]:
     try:
         cells = next(csv.reader([record.decode()]))
@@ -178,18 +179,18 @@ def _header(
         raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
-    found = []
+    header = []
     problems = []
     for name in names:
         column, dot, feature = name.partition(".")
-        meaning = name if own is None else own.meaning(name)
+        meaning = name if own_names is None else own_names.meaning(name)
         is_part = bool(dot) and column in MAPS
         if is_part and not feature:
             problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
         # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
         of_map = column if is_part else meaning.partition(".")[0] if meaning != name and "." in meaning else ""
-        found.append(
+        header.append(
             _HeaderCell(
                 name=name,
                 field=field,
@@ -200,19 +201,21 @@ def _header(
         )
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
-    for field in sorted({one.field for one in found if one.feature} & set(names)):
-        part = next(one.name for one in found if one.feature and one.field == field)
+    for field in sorted({cell.field for cell in header if cell.feature} & set(names)):
+        part = next(cell.name for cell in header if cell.feature and cell.field == field)
         problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))
-    known = {one.field.partition(".")[0] for one in found if one.field != one.name or one.field in TRAINING_COLUMNS}
-    separated = any(one in cells[0] for one in ";\t|")
+    of_contract = {
+        cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
+    }
+    separated = any(sign in cells[0] for sign in ";\t|")
     # a log with names of its own is told which of them are missing
-    if not known & set(TRAINING_COLUMNS) and (separated or own is None):
+    if not of_contract & set(TRAINING_COLUMNS) and (separated or own_names is None):
         todo = "Separate cells by commas" if separated else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
         raise DataError(problems)
-    return tuple(found)
+    return tuple(header)
 
 
 def _cells(
@@ -226,16 +229,16 @@ def _cells(
         invalid: called with records that have another number of cells than the header.
 
     Raises:
-        ArrowInvalid: such a record without `invalid`; what is not UTF-8.
+        ArrowInvalid: such a record without `invalid`; text that is not UTF-8.
     """
     if not header:
         return {}
-    names = [one.name for one in header]
+    names = [cell.name for cell in header]
     read = pa.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 2)
     parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=invalid)
     convert = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
-        include_columns=[one.name for one in header if one.read],
+        include_columns=[cell.name for cell in header if cell.read],
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
@@ -271,7 +274,7 @@ def _line_of(text: bytes, offset: int, line: int) -> int:
 
 
 def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
-    """Returns cells of text as values of a kind; a cell that is none stays a string among the others.
+    """Returns cells of text as values of a kind; a cell of another kind stays a string.
 
     Actions are JSON where one of them begins with a brace.
     """
@@ -355,6 +358,6 @@ def _map_column(field: str, parts: list[_HeaderCell], cells: dict[str, pa.Array]
 
     A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
     """
-    of_feature = {one.feature: typed_cells(one.feature, cells[one.name], one.kind) for one in parts}
-    some = np.logical_or.reduce([valid_rows(cells[one.name]) for one in parts])
+    of_feature = {cell.feature: typed_cells(cell.feature, cells[cell.name], cell.kind) for cell in parts}
+    some = np.logical_or.reduce([valid_rows(cells[cell.name]) for cell in parts])
     return in_one_column(field, of_feature, some | (field == "state_features"))

@@ -32,7 +32,7 @@ _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "
 
 
 class OwnNames(Protocol):
-    """What a user calls the columns of the contract; see rows/own_columns.py."""
+    """A user's own names of the contract's columns; see rows/own_columns.py."""
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
@@ -100,6 +100,24 @@ class InputFile:
             raise DataError(Problem(self.path, "a readable file", f"{type(error).__name__}: {error}")) from error
 
 
+def read_bytes(path: str) -> bytes:
+    """Returns the bytes of a local file or a URL.
+
+    Raises:
+        FileNotFoundError: nothing there, or no regular file; others might never end.
+        OSError, ImportError, ValueError: it cannot be read.
+    """
+    if "://" in path:
+        import fsspec  # only remote paths pay for its import
+
+        with fsspec.open(path, "rb") as stream:
+            data: bytes = stream.read()
+        return data
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileNotFoundError("no file, but a folder, a FIFO, a socket or a device")
+    return Path(path).read_bytes()
+
+
 def sha256_of(file: InputFile) -> str:
     """Returns the sha256 of a file's stored bytes."""
     with file.open() as stream:
@@ -141,7 +159,7 @@ def local_path(path: str) -> str:
         return os.path.abspath(os.path.expanduser(path))
     protocol = protocol.lower()
     if "::" in path or protocol not in ALLOWED_PROTOCOLS:
-        allowed = ", ".join(f"{one}://" for one in ALLOWED_PROTOCOLS)
+        allowed = ", ".join(f"{allowed_protocol}://" for allowed_protocol in ALLOWED_PROTOCOLS)
         got = "a URL chained with '::'" if "::" in path else f"protocol {protocol!r}"
         todo = "Copy the data to one of these first"
         raise DataError(Problem(path, f"a local path or a URL with one of {allowed}", got, todo))
@@ -167,35 +185,35 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     resolved = local_path(path)
     if MINARI in extensions and "://" not in resolved and (dataset := _minari_files(resolved)):
         return dataset
-    found, folders = _listing(resolved)
-    known = ", ".join(one for one in extensions if one != MINARI)
+    listed_files, folders = _listing(resolved)
+    formats = ", ".join(extension for extension in extensions if extension != MINARI)
     if folders is None:
-        extension = found[0].extension
+        extension = listed_files[0].extension
         if extension not in extensions or extension == MINARI:
-            expected = f"a data file ({known}; .gz, .bz2, .zst of JSON and CSV)"
+            expected = f"a data file ({formats}; .gz, .bz2, .zst of JSON and CSV)"
             raise DataError(Problem(resolved, expected, f"extension {extension!r}"))
-        return tuple(found)
-    files = [file for file in found if _is_data(file.name) and file.extension in extensions]
+        return tuple(listed_files)
+    files = [file for file in listed_files if _is_data(file.name) and file.extension in extensions]
     if not files:
-        there = [*(file.name for file in found), *filter(_is_data, folders)]
+        there = [*(file.name for file in listed_files), *filter(_is_data, folders)]
         got = f"none among {_counted_names(there)}" if there else "an empty folder"
         kind = DataError if there else NoRowsError
         todo = "Give one of the folders inside: they are not read" if any(map(_is_data, folders)) else ""
-        raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got, todo))
+        raise kind(Problem(resolved, f"a folder with data files ({formats}), or of a Minari dataset", got, todo))
     return tuple(sorted(files, key=lambda file: file.name))
 
 
 def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a sentence that names what lies in an input folder and is not read; none where there is nothing.
+    """Returns a sentence that names the unread entries of an input folder; none if there are none.
 
     Raises:
         DataError: see `list_input`.
     """
     resolved = local_path(path)
-    found, folders = _listing(resolved)
+    listed_files, folders = _listing(resolved)
     if folders is None or MINARI in {file.extension for file in list_input(path, extensions)}:
         return ()
-    left = [file.name for file in found if file.extension not in extensions]
+    left = [file.name for file in listed_files if file.extension not in extensions]
     left = [name for name in (*left, *folders) if _is_data(name)]
     return (f"{resolved}: not read: {_counted_names(left)}",) if left else ()
 
@@ -205,10 +223,12 @@ def _counted_names(names: list[str]) -> str:
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
-    """Returns the files of a Minari dataset, its description first; none where the folder is none."""
+    """Returns the files of a Minari dataset, its description first; none for another folder."""
     try:
         places = (Path(folder, "data"), Path(folder))
-        data = next((one for one in places if (one / MINARI_DESCRIPTION).is_file()), None)
+        data = next(
+            (folder_of_data for folder_of_data in places if (folder_of_data / MINARI_DESCRIPTION).is_file()), None
+        )
         description = None if data is None else parse_json((data / MINARI_DESCRIPTION).read_bytes())
     except (OSError, ValueError):
         return ()
@@ -231,7 +251,8 @@ def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
     stem, extension = os.path.splitext(name.lower())
     compression = ""
     if extension in COMPRESSIONS:
-        compression, extension = extension, os.path.splitext(stem)[1]
+        compression = extension
+        extension = os.path.splitext(stem)[1]
     return InputFile(
         path=path, name=name, extension=extension, compression=compression, size=size, modified_ns=modified_ns
     )
@@ -250,7 +271,10 @@ def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
         for name in filter(_is_data, names):
             _require_utf_8(os.path.join(path, name))
         paths = {name: os.path.join(path, name) for name, is_dir in names.items() if not is_dir}
-        files = [_regular(one) if _is_data(name) else _input_file(one, 0, 0) for name, one in paths.items()]
+        files = [
+            _regular(path_of_file) if _is_data(name) else _input_file(path_of_file, 0, 0)
+            for name, path_of_file in paths.items()
+        ]
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
     except (OSError, ValueError) as error:  # the latter of names with a null character
@@ -271,16 +295,16 @@ def _require_utf_8(path: str) -> None:
 def _regular(path: str) -> InputFile:
     """Returns a regular file; reading anything else might wait for ever, or never end."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         if not os.path.islink(path):
             raise
         got = f"a link to {os.readlink(path)}, which is not there"
         raise DataError(Problem(path, "a data file", got, "Remove the link, or put back what it leads to")) from None
-    if not stat.S_ISREG(found.st_mode):
-        got = next((name for test, name in _NO_FILES.items() if test(found.st_mode)), "something else")
+    if not stat.S_ISREG(status.st_mode):
+        got = next((name for test, name in _NO_FILES.items() if test(status.st_mode)), "something else")
         raise DataError(Problem(path, "a data file", got, "Write its data to a file, or remove it"))
-    return _input_file(path, found.st_size, found.st_mtime_ns)
+    return _input_file(path, status.st_size, status.st_mtime_ns)
 
 
 def _missing(path: str) -> Problem:
@@ -309,11 +333,11 @@ def _list_remote(url: str) -> tuple[list[InputFile], list[str] | None]:
         raise DataError(Problem(url, "a reachable URL", f"{type(error).__name__}: {error}")) from error
     files = [
         _input_file(
-            f"{protocol}://{str(one['name']).removeprefix(protocol + '://').lstrip('/')}", int(one["size"] or 0), 0
+            f"{protocol}://{str(entry['name']).removeprefix(protocol + '://').lstrip('/')}", int(entry["size"] or 0), 0
         )
-        for one in entries
-        if one["type"] == "file"
+        for entry in entries
+        if entry["type"] == "file"
     ]
-    paths = [str(one["name"]).rstrip("/") for one in entries if one["type"] == "directory"]
+    paths = [str(entry["name"]).rstrip("/") for entry in entries if entry["type"] == "directory"]
     folders = [f"{path.rsplit('/', 1)[-1]}/" for path in paths if path != str(inside).rstrip("/")]
     return files, folders if is_folder else None

@@ -63,7 +63,7 @@ def paths_of(logs: Logs, name: str = "data") -> DataPath:
 def path_of(log: Log, name: str = "data") -> str:
     """Returns the path of a log; a frame becomes an Arrow file in the user's cache, named by its content.
 
-    What no call has used for a month is removed from there.
+    Files that no call has used for a month are removed from there.
 
     Args:
         log: path, URL or frame.

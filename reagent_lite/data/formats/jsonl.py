@@ -62,9 +62,9 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
     if _in_doubt(text, bounds):
         return None
     table = _arrow_table(text, None)
-    if table is not None and (dated := [one for one in table.schema if _has_temporal(one.type)]):
+    if table is not None and (dated := [field for field in table.schema if _has_temporal(field.type)]):
         # Arrow reads strings that look like dates as timestamps; a log means the string.
-        table = _arrow_table(text, pa.schema([pa.field(one.name, _as_string(one.type)) for one in dated]))
+        table = _arrow_table(text, pa.schema([pa.field(field.name, _as_string(field.type)) for field in dated]))
     if table is None or table.num_rows != len(bounds) - 1 or len(set(table.column_names)) != table.num_columns:
         return None
     table = table.combine_chunks()
@@ -158,15 +158,11 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
         rows.append(row)
         lines.append(line)
     raise_unread(problems)
-    return table_of(rows), np.array(lines, np.int64)
-
-
-def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    """Returns an Arrow table of JSON objects; a column without a common type becomes text."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [column_of(name, [row.get(name) for row in rows]) for name in names]
     # A table without columns forgets its rows; no log has such rows, but errors should count them.
-    return table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
+    table = table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
+    return table, np.array(lines, np.int64)
 
 
 def table_of_columns(columns: Sequence[NamedArray]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Minari datasets as events: what offline reinforcement learning shares its episodes in (https://minari.farama.org).
+"""Minari datasets as events: a format for episodes of offline reinforcement learning (https://minari.farama.org).
 
     <dataset>/data/metadata.json    spaces, environment, format
                    main_data.hdf5   episodes, T + 1 observations and T actions each (format hdf5)
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gymnasium.spaces import Space
     from minari import MinariDataset
 
-_OURS = "reagent_lite"
-"""Key of the description under which datasets of earlier releases say which features and actions the columns are."""
 _BLOCK_BYTES = 1 << 23
 # What h5py, pyarrow and minari raise for files that are damaged or not as the description says.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
@@ -62,17 +60,21 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
     description = _description(data)
     holds_steps = "main_data.hdf5" if description["data_format"] == "hdf5" else MINARI_DESCRIPTION
     if file.name == holds_steps:
-        first, pending, size = 1, list[pa.Table](), 0
+        first = 1
+        pending = list[pa.Table]()
+        size = 0
         dataset = _opened(data, description)
         for index in range(dataset.total_episodes):
-            pending.append(_episode(dataset, index, description.get(_OURS, {}), data))
+            pending.append(_episode(dataset, index, data))
             size += pending[-1].nbytes
             if size >= _BLOCK_BYTES or index + 1 == dataset.total_episodes:
                 table = pa.concat_tables(pending, promote_options="permissive")
                 lines = np.arange(first, first + len(table))
                 position.bytes_read = file.size * (index + 1) // dataset.total_episodes
                 yield partial(Block, file=replace(file, path=str(data)), file_number=number, table=table, lines=lines)
-                first, pending, size = first + len(table), [], 0
+                first = first + len(table)
+                pending = []
+                size = 0
     position.sha256 = sha256_of(file)
     position.bytes_read = file.size
 
@@ -116,35 +118,36 @@ def _damaged(where: object, error: Exception) -> Problem:
     return Problem(str(where), "a complete Minari dataset that the installed version reads", got, "Copy it again")
 
 
-def _episode(dataset: MinariDataset, index: int, names: dict[str, Any], data: Path) -> pa.Table:
+def _episode(dataset: MinariDataset, index: int, data: Path) -> pa.Table:
     """Returns the steps of an episode.
 
     Args:
         dataset: the dataset that it is part of.
         index: its number.
-        names: the names of features and actions, from the description of datasets that an earlier release wrote.
         data: the dataset's folder.
     """
     where = f"{data}, episode {index}"
     try:
         episode = dataset[index]
-        [own] = dataset.storage.get_episode_metadata([index])
-        steps, rewards = int(own["total_steps"]), np.asarray(episode.rewards, np.float64)
-        terminal, truncated = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
-        seen = flattened(dataset.observation_space, episode.observations)
-        action = _actions(dataset.action_space, np.asarray(episode.actions), names)
+        [described] = dataset.storage.get_episode_metadata([index])
+        steps = int(described["total_steps"])
+        rewards = np.asarray(episode.rewards, np.float64)
+        terminal = np.asarray(episode.terminations, bool)
+        truncated = np.asarray(episode.truncations, bool)
+        observed = flattened(dataset.observation_space, episode.observations)
+        action = _actions(dataset.action_space, np.asarray(episode.actions))
     except _DAMAGED as error:
         raise DataError(_damaged(where, error)) from error
-    lengths = [len(rewards), len(terminal), len(truncated), len(action), len(seen)]
+    lengths = [len(rewards), len(terminal), len(truncated), len(action), len(observed)]
     if lengths != [steps, steps, steps, steps, steps + 1] or not steps:
         expected = f"{steps} steps, as its description says, at least one, and {steps + 1} observations"
         got = "{} rewards, {} terminations, {} truncations, {} actions, {} observations".format(*lengths)
         raise DataError(Problem(where, expected, got, "Copy it again"))
-    observations = _features(seen, names.get("state_ids"))
+    observations = _features(observed)
     cut = truncated[-1] and not terminal[-1]
     return pa.table(
         {
-            "mdp_id": pa.repeat(str(own.get("mdp_id", index)), steps),
+            "mdp_id": pa.repeat(str(index), steps),
             "sequence_number": pa.array(np.arange(steps)),
             "state_features": observations[:-1],
             "action": action,
@@ -162,7 +165,7 @@ def _is_vector(space: Space[Any]) -> bool:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return all(_is_vector(one) for one in (space.values() if isinstance(space, spaces.Dict) else space))
+        return all(_is_vector(part) for part in (space.values() if isinstance(space, spaces.Dict) else space))
     return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary)
 
 
@@ -177,10 +180,10 @@ def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArra
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return np.concatenate([flattened(one, values[name], inside=True) for name, one in space.items()], axis=1)
+        return np.concatenate([flattened(part, values[name], inside=True) for name, part in space.items()], axis=1)
     if isinstance(space, spaces.Tuple):
         parts = zip(space, values, strict=True)
-        return np.concatenate([flattened(one, part, inside=True) for one, part in parts], axis=1)
+        return np.concatenate([flattened(part_space, part, inside=True) for part_space, part in parts], axis=1)
     array = np.asarray(values)
     array = array.reshape(len(array), -1)
     if inside and isinstance(space, spaces.Discrete):
@@ -188,15 +191,14 @@ def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArra
     return array
 
 
-def _actions(space: Space[Any], actions: NDArray[Any], names: dict[str, Any]) -> pa.Array:
+def _actions(space: Space[Any], actions: NDArray[Any]) -> pa.Array:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
-        return _features(actions.reshape(len(actions), -1), names.get("action_ids"))
-    called = names.get("action_names")
-    return pa.array([str(one) if called is None else called[one] for one in actions.reshape(-1).tolist()], pa.string())
+        return _features(actions.reshape(len(actions), -1))
+    return pa.array(map(str, actions.reshape(-1).tolist()), pa.string())
 
 
-def _features(values: NDArray[Any], ids: list[int] | None) -> pa.StructArray:
-    called = [str(one) for one in (range(values.shape[1]) if ids is None else ids)]
-    return pa.StructArray.from_arrays([pa.array(np.ascontiguousarray(column)) for column in values.T], called)
+def _features(values: NDArray[Any]) -> pa.StructArray:
+    names = [str(number) for number in range(values.shape[1])]
+    return pa.StructArray.from_arrays([pa.array(np.ascontiguousarray(column)) for column in values.T], names)

@@ -32,37 +32,38 @@ def parses_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
     """Yields the parsing of each block of a file, with the contract's names for the user's own columns; see Reader."""
-    own = file.columns
-    reader = (ALL_COLUMNS if own is not None else readers or READERS)[file.extension]
+    own_names = file.columns
+    reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
-        yield parse if own is None else partial(_renamed, own, parse)
+        yield parse if own_names is None else partial(_renamed, own_names, parse)
 
 
-def _renamed(own: OwnNames, parse: Callable[[], Block]) -> Block:
-    block: Block = own.read(parse())
+def _renamed(own_names: OwnNames, parse: Callable[[], Block]) -> Block:
+    block: Block = own_names.read(parse())
     return block
 
 
 def read_blocks(
     files: tuple[InputFile, ...],
     transform: Callable[[Block], T],
-    positions: list[Position],
     progress: Show | None = None,
     readers: Mapping[str, Reader] | None = None,
+    hashes: list[str] | None = None,
 ) -> Generator[T]:
     """Yields `transform` of every block with rows in order; parsing and transforming run in threads.
 
     Args:
         files: the input, as `list_input` gives it.
         transform: called in a thread, once per block.
-        positions: one per file; its sha256 is set when the file has been read.
         progress: called with (stored bytes read, stored bytes in all) after each block.
         readers: by extension; None takes READERS, whose columns are those that training reads.
+        hashes: gets the sha256 of each file's stored bytes.
 
     Raises:
         DataError: a file that cannot be read, with file and line; no rows in any file.
     """
     total = sum(file.size for file in files)
+    before = 0
     pending: deque[Future[list[T]]] = deque()
     rows = False
 
@@ -80,12 +81,16 @@ def read_blocks(
     pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="read")
     try:
         for number, file in enumerate(files):
-            for parse in parses_of(file, number, positions[number], readers):
+            position = Position()
+            for parse in parses_of(file, number, position, readers):
                 pending.append(pool.submit(work, parse))
                 if progress is not None:
-                    progress(sum(position.bytes_read for position in positions), total)
+                    progress(before + position.bytes_read, total)
                 yield from results(num_threads())
-            require_hash(file, positions[number].sha256)
+            require_hash(file, position.sha256)
+            before += position.bytes_read
+            if hashes is not None:
+                hashes.append(position.sha256)
         yield from results(0)
     finally:
         # Work that has not begun is dropped. No waiting: a generator that is left behind may be collected in one of
@@ -98,14 +103,13 @@ def read_blocks(
         raise no_rows(files)
 
 
-def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> tuple[Block, int] | None:
-    """Returns the first block with rows and the stored bytes read for it; None where no file has rows."""
+def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> Block | None:
+    """Returns the first block with rows; None if no file has rows."""
     for number, file in enumerate(files):
-        position = Position()
-        with closing(parses_of(file, number, position, readers)) as blocks:
+        with closing(parses_of(file, number, Position(), readers)) as blocks:
             for parse in blocks:
                 if (block := parse()).table.num_rows:
-                    return block, position.bytes_read
+                    return block
     return None
 
 
@@ -138,9 +142,11 @@ READERS: dict[str, Reader] = {
 
 
 def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
-    """Returns readers of these columns, of all for None; those of JSON lines and Minari read what they always do."""
+    """Returns readers of these columns, of all for None; those of JSON lines and Minari read all columns anyway."""
     narrowed = (read_parquet, read_ipc, read_csv)
-    return {name: partial(one, columns=columns) if one in narrowed else one for name, one in READERS.items()}
+    return {
+        name: partial(reader, columns=columns) if reader in narrowed else reader for name, reader in READERS.items()
+    }
 
 
 ALL_COLUMNS = readers_of(None)

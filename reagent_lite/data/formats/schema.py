@@ -17,7 +17,7 @@ TEXT_METADATA = {b"reagent_lite": b"json"}
 
 
 INTEGER_OR_TIME = "an integer or a time such as 2026-01-31T10:00:00"
-"""What the order of an episode's rows is written as, in errors."""
+"""Words for a sequence number, in errors."""
 
 
 def is_text(field: pa.Field) -> bool:
@@ -25,31 +25,31 @@ def is_text(field: pa.Field) -> bool:
     return bool(field.metadata == TEXT_METADATA and pa.types.is_string(field.type))
 
 
-def merge_fields(known: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[str, pa.Field]:
+def merge_fields(before: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[str, pa.Field]:
     """Returns columns that hold the values of both; those without a common type become text."""
-    merged = dict(known)
+    merged = dict(before)
     for name, field in more.items():
         merged[name] = _merge_field(merged[name], field) if name in merged else field
     return merged
 
 
-def _merge_field(one: pa.Field, other: pa.Field) -> pa.Field:
-    if not is_text(one) and not is_text(other):
+def _merge_field(first: pa.Field, other: pa.Field) -> pa.Field:
+    if not is_text(first) and not is_text(other):
         try:
-            schemas = [pa.schema([(one.name, field.type)]) for field in (one, other)]
+            schemas = [pa.schema([(first.name, field.type)]) for field in (first, other)]
             return pa.unify_schemas(schemas, promote_options="permissive").field(0)
         except pa.ArrowException:
             pass
-    return pa.field(one.name, pa.string(), metadata=TEXT_METADATA)
+    return pa.field(first.name, pa.string(), metadata=TEXT_METADATA)
 
 
 def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     """Returns a table with the columns of `merge_fields`, null where it lacks one, JSON texts where types are mixed."""
-    for number, one in enumerate(table.schema):
-        if is_text(fields[one.name]) and not is_text(one):
+    for number, column in enumerate(table.schema):
+        if is_text(fields[column.name]) and not is_text(column):
             values = table.column(number).to_pylist(maps_as_pydicts="lossy")
             texts = [None if value is None else json.dumps(_present(value)) for value in values]
-            table = table.set_column(number, fields[one.name], pa.array(texts, pa.string()))
+            table = table.set_column(number, fields[column.name], pa.array(texts, pa.string()))
     whole = pa.schema(list(fields.values()))
     if table.schema == whole:
         return table
@@ -121,7 +121,8 @@ def _since_1970(time: datetime) -> int:
     return (time.replace(tzinfo=time.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-FIRST_TIME, LAST_TIME = _since_1970(datetime.min), _since_1970(datetime.max)
+FIRST_TIME = _since_1970(datetime.min)
+LAST_TIME = _since_1970(datetime.max)
 """Microseconds since 1970 of the first and the last time that text may have, of the years 1 and 9999."""
 
 

@@ -26,7 +26,8 @@ TABLE_BYTES = 1 << 24
 """Memory of a block's table; absent values of rows with many columns take some too, and so do features of items."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ENCODE, _UNPACK = "Write the file as UTF-8", "Unpack it, or give it the extension of its packing"
+_ENCODE = "Write the file as UTF-8"
+_UNPACK = "Unpack it, or give it the extension of its packing"
 _NO_TEXT = {
     b"\xff\xfe": ("UTF-16", _ENCODE),
     b"\xfe\xff": ("UTF-16", _ENCODE),
@@ -34,7 +35,7 @@ _NO_TEXT = {
     b"\x1f\x8b": ("gzip", _UNPACK),
     b"\x28\xb5\x2f\xfd": ("Zstandard", _UNPACK),
 }
-"""First bytes of what is often taken for text, what it is, and what to do."""
+"""First bytes of files that are often taken for text, the name of their format, and advice."""
 
 
 def read_text(
@@ -45,7 +46,7 @@ def read_text(
     Args:
         file: plain or compressed.
         position: kept up to date with what has been read.
-        end_of_rows: returns the offset behind the last row that is whole, 0 where there is none.
+        end_of_rows: returns the offset after the last whole row, 0 without one.
         parse: returns the block of some rows' text, given with the line in which it begins; called in any thread and
             order.
 
@@ -70,10 +71,11 @@ def read_text(
 
     def size() -> int:
         # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
-        known = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
-        return max(FIRST_BLOCK_BYTES, min(known)) if known else FIRST_BLOCK_BYTES
+        parsed_sizes = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
+        return max(FIRST_BLOCK_BYTES, min(parsed_sizes)) if parsed_sizes else FIRST_BLOCK_BYTES
 
-    rest, line = b"", 1
+    rest = b""
+    line = 1
     with file.open() as stored:
         hashed = _Hashed(stored, position)
         packed = file.compression and pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression])
@@ -111,7 +113,9 @@ class _Hashed:
     closed = False
 
     def __init__(self, stream: IO[bytes], position: Position) -> None:
-        self._stream, self._position, self._digest = stream, position, hashlib.sha256()
+        self._stream = stream
+        self._position = position
+        self._digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
         piece = self._stream.read(size)

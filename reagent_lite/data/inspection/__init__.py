@@ -1,1 +1,1 @@
-"""A log that nobody has described yet: its columns, what they may be, and a config for it."""
+"""A log without a description: its columns, the fields they may be, and a config for it."""

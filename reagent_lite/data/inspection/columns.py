@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -14,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.categories import MOST_CHARACTERS
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import no_rows, parses_of
+from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
 from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 
@@ -106,32 +106,27 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
         DataError: a file that cannot be read, with file and line.
         NoRowsError: no file has rows.
     """
+    plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in files)
     values: dict[str, Values] = {}
     read = 0
-    whole = True
-    for number, file in enumerate(files):
-        plain = replace(file, columns=NamesAsTheyAre())
-        for parse in parses_of(plain, number, Position()):
-            if read >= rows:
-                return _described(values, read), False
-            table = parse().table
-            whole = table.num_rows <= rows - read
-            part = table.slice(0, rows - read)
-            for index, arrow_field in enumerate(part.schema):
-                known = values.setdefault(arrow_field.name, [None] * read)
-                known += _values(part.column(index), arrow_field, cells=file.extension == ".csv")
+    with closing(read_blocks(plain, lambda block: block)) as blocks:
+        for block in blocks:
+            if read == rows:
+                return _described(values), False
+            part = block.table.slice(0, rows - read)
+            for index, field_of_column in enumerate(part.schema):
+                column = values.setdefault(field_of_column.name, [None] * read)
+                column += _values(part.column(index), field_of_column, cells=block.file.extension == ".csv")
             read += part.num_rows
-            for some in values.values():
-                some += [None] * (read - len(some))
-            if not whole:
-                return _described(values, read), False
-    if not read:
-        raise no_rows(files)
-    return _described(values, read), whole
+            for column in values.values():
+                column += [None] * (read - len(column))
+            if part.num_rows < block.table.num_rows:
+                return _described(values), False
+    return _described(values), True
 
 
-def _described(values: dict[str, Values], rows: int) -> tuple[LogColumn, ...]:
-    return tuple(_column(name, some[:rows]) for name, some in values.items())
+def _described(values: dict[str, Values]) -> tuple[LogColumn, ...]:
+    return tuple(_column(name, of_column) for name, of_column in values.items())
 
 
 def _column(name: str, values: Values) -> LogColumn:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.inspection.columns import LogColumn
+from reagent_lite.data.rows.own_columns import names_of
 
 NAMES: dict[str, tuple[str, ...]] = {
     field: tuple(names.split())
@@ -37,7 +38,10 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "text": ("text", "integer"), "order": ("integer", "time"), "number": ("flag", "integer", "number"),
     "features": ("map",), "metrics": ("map",), "action": ("text", "integer", "map"), "actions": ("list",),
 }  # fmt: skip
-_GIVEN, _SAME, _NAMED, _LAST_WORD = 4, 3, 2, 1
+_GIVEN = 4
+_SAME = 3
+_NAMED = 2
+_LAST_WORD = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ class Candidate:
 
 
 def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidate]:
-    """Returns what each column may be, the strongest reasons first.
+    """Returns the fields that each column may be, the strongest reasons first.
 
     Args:
         columns: those of the log.
@@ -69,17 +73,13 @@ def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidat
         for field in NAMES:
             if given.get(field) == column.name:
                 candidates.append(_candidate(field, column, "columns says so", (_GIVEN, 0)))
-            elif field in given or any(column.name in _names(source) for source in given.values()):
+            elif field in given or any(column.name in names_of(source) for source in given.values()):
                 continue
             elif field in (column.name, COLUMNS[column.name].alias_of if column.name in COLUMNS else ""):
                 candidates.append(_candidate(field, column, "its name is that of the contract", (_SAME, 0)))
             elif (column.name not in COLUMNS or column.name == "step") and fits(field, column):
                 candidates += _by_name(field, column)
     return sorted(candidates, key=lambda candidate: candidate.strength, reverse=True)
-
-
-def _names(source: str | Sequence[str]) -> Sequence[str]:
-    return (source,) if isinstance(source, str) else source
 
 
 def _candidate(field: str, column: LogColumn, why: str, strength: tuple[int, int]) -> Candidate:
@@ -116,9 +116,3 @@ def chosen(candidates: Sequence[Candidate]) -> dict[str, str]:
         if candidate.field not in fields and candidate.column not in fields.values():
             fields[candidate.field] = candidate.column
     return fields
-
-
-def columns_section(fields: Mapping[str, str], features: Sequence[str]) -> Columns:
-    """Returns data.columns: the names that are not those of the contract."""
-    columns: Columns = {field: column for field, column in fields.items() if column not in (field, "propensity")}
-    return {**columns, **({"state_features": list(features)} if features else {})}

@@ -1,4 +1,4 @@
-"""A config for a log that nobody has described, and what is left to decide.
+"""A config for a log without a description, and the choices left to the user.
 
 columns ─► fields ─► episodes or single decisions ─► actions, features ─► config ─► checked by loader and readers
 """
@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
-from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
-from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen, columns_section
+from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen
 from reagent_lite.data.result_frames import frame_of
 from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import data_files
@@ -54,13 +55,13 @@ class Inspected:
         rows: number of rows read.
         whole: whether these are all.
         columns: those of the log.
-        candidates: what columns may be and why, the strongest reasons first.
+        candidates: fields that columns may be and why, the strongest reasons first.
         fields: {field of the contract: the column that the config reads as it}; features are in the config.
         propensities: whether the probabilities of actions are plausible, in sentences.
         episodes: how long episodes are; "" without.
         config: a training config for the log; None if there is none, and `problems` say why.
         problems: reasons why there is no config.
-        decide: what is left to decide.
+        decide: choices left to the user.
     """
 
     path: str
@@ -135,7 +136,7 @@ class Inspected:
 
 
 def inspect_log(config: InspectConfig) -> Inspected:
-    """Returns the columns of a log, what they may be, and a training config.
+    """Returns the columns of a log, the fields they may be, and a training config.
 
     Raises:
         DataError: a file that cannot be read, with file and line.
@@ -149,10 +150,8 @@ class _Inspection:
     """Builds the description of a log step by step."""
 
     def __init__(self, config: InspectConfig, columns: tuple[LogColumn, ...], whole: bool) -> None:
-        self.path = config.data_path
-        self.given = config.columns
+        self.config = config
         self.items = given_items(config.items, config.item_id)
-        self.items_section = config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
         self.columns = columns
         self.whole = whole
         self.rows = len(columns[0].values) if columns else 0
@@ -174,7 +173,7 @@ class _Inspection:
         if self.problems:
             self.decide = []
         return Inspected(
-            path=self.path,
+            path=self.config.data_path,
             rows=self.rows,
             whole=self.whole,
             columns=self.columns,
@@ -194,7 +193,7 @@ class _Inspection:
     def _drop(self, fields: Sequence[str], why: str) -> None:
         """Leaves fields out whose columns have names of their own; those with the contract's names are read anyway."""
         dropped = [name for name in fields if name in self.fields and self.fields[name] not in COLUMNS]
-        dropped = [name for name in dropped if name not in self.given]
+        dropped = [name for name in dropped if name not in self.config.columns]
         if dropped:
             self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
@@ -359,8 +358,8 @@ class _Inspection:
 
     def _features(self) -> list[str]:
         """Returns the columns of single features; none if state_features is a column of maps."""
-        if "state_features" in self.given and isinstance(self.given["state_features"], list):
-            return self.given["state_features"]
+        if "state_features" in self.config.columns and isinstance(self.config.columns["state_features"], list):
+            return self.config.columns["state_features"]
         if "state_features" in self.fields:
             return []
         used = {
@@ -408,36 +407,41 @@ class _Inspection:
 
     def _tree(self, features: Sequence[str]) -> Json:
         """Returns the config."""
-        words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self.path).name.split(".")[0]).strip("_")
+        words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self.config.data_path).name.split(".")[0]).strip("_")
         tree: Json = {
-            "training_data_path": self.path,
+            "training_data_path": self.config.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
             "epochs": 10,
         }
         if self.actions is not None:
             tree["actions"] = list(self.actions)
-        columns = columns_section(self.fields, features)
-        if columns or self.items_section:
-            tree["data"] = {**({"columns": columns} if columns else {}), **self.items_section}
+        columns: Columns = {
+            field: column for field, column in self.fields.items() if column not in (field, "propensity")
+        }
+        if features:
+            columns["state_features"] = list(features)
+        items = self.config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
+        if columns or items:
+            tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
 
     def _faults(self, tree: Json) -> list[str]:
         """Returns why training would refuse the config or the rows."""
         try:
             config = check(ParametricDqnConfig if self.actions is None else DqnConfig, tree)
-            first_rows(self.path, config.actions or None, config.data.columns, self.items)
+            first_rows(self.config.data_path, config.actions or None, config.data.columns, self.items)
             if self.whole:
                 with tempfile.TemporaryDirectory() as folder:
-                    prepare_training_copy(
-                        self.path,
+                    copy = prepare_training_copy(
+                        self.config.data_path,
                         actions=config.actions or None,
                         directory=folder,
                         columns=config.data.columns,
                         items=self.items,
                     )
-                files = data_files(self.path, config.data.columns, self.items)
-                summary = summarize_log(files, NormParams(), parametric=self.actions is None)
-                fit_columns(summary.columns, NormParams(), where=place(self.path))
+                    names = (STATE, ACTION) if copy.parametric else (STATE,)
+                    columns = {name: summarize_copy(copy, name, NormParams(), seed=0) for name in names}
+                    fit_columns(columns, NormParams(), where=place(self.config.data_path))
         except ReagentLiteError as error:
             return [str(problem) for problem in error.problems]
         return []

@@ -37,10 +37,13 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.errors import DataError, Problem, counted
 
-NONE, WRONG = -1, -2
-"""Codes of what is absent or unknown, and of a value that is none of those that are known."""
-INTEGERS, TIMES, CUT = "integers", "times", "parts of a microsecond"
-"""What a log has as sequence numbers."""
+NONE = -1
+WRONG = -2
+"""Codes of an absent or unknown value, and of an invalid one."""
+INTEGERS = "integers"
+TIMES = "times"
+CUT = "parts of a microsecond"
+"""Kinds of sequence numbers."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
@@ -102,11 +105,11 @@ class Column:
 
 
 def _as_json(value: Any) -> str:
-    if isinstance(value, list) and not any(isinstance(one, tuple) for one in value):
-        return f"[{', '.join(_as_json(one) for one in value)}]"
+    if isinstance(value, list) and not any(isinstance(element, tuple) for element in value):
+        return f"[{', '.join(_as_json(element) for element in value)}]"
     if isinstance(value, list | dict):  # of a map the pairs, of a struct a dict
         pairs = value if isinstance(value, list) else [pair for pair in value.items() if pair[1] is not None]
-        return f"{{{', '.join(f'{json.dumps(str(name))}: {_as_json(one)}' for name, one in pairs)}}}"
+        return f"{{{', '.join(f'{json.dumps(str(name))}: {_as_json(inner)}' for name, inner in pairs)}}}"
     return json.dumps(value, default=str)
 
 
@@ -164,7 +167,7 @@ def typed(
         faults: the faults of the block.
         expected: in words, without the column's name.
         fits: whether an Arrow type is one that the caller reads.
-        parsed: (type, what makes its value of a value parsed from JSON, or None of one that is wrong).
+        parsed: (type, function that converts a value parsed from JSON, None for an invalid one).
         todo: advice.
     """
     kind, convert = parsed
@@ -212,12 +215,13 @@ def integers(
 ) -> tuple[NDArray[np.int64], Mask]:
     """Returns ([n] int64, [n] whether there is one) of a column of integers; NaN counts as null.
 
-    Other values are faults, also floats that are not exact and what is not within ±2^62, where differences have no
+    Other values are faults, also floats that are not exact and values beyond ±2^62, where differences have no
     int64. `array` has the integers of a column that has something else.
     """
     array = column.array if array is None else array
     if pa.types.is_integer(array.type):
-        values, present = filled(array, 0), valid_rows(array)
+        values = filled(array, 0)
+        present = valid_rows(array)
         far = (values >= 2**62) | (values <= -(2**62)) if values.dtype.itemsize == 8 else np.zeros(len(values), bool)
         wrong = far
     else:
@@ -246,7 +250,7 @@ def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64],
         index = filled(encoded.indices, -1)
         texts = encoded.dictionary.to_pylist()
         parsed = [json.loads(text) for text in texts] if column.text else texts
-        times = np.array([*(isinstance(one, str) for one in parsed), False])[index]
+        times = np.array([*(isinstance(value, str) for value in parsed), False])[index]
         cut = times & np.array([*(bool(_BELOW_MICROSECONDS.search(text)) for text in texts), False])[index]
         array = pa.array(map(_order_of, parsed), pa.int64()).take(encoded.indices)
     if array is not column.array:
@@ -351,7 +355,8 @@ def dates(column: Column, faults: Faults) -> pa.Array:
 
     A time with a zone is taken in its zone.
     """
-    array, expected = column.array, "a date such as 2026-01-31"
+    array = column.array
+    expected = "a date such as 2026-01-31"
     if pa.types.is_timestamp(array.type):
         try:
             local = array if array.type.tz is None else pc.local_timestamp(array)
@@ -394,14 +399,17 @@ def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.in
     def dumped(value: object) -> list[str | None] | None:
         if not isinstance(value, list):
             return None
-        return [None if one is None else json.dumps(one) for one in value]
+        return [None if element is None else json.dumps(element) for element in value]
 
     array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped))
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
-    present, offsets = valid_rows(array), to_numpy(array.offsets).astype(np.int64)
-    elements, lengths = array.values[int(offsets[0]) : int(offsets[-1])], np.diff(offsets)
+    present = valid_rows(array)
+    offsets = to_numpy(array.offsets).astype(np.int64)
+    elements = array.values[int(offsets[0]) : int(offsets[-1])]
+    lengths = np.diff(offsets)
     if array.null_count and lengths[~present].any():
         kept = np.repeat(present, lengths)
-        elements, lengths = elements.filter(pa.array(kept)), np.where(present, lengths, 0)
+        elements = elements.filter(pa.array(kept))
+        lengths = np.where(present, lengths, 0)
     return lengths, Column(column.name, elements, column.text, np.repeat(np.arange(len(lengths)), lengths))

@@ -1,4 +1,4 @@
-"""What the values of a row must be, and the words of what is wrong; config/columns.py says which columns there are.
+"""The rules for the values of a row, and the words of their errors; config/columns.py lists the columns.
 
 Events are logged decisions; transitions also have what followed them. Rules of their values:
 
@@ -29,7 +29,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import Problem, listed, nearest, raise_any
 
 _OTHER_NAME = "Where the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
-PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probability" in (name, one.alias_of))
+PROPENSITIES = tuple(name for name, column in COLUMNS.items() if "action_probability" in (name, column.alias_of))
 """Two names of one column; a log that has both must have the same in both."""
 TODO_NAMES = (
     "Names and indices are actions of workflows.dqn, in Python of a config with `actions`, "
@@ -41,12 +41,12 @@ ALONE = "each row is a decision of its own, as no column says what follows one; 
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
-"""What pandas makes of an integer in a CSV file where its column has gaps, as next_action has at every end."""
+"""An integer as pandas writes it to CSV if its column has gaps, as next_action has at every end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What the rows of one log are.
+    """The kind of the rows of one log.
 
     Attributes:
         actions: names of discrete actions, () where any name is one; None: actions are maps, chosen from candidates.
@@ -72,30 +72,31 @@ class Contract:
 
 
 def require_columns(
-    names: Sequence[str], wanted: Iterable[str], where: str, own: Mapping[str, str] | None = None
+    names: Sequence[str], wanted: Iterable[str], where: str, field_of: Mapping[str, str] | None = None
 ) -> None:
     """Checks that a file has columns; `own` is {column: the field it stands for} of a log with names of its own.
 
     Raises:
         DataError: naming those that are missing and the nearest that are there.
     """
-    here, problems = f"columns {listed(sorted(names))}", []
-    for one in dict.fromkeys(wanted):
-        if one not in names:
-            says = f", as columns.{own[one]} says" if own else ""
-            todo = nearest(one, names, "Nearest column: {!r}", "" if own else _OTHER_NAME)
-            problems.append(Problem(where, f"a column {one!r}{says}", here, todo))
+    got = f"columns {listed(sorted(names))}"
+    problems = []
+    for name in dict.fromkeys(wanted):
+        if name not in names:
+            says = f", as columns.{field_of[name]} says" if field_of else ""
+            todo = nearest(name, names, "Nearest column: {!r}", "" if field_of else _OTHER_NAME)
+            problems.append(Problem(where, f"a column {name!r}{says}", got, todo))
     raise_any(problems)
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
-    """Records a fault where a row lacks what no row may lack."""
+    """Records a fault where a row lacks a required value."""
     words = {"mdp_id": "an mdp_id", "sequence_number": "a sequence_number", "action": "an action"}
     faults.add(~present, words.get(name, name), lambda _: "null", todo, f"{name}_absent")
 
 
 def require_event(
-    faults: Faults, *, named: Mask, ordered: Mask, known: Mask, empty: Mask, both: Mask, dated: Mask
+    faults: Faults, *, named: Mask, ordered: Mask, with_state: Mask, empty: Mask, both: Mask, dated: Mask
 ) -> None:
     """Records a fault of events that cannot be paired.
 
@@ -103,14 +104,14 @@ def require_event(
         faults: the faults of the block.
         named: [n] whether the row has an mdp_id.
         ordered: [n] whether it has a sequence_number.
-        known: [n] whether it has state_features.
+        with_state: [n] whether it has state_features.
         empty: [n] whether these have no feature.
         both: [n] whether the row is terminal and truncated.
         dated: [n] whether it has a date, or needs none.
     """
     require_present("mdp_id", named, faults, "It says which rows are one episode")
     require_present("sequence_number", ordered, faults, "It says in which order the rows of an episode happened")
-    require_present("state_features", known, faults)
+    require_present("state_features", with_state, faults)
     todo = "A state of which nothing is known leads nowhere"
     faults.add(empty, "at least one feature in state_features", lambda _: "none", todo, "state_features_empty")
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
@@ -131,12 +132,13 @@ def are_events(block: Block) -> bool:
 
 
 def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
-    """Returns [n] float64, NaN where null; what is NaN or, as float32, infinite is a fault, and null if required."""
+    """Returns [n] float64, NaN where null; NaN, values infinite as float32 and, if required, null are faults."""
     values = numbers(column, faults)
     with np.errstate(over="ignore"):
         wrong = column.present & ~np.isfinite(values.astype(np.float32))
 
-    expected, rule = f"a finite number in {column.name}", f"{column.name}_not_finite"
+    expected = f"a finite number in {column.name}"
+    rule = f"{column.name}_not_finite"
     faults.add(wrong, expected, lambda row: values[row], rule=rule)
     if required:
         faults.add(~column.present, expected, lambda _: "null", rule=rule)
@@ -151,18 +153,21 @@ def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float6
 
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
     """Returns ([n] float64 probability with which the action was taken, NaN without one; [n] whether there is one)."""
-    one, other = (column_of(block, name) for name in PROPENSITIES)
-    first, second = numbers(one, faults), numbers(other, faults)
-    differ = one.present & other.present & (first != second)
+    first_column, second_column = (column_of(block, name) for name in PROPENSITIES)
+    first = numbers(first_column, faults)
+    second = numbers(second_column, faults)
+    differ = first_column.present & second_column.present & (first != second)
     faults.add(
         differ, f"{' and '.join(PROPENSITIES)} alike", lambda row: f"{first[row]:g} and {second[row]:g}", "Keep one"
     )
-    values = np.where(one.present, first, second)
+    values = np.where(first_column.present, first, second)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
-    wrong = (one.present | other.present) & ~((single > 0) & (single <= 1))  # NaN is outside too: it compares false
+    wrong = (first_column.present | second_column.present) & ~(
+        (single > 0) & (single <= 1)
+    )  # NaN is outside too: it compares false
     faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
-    return np.where(wrong, np.nan, values), one.present | other.present
+    return np.where(wrong, np.nan, values), first_column.present | second_column.present
 
 
 def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[FeatureMatrix, Mask, Lists, NDArray[np.int32]]:
@@ -171,18 +176,18 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     A list that is empty although an action was taken says that the candidates are unknown: the action is the only one
     then, see Faults.unlisted. A row without a list has none here.
     """
-    action, taken = candidate_features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
+    action, present = candidate_features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
     lists = candidate_lists(column("possible_actions"), faults).distinct()
-    faults.unlisted = column("possible_actions").present & (lists.lengths == 0) & taken
-    lists = lists.or_alone(action, taken, faults.unlisted)
-    index = match(action, taken, lists)
-    missing = taken & (lists.lengths > 0) & (index == NONE)
+    faults.unlisted = column("possible_actions").present & (lists.lengths == 0) & present
+    lists = lists.or_alone(action, present, faults.unlisted)
+    index = match(action, present, lists)
+    missing = present & (lists.lengths > 0) & (index == NONE)
     faults.add(missing, "an action among possible_actions", column("action").value, COMPARED, "action_not_possible")
-    return action, taken, lists, index
+    return action, present, lists, index
 
 
 class ActionRule:
-    """What a logged value of a discrete action means: an integer is an index and a string a name, or else the other.
+    """The meaning of a logged discrete action: an integer is an index and a string a name, or else the other way round.
 
     Attributes:
         expected: in words.
@@ -198,10 +203,10 @@ class ActionRule:
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
         """Returns [n] the index of each action of a column, below 0 without one; unknown actions are faults."""
-        found = per_distinct(column, self.action, NONE, np.int32)
+        codes = per_distinct(column, self.action, NONE, np.int32)
         todo = TODO_MAPS if column.nested else ""
-        faults.add(found == WRONG, self.expected, column.value, todo, "action_unknown")
-        return found
+        faults.add(codes == WRONG, self.expected, column.value, todo, "action_unknown")
+        return codes
 
     def action(self, value: object) -> int:
         """Returns the index, NONE for null, WRONG for anything else."""
@@ -232,8 +237,8 @@ class ActionRule:
 
     def _without_point(self, value: object) -> object:
         """Returns "3" of "3.0", unless that is a name."""
-        found = _NUMERAL_BESIDE_GAPS.fullmatch(value) if isinstance(value, str) and value not in self._index else None
-        return found[1] if found else value
+        match = _NUMERAL_BESIDE_GAPS.fullmatch(value) if isinstance(value, str) and value not in self._index else None
+        return match[1] if match else value
 
 
 def _integer(value: object) -> int | None:

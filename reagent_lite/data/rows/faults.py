@@ -1,4 +1,4 @@
-"""What is wrong with the rows of a block, as fields: which rule, what was expected, what came instead, what to do."""
+"""The faults of the rows of a block, as fields: the rule, expected, got, and advice."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Faults:
         block: the block whose rows they are.
         kinds: (rule, expected, todo) of each kind of fault.
         kind: [n] number of the row's kind, NO_RULE without a fault.
-        got: what the row has instead; of the first MAX_PROBLEMS rows of each kind, as some may not be asked for.
+        got: the value of the row; of the first MAX_PROBLEMS rows of each kind, as some may not be asked for.
         features: ids in the block that have a name; no fault, but collected on the same pass.
         levels: {column: {id: {text: values that it has}}} of the features whose values are texts; no fault either.
         unlisted: [n] whether the row lists no candidates though an action was taken; no fault either.
-        orders: {what sequence numbers are: where the first of them is}; no fault either, see columns.require_one_order.
+        orders: {kind of sequence numbers: place of the first}; no fault either, see columns.require_one_order.
     """
 
     block: Block
@@ -60,7 +60,7 @@ class Faults:
     def add(
         self, rows: Mask, expected: str, got: Callable[[int], object], todo: str = "", rule: str = UNREADABLE
     ) -> None:
-        """Records a fault for every row that is true in `rows` [n] and has none; `got` says what a row has instead."""
+        """Records a fault for every row that is true in `rows` [n] and has none; `got` returns the value of a row."""
         if not rows.any():
             return
         new = np.flatnonzero(rows & ~self.rows)
@@ -70,15 +70,16 @@ class Faults:
 
     def by_kind(self) -> FaultsByKind:
         """Returns the faults with the first rows of each kind, in the order in which rows have them."""
-        found, rows = FaultsByKind(), self.rows
+        faults = FaultsByKind()
+        rows = self.rows
         kinds, first, counts = np.unique(self.kind[rows], return_index=True, return_counts=True)
         for number in np.argsort(first).tolist():
             rule, expected, todo = self.kinds[kinds[number]]
             at = np.flatnonzero(self.kind == kinds[number])[:MAX_EXAMPLES].tolist()
             examples = [(self.block.where(row), self.got.get(row, "something else")) for row in at]
             count = int(counts[number])
-            found.add(FaultKind(rule=rule, expected=expected, todo=todo, count=count, examples=examples))
-        return found
+            faults.add(FaultKind(rule=rule, expected=expected, todo=todo, count=count, examples=examples))
+        return faults
 
     def rules(self) -> pa.Array:
         """Returns [n] the rule that each row breaks, null without a fault."""
@@ -86,12 +87,12 @@ class Faults:
         return names.take(pa.array(self.kind, mask=~self.rows))
 
     def by_rule(self, names: pa.Array) -> dict[str, set[str]]:
-        """Returns the names, of [n] names of all rows, of those that break each rule; null is none."""
-        found: dict[str, set[str]] = {}
+        """Returns {rule: names of the rows that break it}; `names` [n] are those of all rows, null without one."""
+        names_by_rule: dict[str, set[str]] = {}
         for number, (rule, _, _) in enumerate(self.kinds):
             broken = names.filter(pa.array(self.kind == number)).drop_null()
-            found.setdefault(rule, set()).update(broken.to_pylist())
-        return found
+            names_by_rule.setdefault(rule, set()).update(broken.to_pylist())
+        return names_by_rule
 
     def require_none(self) -> None:
         """Raises DataError where a row has a fault."""

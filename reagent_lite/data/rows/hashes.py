@@ -39,15 +39,16 @@ def list_hashes(lists: Lists) -> tuple[Hashes, Hashes]:
     """Returns two independent [n] uint64 hashes of each list; the order of columns does not matter."""
     ids = np.array(lists.features.ids, np.int64).view(np.uint64)
     starts = np.cumsum(lists.lengths) - lists.lengths
-    place = (np.arange(int(lists.lengths.sum())) - np.repeat(starts, lists.lengths)).astype(np.uint64)
+    position = (np.arange(int(lists.lengths.sum())) - np.repeat(starts, lists.lengths)).astype(np.uint64)
     values = lists.features.values
-    first, second = mix(place), mix(place ^ np.uint64(0xA5A5A5A5A5A5A5A5))
-    for index, one in enumerate(mix(ids)):
+    first = mix(position)
+    second = mix(position ^ np.uint64(0xA5A5A5A5A5A5A5A5))
+    for index, id_hash in enumerate(mix(ids)):
         column = np.ascontiguousarray(values[:, index])
-        cell = mix(column.view(np.uint32).astype(np.uint64) + one)
+        cell = mix(column.view(np.uint32).astype(np.uint64) + id_hash)
         cell[np.isnan(column)] = 0
         first += cell
-        second += cell * (one | np.uint64(1))
+        second += cell * (id_hash | np.uint64(1))
     return _sums(mix(first), lists.lengths), _sums(mix(second), lists.lengths)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import MAX_EXAMPLES, FaultKind, FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.csv import typed_cells
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.jsonl import in_one_column
@@ -18,20 +17,18 @@ from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.data.formats.schema import is_text
 from reagent_lite.data.rows.columns import Column, column_of, strings
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, texts_of
+from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_levels, texts_of
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 from reagent_lite.errors import DataError, NoRowsError, Problem, listed
 from reagent_lite.item_table import ItemTable
 
-Where = Callable[[int], str]
-"""Returns file and line of an item."""
 _TABLE = "the item table"
 ACTION = "action"
-"""What has the features of items."""
+"""The column whose features the table has."""
 ROW_LABELS = ("Unnamed: ", "__index_level_")
-"""What the names of columns begin with that hold a frame's row labels, which are no features."""
+"""First letters of columns with a frame's row labels, which are not features."""
 
 
 def given_items(path: str | None, id_column: str) -> ItemTable | None:
@@ -53,53 +50,47 @@ def read_items(path: str, id_column: str) -> ItemTable:
             that is absent or no finite number, or with numbers and texts, with file and line.
     """
     files = tuple(replace(file, columns=NamesAsTheyAre()) for file in list_input(path, tuple(READERS)))
-    positions = [Position() for _ in files]
     try:
-        parts = list(read_blocks(files, partial(_read, id_column), positions, None, ALL_COLUMNS))
+        parts = list(read_blocks(files, partial(_read, id_column), None, ALL_COLUMNS))
     except NoRowsError as error:
         (problem,) = error.problems
         raise DataError(replace(problem, expected="an item table with a row for each item")) from error
     faults = FaultsByKind()
     for part in parts:
-        faults.merge(part.faults)
+        faults.merge(part.faults.by_kind())
     faults.require_none()
+    levels: Levels = {}
     vocabulary = Vocabulary()
-    texts: dict[int, dict[float, str]] = {}
     for part in parts:
-        for feature, of_feature in texts_of(part.levels).items():
-            texts.setdefault(feature, {}).update(of_feature)
-        vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.block.where)
+        add_levels(levels, part.levels)
+        vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.faults.block)
     feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
     if not feature_ids:
         raise DataError(Problem(files[0].place(), f"columns of features beside {id_column!r}", "none"))
-    values = np.concatenate([part.features.aligned(feature_ids) for part in parts])
-    ids = tuple(item for part in parts for item in part.ids)
-
-    def where(row: int) -> str:
-        before = 0
-        for part in parts:
-            if row < before + len(part.ids):
-                return part.block.where(row - before)
-            before += len(part.ids)
-        raise IndexError(row)
-
-    _require_each_once(ids, where)
-    _require_whole(values, feature_ids, where)
-    return ItemTable(ids=ids, feature_ids=feature_ids, values=values, texts=texts)
+    table = ItemTable(
+        ids=tuple(item for part in parts for item in part.ids),
+        feature_ids=feature_ids,
+        values=np.concatenate([part.features.aligned(feature_ids) for part in parts]),
+        texts=texts_of(levels),
+    )
+    _require_whole(table, [(part.faults.block, row) for part in parts for row in range(len(part.ids))])
+    return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _ItemsOfBlock:
     """The items of a block."""
 
-    block: Block
+    faults: Faults
     ids: list[str]
     features: FeatureMatrix
-    levels: Levels
-    faults: FaultsByKind
+
+    @property
+    def levels(self) -> Levels:
+        return self.faults.levels.get(_TABLE, {})
 
 
-def _read(id_column: str, block: Block) -> _Part:
+def _read(id_column: str, block: Block) -> _ItemsOfBlock:
     names = block.table.column_names
     if id_column not in names:
         got = f"columns {listed(sorted(names))}"
@@ -110,13 +101,7 @@ def _read(id_column: str, block: Block) -> _Part:
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
     texts = [*distinct.to_pylist(), ""]  # the last of rows without an id, which are faults
     matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
-    return _Part(
-        block=block,
-        ids=[texts[code] for code in codes.tolist()],
-        features=matrix,
-        levels=faults.levels.get(_TABLE, {}),
-        faults=faults.by_kind(),
-    )
+    return _ItemsOfBlock(faults=faults, ids=[texts[code] for code in codes.tolist()], features=matrix)
 
 
 def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
@@ -130,27 +115,30 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
     return features(Column(field.name, array, is_text(field)), faults, todo=todo)[0]
 
 
-def _require_each_once(ids: tuple[str, ...], where: Where) -> None:
+def _require_whole(table: ItemTable, rows: Sequence[tuple[Block, int]]) -> None:
+    """Checks that each id is there once and has a value for every feature; `rows` are those of the file.
+
+    Raises:
+        DataError: with file and line of the first items that have not.
+    """
+
+    def require_none(faulty: dict[int, str], expected: str, todo: str) -> None:
+        examples = [(block.where(row), got) for number, got in faulty.items() for block, row in [rows[number]]]
+        if faulty:
+            kind = FaultKind(expected=expected, todo=todo, count=len(faulty), examples=examples[:MAX_EXAMPLES])
+            raise DataError(kind.problem())
+
+    repeated = {}
     first: dict[str, int] = {}
-    again = [(row, before) for row, item in enumerate(ids) if (before := first.setdefault(item, row)) != row]
-    _require_none(
-        [(where(row), f"{ids[row]!r} again, first at {where(before)}") for row, before in again],
-        "each id once",
-        "Keep one row for each item",
-    )
-
-
-def _require_whole(values: NDArray[np.float32], feature_ids: tuple[int, ...], where: Where) -> None:
-    absent = np.isnan(values)
-    rows = np.flatnonzero(absent.any(axis=1)).tolist()
-    _require_none(
-        [(where(row), f"no {listed(feature_ids[column] for column in np.flatnonzero(absent[row]))}") for row in rows],
-        "a number for every feature of the item table",
-        "Give the item a value for it, or leave the feature's column out",
-    )
-
-
-def _require_none(faulty: list[tuple[str, str]], expected: str, todo: str) -> None:
-    if faulty:
-        kind = FaultKind(expected=expected, todo=todo, count=len(faulty), examples=faulty[:MAX_EXAMPLES])
-        raise DataError(kind.problem())
+    for number, item in enumerate(table.ids):
+        block, row = rows[first.setdefault(item, number)]
+        if first[item] != number:
+            repeated[number] = f"{item!r} again, first at {block.where(row)}"
+    require_none(repeated, "each id once", "Keep one row for each item")
+    absent = np.isnan(table.values)
+    lacking = {
+        number: f"no {listed(table.feature_ids[column] for column in np.flatnonzero(absent[number]))}"
+        for number in np.flatnonzero(absent.any(axis=1)).tolist()
+    }
+    todo = "Give the item a value for it, or leave the feature's column out"
+    require_none(lacking, "a number for every feature of the item table", todo)

@@ -1,18 +1,20 @@
-"""Texts of features, which are categories: what each has in a log, and that all its values are of one kind.
+"""Texts of features, which are categories: those of each in a log, and the check that all its values are of one kind.
 
     block ─► Faults.levels ─► Vocabulary, block after block ─► {side: {id: {text: values}}}
 
-A side is what has the features: "state", or "action" for candidates.
+Features belong to a side: "state", or "action" for candidates.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
@@ -35,16 +37,16 @@ WORDS = ("a number", "a text")
 def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int | None = None) -> None:
     """Adds counts of texts; with `most`, no more than twice as many of a feature are held."""
     for feature, counts in more.items():
-        known = levels.setdefault(feature, {})
+        counts_so_far = levels.setdefault(feature, {})
         for text, count in counts.items():
-            known[text] = known.get(text, 0) + count
-        if most is not None and len(known) > 2 * most:
-            levels[feature] = dict(most_frequent(known, most))
+            counts_so_far[text] = counts_so_far.get(text, 0) + count
+        if most is not None and len(counts_so_far) > 2 * most:
+            levels[feature] = dict(most_frequent(counts_so_far, most))
 
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     """Returns the most frequent texts with their counts, of equally frequent ones the first by text."""
-    return heapq.nsmallest(most, counts.items(), key=lambda one: (-one[1], one[0]))
+    return heapq.nsmallest(most, counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def texts_of(levels: Levels) -> dict[int, dict[float, str]]:
@@ -72,15 +74,21 @@ class Vocabulary:
             add_levels(self.levels[SIDE_OF[column]], of_column, MOST_LEVELS)
 
     def require_one_kind(
-        self, side: str, matrix: FeatureMatrix, texts: Collection[int], where: Callable[[int], str]
+        self,
+        side: str,
+        matrix: FeatureMatrix,
+        texts: Collection[int],
+        block: Block,
+        row_of: NDArray[np.int64] | None = None,
     ) -> None:
         """Checks that features have numbers, or texts, as in the blocks before.
 
         Args:
-            side: what has the features.
+            side: "state" or "action".
             matrix: those of a block.
             texts: ids of those whose values are texts.
-            where: returns the file and line of a row of the matrix.
+            block: the block.
+            row_of: [n] the block's row of each row of the matrix; None: its number.
 
         Raises:
             DataError: with file and line of the first other value.
@@ -91,14 +99,15 @@ class Vocabulary:
             if before is not None and before[0] == is_text:
                 continue
             present = ~np.isnan(matrix.values[:, index])
-            row = int(present.argmax()) if len(present) else 0
-            if not len(present) or not present[row]:
+            if not present.any():
                 continue
+            row = int(present.argmax())
+            where = block.where(row if row_of is None else int(row_of[row]))
             if before is None:
-                self._first[side, feature] = is_text, where(row)
+                self._first[side, feature] = is_text, where
                 continue
             expected = f"{WORDS[not is_text]} for feature {feature}, as in {before[1]}"
-            raise DataError(Problem(where(row), expected, WORDS[is_text], ONE_KIND))
+            raise DataError(Problem(where, expected, WORDS[is_text], ONE_KIND))
 
     def without_value(self, side: str, ids: Collection[int]) -> tuple[int, ...]:
         """Returns which features of a side have no value in any block."""

@@ -76,7 +76,7 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
     """
     named, levels = _named_values(column, faults, todo=todo, categories=True)
     ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
-    faults.features |= {one for one in ids if isinstance(one, FeatureId)}
+    faults.features |= {feature for feature in ids if isinstance(feature, FeatureId)}
     of_name = dict(zip(named.names, ids, strict=True))
     if levels:
         by_id = {of_name[name]: counts for name, counts in levels.items()}
@@ -127,8 +127,10 @@ def item_rows(column: Column, faults: Faults, items: ItemTable) -> NDArray[np.in
 
 def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Faults) -> int:
     try:
-        found = id_of(name)
-        return next((one for one in faults.block.file.features if one == found), found)
+        feature = id_of(name)
+        return next(
+            (named_feature for named_feature in faults.block.file.features if named_feature == feature), feature
+        )
     except ValueError as error:
         having = np.flatnonzero(~np.isnan(values))
         first = int(having[0]) if len(having) else 0
@@ -189,30 +191,37 @@ def _named_values(
     array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
     if pa.types.is_null(array.type):
         return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool)), {}
-    reading = _Reading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
+    reading = _MapReading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
     named = reading.of_struct() if pa.types.is_struct(array.type) else reading.of_pairs()
     return named, reading.levels
 
 
 def _items_of(value: object) -> list[tuple[str, float | None]] | None:
-    if not isinstance(value, dict) or not all(one is None or float_of(one) is not None for one in value.values()):
+    if not isinstance(value, dict) or not all(inner is None or float_of(inner) is not None for inner in value.values()):
         return None
-    return [(name, float_of(one)) for name, one in value.items()]
+    return [(name, float_of(inner)) for name, inner in value.items()]
 
 
 def _values_of(value: object) -> list[tuple[str, dict[str, object]]] | None:
     if not isinstance(value, dict) or not all(
-        one is None or isinstance(one, str) or float_of(one) is not None for one in value.values()
+        inner is None or isinstance(inner, str) or float_of(inner) is not None for inner in value.values()
     ):
         return None
-    return [(name, {"text": one} if isinstance(one, str) else {"number": float_of(one)}) for name, one in value.items()]
+    return [
+        (name, {"text": inner} if isinstance(inner, str) else {"number": float_of(inner)})
+        for name, inner in value.items()
+    ]
 
 
 def _has_names(kind: pa.DataType) -> bool:
     types = pa.types
     if is_list(kind):  # as Arrow, Parquet, Spark, DuckDB and Polars name the pairs of a map
         pair = kind.value_type
-        return types.is_struct(pair) and sorted(one.name for one in pair) == _PAIR and _is_key(pair.field("key").type)
+        return (
+            types.is_struct(pair)
+            and sorted(member.name for member in pair) == _PAIR
+            and _is_key(pair.field("key").type)
+        )
     return bool(types.is_struct(kind) or (types.is_map(kind) and _is_key(kind.key_type)))
 
 
@@ -229,7 +238,7 @@ def _name_of(key: str | int | bytes) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _MapReading:
     column: Column
     faults: Faults
     nan_rule: str
@@ -239,23 +248,25 @@ class _Reading:
     def of_struct(self) -> Named:
         array = self.column.array
         values = np.empty((len(array), array.type.num_fields), np.float32)
-        for index, (child, one) in enumerate(zip(array.flatten(), array.type, strict=True)):
+        for index, (child, member) in enumerate(zip(array.flatten(), array.type, strict=True)):
             items = Column(self.column.name, child, rows=self.column.rows)
             if self.categories and is_string(child.type):
-                values[:, index] = self._codes(items, (one.name,), np.zeros(len(child), np.int64))
+                values[:, index] = self._codes(items, (member.name,), np.zeros(len(child), np.int64))
             else:
-                values[:, index] = self._floats(items, one.name)
-        names = tuple(one.name for one in array.type)
+                values[:, index] = self._floats(items, member.name)
+        names = tuple(member.name for member in array.type)
         if twice := [name for name in names if names.count(name) > 1]:
             self._refuse_twice(self.column.present, lambda _: f"{twice[0]!r} twice")
         return Named(names, values, self.column.present)
 
     def of_pairs(self) -> Named:
-        array, present = self.column.array, self.column.present
+        array = self.column.array
+        present = self.column.present
         offsets = to_numpy(array.offsets).astype(np.int64)
         span = slice(int(offsets[0]), int(offsets[-1]))
         if pa.types.is_map(array.type):
-            keys, items = array.keys[span], array.items[span]
+            keys = array.keys[span]
+            items = array.items[span]
         else:
             keys, items = (pc.struct_field(array.values[span], name) for name in _PAIR)
         row = np.repeat(np.arange(len(array)), np.diff(offsets))
@@ -264,7 +275,7 @@ class _Reading:
         decoded = [_name_of(key) for key in encoded.dictionary.to_pylist()]
         unnamed = np.array([*(name is None for name in decoded), True])[filled(encoded.indices, -1)]
         names = tuple(str(name) for name in decoded)
-        found = self._of_items(Column(self.column.name, items, rows=rows), names, filled(encoded.indices, 0))
+        values_of_pairs = self._of_items(Column(self.column.name, items, rows=rows), names, filled(encoded.indices, 0))
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
         Column(self.column.name, keys, rows=rows).fault(
@@ -272,7 +283,7 @@ class _Reading:
         )
         kept &= ~unnamed
         places = row[kept], to_numpy(encoded.indices)[kept]
-        values[places] = found[kept]
+        values[places] = values_of_pairs[kept]
         once = np.zeros(values.shape, bool)
         once[places] = True
         self._refuse_twice(once.sum(axis=1) < np.bincount(places[0], minlength=len(array)))
@@ -322,7 +333,8 @@ class _Reading:
         return np.append(codes_of(texts), np.float32(np.nan))[number]
 
     def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
-        label, array = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}", items.array
+        label = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}"
+        array = items.array
         if pa.types.is_null(array.type):
             return np.full(len(array), np.nan, np.float32)
         if not is_number(array.type):
@@ -345,23 +357,25 @@ def _are_values(kind: pa.DataType) -> bool:
 def candidate_lists(column: Column, faults: Faults) -> Lists:
     """Returns the lists of maps {id: number} of a column; rows without one have an empty list."""
     lengths, elements = pieces(column, faults, "a list of objects {id: number}")
-    found, present = candidate_features(elements, faults)
+    candidates, present = candidate_features(elements, faults)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
-    return Lists(lengths, found)
+    return Lists(lengths, candidates)
 
 
-def match(action: FeatureMatrix, known: Mask, lists: Lists) -> NDArray[np.int32]:
+def match(action: FeatureMatrix, present: Mask, lists: Lists) -> NDArray[np.int32]:
     """Returns [n] index of the first candidate whose features equal the action's, absent = absent; NONE without one."""
     ids = tuple(dict.fromkeys(lists.features.ids + action.ids))
-    candidates, wanted = lists.features.aligned(ids), action.aligned(ids)
+    candidates = lists.features.aligned(ids)
+    wanted = action.aligned(ids)
     rows = lists.rows
-    equal = known[rows]
+    equal = present[rows]
     for index in range(len(ids)):
-        one, other = candidates[:, index], wanted[rows, index]
-        equal &= (one == other) | (np.isnan(one) & np.isnan(other))
-    found = np.full(len(known), NONE, np.int32)
+        of_candidates = candidates[:, index]
+        of_actions = wanted[rows, index]
+        equal &= (of_candidates == of_actions) | (np.isnan(of_candidates) & np.isnan(of_actions))
+    indices = np.full(len(present), NONE, np.int32)
     starts = np.cumsum(lists.lengths) - lists.lengths
     at = np.flatnonzero(equal)[::-1]
     # Written from the last to the first: the first equal candidate stays.
-    found[rows[at]] = (at - starts[rows[at]]).astype(np.int32)
-    return found
+    indices[rows[at]] = (at - starts[rows[at]]).astype(np.int32)
+    return indices

@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.data.rows.hashes import mix
+from reagent_lite.feature_ids import read, written
 
 Mask = NDArray[np.bool_]
+FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
+"""Ids that JSON has by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,9 @@ def in_order(
     if tuple(names) == tuple(order):
         return values
     result = np.full((len(values), len(order)), absent, np.float32)
-    place = {name: column for column, name in enumerate(names)}
-    to = [column for column, name in enumerate(order) if name in place]
-    result[:, to] = values[:, [place[order[column]] for column in to]]
+    column_of = {name: column for column, name in enumerate(names)}
+    to = [column for column, name in enumerate(order) if name in column_of]
+    result[:, to] = values[:, [column_of[order[column]] for column in to]]
     return result
 
 
@@ -84,15 +89,15 @@ class Lists:
         span = slice(self.lengths[: rows.start].sum(), self.lengths[: rows.stop].sum())
         return Lists(self.lengths[rows], FeatureMatrix(self.features.ids, self.features.values[span]))
 
-    def or_alone(self, action: FeatureMatrix, taken: Mask, rows: Mask) -> Lists:
+    def or_alone(self, action: FeatureMatrix, present: Mask, rows: Mask) -> Lists:
         """Returns the lists, in some rows with the action taken as the only candidate; with none where none is."""
         if not rows.any():
             return self
         ids = tuple(dict.fromkeys(self.features.ids + action.ids))
-        lengths = np.where(rows, taken, self.lengths)
+        lengths = np.where(rows, present, self.lengths)
         alone = np.repeat(rows, lengths)
         values = np.empty((len(alone), len(ids)), np.float32)
-        values[alone] = action.aligned(ids)[rows & taken]
+        values[alone] = action.aligned(ids)[rows & present]
         values[~alone] = self.features.aligned(ids)[~rows[self.rows]]
         return Lists(lengths, FeatureMatrix(ids, values))
 

@@ -39,7 +39,7 @@ class OwnColumns:
     @classmethod
     def of(cls, columns: Mapping[str, str | Sequence[str]], *, beside_others: bool = False) -> OwnColumns | None:
         """Returns the names that a config gives, None where it gives none."""
-        fields = [(name, one if isinstance(one, str) else tuple(one)) for name, one in columns.items()]
+        fields = [(name, source if isinstance(source, str) else tuple(source)) for name, source in columns.items()]
         return cls(tuple(fields), beside_others) if fields else None
 
     def meaning(self, name: str) -> str:
@@ -75,7 +75,9 @@ class OwnColumns:
             soon = {name: field for name, field in self._sources.items() if field not in LATE_COLUMNS}
             require_columns(table.column_names, soon, block.where(0), soon)
         replaced = {*dict(self.fields), *self._sources}
-        columns = [(one, table.column(number)) for number, one in enumerate(table.schema) if one.name not in replaced]
+        columns = [
+            (field, table.column(number)) for number, field in enumerate(table.schema) if field.name not in replaced
+        ]
         for field, source in self.fields:
             if not isinstance(source, str):
                 parts = {name: _part(name, table) for name in source}

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import valid_rows
 from reagent_lite.data.rows.columns import (
@@ -57,9 +56,10 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import counted
 
 MOST_STEPS = 255
-"""Rows that a transition may span: what fits into a byte of the training copy."""
+"""Rows that a transition may span: it is a byte in the training copy."""
 NEXT_ACTION = "a possible next action in a row that is not terminal"
-_ZERO, _ONE = -3, -4
+_ZERO = -3
+_ONE = -4
 """Codes of the elements of a list with 0 or 1 per action."""
 
 
@@ -77,10 +77,8 @@ class Rows:
         episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
         mdp_ids: distinct ids of the block.
         has_sequence: whether the row has a sequence_number.
-        columns: names the block has.
-        counts: what was counted, by name.
-        levels, orders: as in Faults.
-        broken: [n] whether the row has a fault.
+        counts: figures by name.
+        faults: those of all rows of the block.
         refused: {rule: mdp_ids of the rows that break it}.
     """
 
@@ -106,12 +104,8 @@ class Rows:
     mdp_ids: pa.Array
     sequence: NDArray[np.int64]
     has_sequence: Mask
-    columns: frozenset[str]
     counts: dict[str, int]
-    levels: dict[str, dict[int, dict[str, int]]]
-    orders: dict[str, str]
-    faults: FaultsByKind
-    broken: Mask
+    faults: Faults
     refused: dict[str, set[str]]
 
     def __len__(self) -> int:
@@ -122,13 +116,15 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     """Reads a block of transitions, or of events where the contract says so.
 
     Raises:
-        DataError: for what makes the block unreadable; faults of single rows are in the result.
+        DataError: the block is unreadable; faults of single rows are in the result.
     """
-    faults, column = Faults(block), partial(column_of, block)
+    faults = Faults(block)
+    column = partial(column_of, block)
     # what has no value of its column's type comes first, as other faults follow from it
-    state, known = features(column("state_features"), faults, rule="state_features_infinite")
+    state, with_state = features(column("state_features"), faults, rule="state_features_infinite")
     next_state, shown = features(column("next_state_features"), faults, rule="next_state_features_infinite")
-    ends, truncated = flags(column("terminal"), faults), flags(column("truncated"), faults) == 1
+    ends = flags(column("terminal"), faults)
+    truncated = flags(column("truncated"), faults) == 1
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
     measured = metrics(column("metrics"), faults)
@@ -138,23 +134,28 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         choices = _discrete(column, faults, contract)
 
     if contract.events:
-        terminal, goes_on = ends == 1, truncated & shown
-        empty, both = np.all(np.isnan(state.values), axis=1), terminal & truncated
+        terminal = ends == 1
+        goes_on = truncated & shown
+        empty = np.all(np.isnan(state.values), axis=1)
+        both = terminal & truncated
         dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
         named = episode >= 0
-        require_event(faults, named=named, ordered=has_sequence, known=known, empty=empty, both=both, dated=dated)
+        require_event(
+            faults, named=named, ordered=has_sequence, with_state=with_state, empty=empty, both=both, dated=dated
+        )
         for name in contract.rewards:
             further_reward(block, name, faults)
     else:
         terminal = _terminal(ends, truncated, choices)
         goes_on = ~terminal
-        require_present("state_features", known, faults)
+        require_present("state_features", with_state, faults)
     lacking = goes_on & np.isnan(next_state.values).all(axis=1)
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
     reward = finite(column("reward"), faults, required=True)
-    time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
+    time_diff = finite(column("time_diff"), faults)
+    step = _steps(column("step"), faults)
     probability, given = propensity(block, faults)
     return Rows(
         block=block,
@@ -180,7 +181,6 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         mdp_ids=mdp_ids,
         sequence=sequence,
         has_sequence=has_sequence,
-        columns=frozenset(block.table.column_names),
         counts={
             "unknown_action_rows": int((choices.action == NONE).sum()),
             "candidates_unknown_rows": int(faults.unlisted.sum()),
@@ -188,15 +188,12 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
-        levels=faults.levels,
-        orders=faults.orders,
-        faults=faults.by_kind(),
-        broken=faults.rows,
+        faults=faults,
         refused=faults.by_rule(mdp_ids.take(pa.array(episode, mask=episode < 0))) if faults.kinds else {},
     )
 
 
-def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _Choices) -> Mask:
+def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _ChoicesOfBlock) -> Mask:
     """Returns [n] whether each row is terminal, by `ends` [n] where that is no NaN, else as this module's text says."""
     looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
     return np.where(np.isnan(ends), looks_terminal & ~truncated, ends == 1)
@@ -211,8 +208,8 @@ def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Choices:
-    """What a block says about actions, before it is known which rows end; other attributes as in Rows.
+class _ChoicesOfBlock:
+    """Actions of a block, before it is known which rows end; other attributes as in Rows.
 
     Attributes:
         next_listed: [n] whether the row has a list of next actions.
@@ -231,19 +228,22 @@ class _Choices:
     next_not_possible: Mask
 
 
-def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _Choices:
+def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _ChoicesOfBlock:
     actions = contract.actions or ()
-    rule, taken, after = ActionRule(actions), column("action"), column("next_action")
-    action = rule.codes(taken, faults)
+    rule = ActionRule(actions)
+    logged = column("action")
+    after = column("next_action")
+    action = rule.codes(logged, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
     faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
     mask = action_mask(column("possible_actions"), actions, faults)
     next_mask = action_mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
-    faults.add(impossible, "an action among possible_actions", taken.value, rule="action_not_possible")
+    faults.add(impossible, "an action among possible_actions", logged.value, rule="action_not_possible")
     if not contract.choices:
-        mask, next_mask = np.ones_like(mask), np.ones_like(next_mask)
-    return _Choices(
+        mask = np.ones_like(mask)
+        next_mask = np.ones_like(next_mask)
+    return _ChoicesOfBlock(
         action=action,
         next_action=next_action,
         mask=mask,
@@ -261,7 +261,8 @@ def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
 
 def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
     """Returns [n, A] possible actions of lists of names or of 0 and 1, ones where the row has no list."""
-    present, num = column.present, len(actions)
+    present = column.present
+    num = len(actions)
     if not present.any():
         return np.ones((len(present), num), np.uint8)
     expected = f"0 or 1 for each of {counted(num, 'action')}, or names of actions"
@@ -277,37 +278,40 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
             return index.get(value, WRONG)
         return (_ZERO if value == 0 else _ONE) if isinstance(value, int | float) and value in (0, 1) else WRONG
 
-    codes, rows = per_distinct(elements, code, WRONG), elements.rows
+    codes = per_distinct(elements, code, WRONG)
+    rows = elements.rows
     assert rows is not None
-    place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
-    of_names, of_flags = (np.bincount(rows[one], minlength=len(lengths)) for one in (codes >= 0, codes < WRONG))
+    position = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
+    of_names, of_flags = (np.bincount(rows[of_kind], minlength=len(lengths)) for of_kind in (codes >= 0, codes < WRONG))
     wrong = (of_names < lengths) & ((of_flags < lengths) | (lengths != num))
     faults.add(wrong, f"{expected}, in {column.name}", column.value, TODO_MAPS if elements.nested else "")
     allowed = ~wrong[rows] & (codes != _ZERO)
     mask = np.where(present[:, None], np.uint8(0), np.ones(num, np.uint8))
-    mask[rows[allowed], np.where(codes >= 0, codes, place)[allowed]] = 1
+    mask[rows[allowed], np.where(codes >= 0, codes, position)[allowed]] = 1
     return mask
 
 
-def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _Choices:
+def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
     """Reads feature maps or ids of items; `action` becomes the index of the equal candidate of the row.
 
     A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
     empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
     """
-    action, taken, lists, index = candidates(column, faults)
+    action, present, lists, index = candidates(column, faults)
     next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    without, after = ~(column("possible_actions").present & contract.choices), column("possible_next_actions")
-    lists, index = lists.or_alone(action, taken, without), np.where(without & taken, 0, index)
+    without = ~(column("possible_actions").present & contract.choices)
+    after = column("possible_next_actions")
+    lists = lists.or_alone(action, present, without)
+    index = np.where(without & present, 0, index)
     next_lists = candidate_lists(after, faults).distinct()
     next_lists = next_lists.or_alone(next_action, next_taken, ~(after.present & contract.choices))
     next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
     faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)
     none = np.zeros((len(index), 0), np.uint8)
-    return _Choices(
+    return _ChoicesOfBlock(
         action=index.astype(np.int32),
         next_action=next_index,
         mask=none,

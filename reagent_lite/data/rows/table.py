@@ -60,22 +60,25 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
-"""Features of which none has texts."""
+"""Features without texts."""
 Texts = Mapping[int, Mapping[float, str]]
 """{id: {code: text}} of the features whose values are texts."""
-_LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
+_NO_NAMES: Mapping[int, str] = {}
+_LISTS = tuple(name for name, column in COLUMNS.items() if column.kind == "actions")
 _Integers = Callable[[Column, Faults], tuple[NDArray[np.int64], Mask]]
-_NAME, _INDEX, _MAP = 0, 1, 2
+_NAME = 0
+_INDEX = 1
+_MAP = 2
 _WORDS = ("a name", "an index", "a map")
 
 
 def event_schema(contract: Contract) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
-    types = {kind: with_texts(one) if contract.texts else one for kind, (one, _) in _KINDS.items()}
+    types = {kind: features_type(arrow_type, texts=contract.texts) for kind, (arrow_type, _) in _KINDS.items()}
     if contract.actions is not None:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
     further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
-    return pa.schema({name: types[one.kind] for name, one in COLUMNS.items() if one.event} | further)
+    return pa.schema({name: types[column.kind] for name, column in COLUMNS.items() if column.event} | further)
 
 
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
@@ -84,63 +87,66 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     Features are null where the block has texts, see Faults.levels, and the contract none.
 
     Raises:
-        DataError: what makes the block unreadable.
+        DataError: the block is unreadable.
     """
-    faults, wanted = Faults(block), event_schema(contract)
+    faults = Faults(block)
+    wanted = event_schema(contract)
     column = {name: column_of(block, name) for name in wanted.names}
-    found: dict[str, pa.Array] = {}
+    arrays: dict[str, pa.Array] = {}
     # what has no value of its column's type comes first, as other faults follow from it
-    for name, one in COLUMNS.items():
-        if one.event and one.kind in ("text", "date", "order", "features", "metrics", "flag"):
-            found[name] = _KINDS[one.kind][1](column[name], faults)
+    for name, described in COLUMNS.items():
+        if described.event and described.kind in ("text", "date", "order", "features", "metrics", "flag"):
+            arrays[name] = _KINDS[described.kind][1](column[name], faults)
     kinds = {}
     for name in contract.extra:
         if name not in contract.rewards:
-            found[name], kinds[name] = as_text(column[name], faults)
-    found |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
-    states, both = found["state_features"], filled(found["terminal"], 0) & filled(found["truncated"], 0)
+            arrays[name], kinds[name] = as_text(column[name], faults)
+    arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
+    states = arrays["state_features"]
+    both = filled(arrays["terminal"], 0) & filled(arrays["truncated"], 0)
     require_event(
         faults,
-        named=valid_rows(found["mdp_id"]),
-        ordered=valid_rows(found["sequence_number"]),
-        known=valid_rows(states),
+        named=valid_rows(arrays["mdp_id"]),
+        ordered=valid_rows(arrays["sequence_number"]),
+        with_state=valid_rows(states),
         empty=np.diff(to_numpy(states.offsets)) == 0,
         both=both.astype(bool),
-        dated=valid_rows(found["ds"]) | (not contract.dated),
+        dated=valid_rows(arrays["ds"]) | (not contract.dated),
     )
-    found["reward"] = _numbers(finite(column["reward"], faults, required=True))
+    arrays["reward"] = _numbers(finite(column["reward"], faults, required=True))
     for name in contract.rewards:
-        found[name] = _numbers(further_reward(block, name, faults))
+        arrays[name] = _numbers(further_reward(block, name, faults))
     probability, given = propensity(block, faults)
     # the only candidate is taken with certainty
-    found["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
-    table = pa.table([_as(found[name], wanted.field(name).type) for name in wanted.names], wanted)
+    arrays["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
+    table = pa.table([_as(arrays[name], wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if _may_have_texts(kind):
-        array = array_with_texts(array)
-    elif _may_have_texts(array.type):
+    if array.type != kind and array.type == features_type(kind, texts=True):
         return pa.nulls(len(array), kind)
+    if kind == features_type(array.type, texts=True):
+        return features_as(array, kind)
     return array.cast(kind)
 
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     """Returns the columns of actions: names, null where one is unknown; without `actions` any name is one."""
-    found, taken = {name: _names(column[name], actions, faults) for name in _LISTS}, column["action"]
+    arrays = {name: _names(column[name], actions, faults) for name in _LISTS}
+    logged = column["action"]
     if actions:
-        codes = ActionRule(actions).codes(taken, faults)
+        codes = ActionRule(actions).codes(logged, faults)
         action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
     else:
-        action = texts(taken, faults, "the name or the index of an action")
-    lists = found["possible_actions"]
+        action = texts(logged, faults, "the name or the index of an action")
+    lists = arrays["possible_actions"]
     row = to_numpy(pc.list_parent_indices(lists))
     equal = filled(pc.equal(lists.flatten(), action.take(pa.array(row))), 0).astype(bool)
     missing = valid_rows(action) & valid_rows(lists)
     missing[row[equal]] = False
-    faults.add(missing, "an action among possible_actions", taken.value, rule="action_not_possible")
-    return {"action": action, **found}
+    faults.add(missing, "an action among possible_actions", logged.value, rule="action_not_possible")
+    return {"action": action, **arrays}
 
 
 def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array:
@@ -154,15 +160,15 @@ def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array
 
 
 def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    action, taken, listed, _ = candidates(column.__getitem__, faults)
+    action, present, listed, _ = candidates(column.__getitem__, faults)
     after = "possible_next_actions"
     lists = {"possible_actions": listed, after: candidate_lists(column[after], faults).distinct()}
     texts = texts_in(faults, "action", *lists)
-    found = {"action": map_array(action, taken, texts)}
-    for name, one in lists.items():
-        every = map_array(one.features, np.ones(len(one.features.values), bool), texts)
-        found[name] = list_array(every, one.lengths, column[name].present)
-    return found
+    arrays = {"action": map_array(action, present, texts)}
+    for name, candidates_of in lists.items():
+        every = map_array(candidates_of.features, np.ones(len(candidates_of.features.values), bool), texts)
+        arrays[name] = list_array(every, candidates_of.lengths, column[name].present)
+    return arrays
 
 
 def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
@@ -177,52 +183,38 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
     columns = {name: typed_column(column_of(block, name), faults) for name in block.table.column_names}
     faults.require_none()
     if faults.features:
-        names = {int(one): str(one) for one in faults.features}
-        columns = {name: by_name(array, names) for name, array in columns.items()}
+        names = {int(feature): str(feature) for feature in faults.features}
+        columns = {
+            name: features_as(array, features_type(array.type, names=True), names) for name, array in columns.items()
+        }
     return pa.table(columns), faults.orders
 
 
-def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:
-    """Returns maps of features, or lists of them, with strings as keys: names, and the digits of other ids."""
-    kind = array.type
-    if pa.types.is_list(kind) and _are_features(kind.value_type):
-        return pa.ListArray.from_arrays(array.offsets, by_name(array.values, names), mask=array.is_null())
-    if not _are_features(kind):
-        return array
-    encoded = array.keys.dictionary_encode()
-    texts_of = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
-    keys = pa.array(texts_of, pa.string()).take(encoded.indices)
-    return pa.MapArray.from_arrays(array.offsets, keys, array.items, mask=array.is_null())
-
-
-def _are_features(kind: pa.DataType) -> bool:
-    return bool(kind in (FEATURES, with_texts(FEATURES)))
-
-
-def with_texts(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of features, or of lists of them, in which some may be texts; other types as they are."""
+def features_type(kind: pa.DataType, *, names: bool = False, texts: bool = False) -> pa.DataType:
+    """Returns the type of features, or of lists of them, that also holds names or texts; other types as they are."""
     if pa.types.is_list(kind):
-        return pa.list_(with_texts(kind.value_type))
-    if pa.types.is_map(kind) and pa.types.is_float32(kind.item_type):
-        return pa.map_(kind.key_type, VALUES)
-    return kind
+        return pa.list_(features_type(kind.value_type, names=names, texts=texts))
+    if not pa.types.is_map(kind) or kind.item_type not in (FEATURES.item_type, VALUES):
+        return kind
+    return pa.map_(pa.string() if names else kind.key_type, VALUES if texts else kind.item_type)
 
 
-def _may_have_texts(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _may_have_texts(kind.value_type)
-    return bool(pa.types.is_map(kind) and kind.item_type == VALUES)
-
-
-def array_with_texts(array: pa.Array) -> pa.Array:
-    """Returns features, or lists of them, as the type `with_texts` gives."""
-    kind = array.type
-    if pa.types.is_list(kind) and with_texts(kind) != kind:
-        return pa.ListArray.from_arrays(array.offsets, array_with_texts(array.values), mask=array.is_null())
-    if with_texts(kind) == kind:
+def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _NO_NAMES) -> pa.Array:
+    """Returns features, or lists of them, as a type that holds theirs; `names` are those of ids that have one."""
+    if array.type == kind:
         return array
-    items = pa.StructArray.from_arrays([array.items, pa.nulls(len(array.items), pa.string())], fields=list(VALUES))
-    return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=with_texts(kind), mask=array.is_null())
+    if pa.types.is_list(kind):
+        elements = features_as(array.values, kind.value_type, names)
+        return pa.ListArray.from_arrays(array.offsets, elements, mask=array.is_null())
+    keys = array.keys
+    items = array.items
+    if keys.type != kind.key_type:
+        encoded = keys.dictionary_encode()
+        texts = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
+        keys = pa.array(texts, pa.string()).take(encoded.indices)
+    if items.type != kind.item_type:
+        items = pa.StructArray.from_arrays([items, pa.nulls(len(items), pa.string())], fields=list(VALUES))
+    return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
 
 
 def texts_in(faults: Faults, *columns: str) -> dict[int, dict[float, str]]:
@@ -261,8 +253,8 @@ def _flags(column: Column, faults: Faults) -> pa.Array:
 
 
 def _features(column: Column, faults: Faults) -> pa.Array:
-    found, present = features(column, faults, rule=f"{column.name}_infinite")
-    return map_array(found, present, texts_in(faults, column.name))
+    matrix, present = features(column, faults, rule=f"{column.name}_infinite")
+    return map_array(matrix, present, texts_in(faults, column.name))
 
 
 def _metrics(column: Column, faults: Faults) -> pa.Array:
@@ -297,7 +289,7 @@ def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
 
 
 def _one_kind(column: Column, faults: Faults) -> int:
-    """Returns what all values of a column are: names, indices or maps; others than the first are faults."""
+    """Returns the kind of a column's values: names, indices or maps; those of another kind are faults."""
 
     def code(value: object) -> int:
         if isinstance(value, int | float):
@@ -305,9 +297,9 @@ def _one_kind(column: Column, faults: Faults) -> int:
         return _NAME if isinstance(value, str) else _MAP if isinstance(value, dict) else WRONG
 
     kinds = per_distinct(column, code, NONE)
-    found = kinds[kinds >= 0]
-    first = int(found[0]) if len(found) else _NAME
-    wanted = f"{_WORDS[first]} as before" if len(found) else "a name, an index or a map"
+    present_kinds = kinds[kinds >= 0]
+    first = int(present_kinds[0]) if len(present_kinds) else _NAME
+    wanted = f"{_WORDS[first]} as before" if len(present_kinds) else "a name, an index or a map"
     wrong = (kinds != NONE) & (kinds != first)
     column.fault(faults, wrong, f"{wanted} in {column.name}", todo="Write actions of one kind")
     return first
@@ -324,7 +316,7 @@ _KINDS: dict[ColumnKind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]
     "action": (FEATURES, _action),
     "actions": (pa.list_(FEATURES), lambda column, faults: _choices(column, None, faults)),
 }
-"""Type in a table of events, where names of actions are text, and what reads a column of any table."""
+"""By kind: type in a table of events, where names of actions are text, and reader of a column of any table."""
 
 
 def map_array(named: Named | FeatureMatrix, present: Mask, texts: Texts | None = None) -> pa.Array:
@@ -366,43 +358,47 @@ def _values(
 
 
 def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask | None = None) -> pa.Array:
-    """Returns lists [n] of the elements in order, null where there is none; None: there is one in every row."""
+    """Returns lists [n] of the elements in order, null in rows that are not present; None: all are."""
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     absent = None if present is None else pa.array(~present)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=absent)
 
 
 def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
-    """Returns a further column's values as text, and of what kind they are, "" without any; bytes are faults."""
-    array, kind, types = column.array, column.array.type, pa.types
+    """Returns a further column's values as text, and their kind, "" without values; bytes are faults."""
+    array = column.array
+    kind = column.array.type
+    types = pa.types
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
     if column.text:
         encoded = array.dictionary_encode()
         values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
-        return pa.array([one if isinstance(one, str) else text for one, text in values]).take(encoded.indices), "text"
+        return pa.array([value if isinstance(value, str) else text for value, text in values]).take(
+            encoded.indices
+        ), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         with suppress(pa.ArrowException):  # of time zones that this machine does not know, among others
             return array.cast(pa.string()), "text"
     if is_number(kind):
         whole = "flag" if types.is_boolean(kind) else "integer" if types.is_signed_integer(kind) else "number"
         return array.cast(pa.string()), whole
-    found = pa.array(map(_dumped, array), pa.string())
-    wrong = column.present & ~valid_rows(found)
+    dumped = pa.array(map(_dumped, array), pa.string())
+    wrong = column.present & ~valid_rows(dumped)
     faults.add(wrong, f"values that can be written as text in {column.name}", column.value)
-    return found, "text"
+    return dumped, "text"
 
 
 def _dumped(scalar: pa.Scalar) -> str | None:
     """Returns JSON, a map as an object, dates and times by ISO 8601 and decimals by their digits.
 
-    None of null, of what has bytes, and of what Python has no value for.
+    None for null, for bytes, and for values that Python does not have.
     """
 
-    def plain(one: object) -> str:
-        if isinstance(one, bytes):
+    def plain(value: object) -> str:
+        if isinstance(value, bytes):
             raise TypeError
-        return one.isoformat() if isinstance(one, date | time) else str(one)
+        return value.isoformat() if isinstance(value, date | time) else str(value)
 
     try:
         value = scalar.as_py()

@@ -80,15 +80,15 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
 
 
 def open_columns(
-    matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, place: torch.device
+    matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, device: torch.device
 ) -> Columns:
     """Returns the columns that prepare_columns wrote, on a device or memory-mapped.
 
     Where there are none, rows are normalized as they are gathered.
     """
     with suppress(FileNotFoundError):
-        return _columns(np.load(file, mmap_mode="r"), width, place, None)
-    return _columns(matrix, width, place, transform.to(place))
+        return _columns(np.load(file, mmap_mode="r"), width, device, None)
+    return _columns(matrix, width, device, transform.to(device))
 
 
 def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
@@ -96,9 +96,9 @@ def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
     return _columns(matrix, matrix.shape[1], torch.device("cpu"), None)
 
 
-def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, transform: nn.Module | None) -> Columns:
+def _columns(matrix: np.ndarray[Any, Any], width: int, device: torch.device, transform: nn.Module | None) -> Columns:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the map is read-only: nothing is written
         values = torch.from_numpy(matrix)
-    placed = values.to(place)
+    placed = values.to(device)
     return Columns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)

@@ -4,8 +4,9 @@
                                 └► minibatches of nearly equal size ─► of each shard its share of them
     shard ─(seed, epoch, number)─► permutation ─► its share of a minibatch ─► an equal part for each of its ranks
 
-The union over ranks is what one process reads, no row comes twice in an epoch, and the position is a step number.
-Shards of any sizes are used up together: what a node has read of its own is the same share everywhere.
+All ranks together read the rows that one process reads, no row comes twice in an epoch, and the position is a step
+number.
+Shards of any sizes are used up together: every node has read the same share of its own.
 """
 
 import heapq
@@ -68,7 +69,8 @@ class ReadPlan:
 
         Shards without rows are not counted: the order of the others does not depend on them.
         """
-        rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
+        rows = self.shards[shard]
+        number = sum(1 for before in self.shards[:shard] if before)
         order: NDArray[np.int32 | np.int64] = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
         np.random.default_rng([self.seed, epoch, number]).shuffle(order)
         return order
@@ -83,14 +85,17 @@ class ReadPlan:
         return epoch, step_of_epoch * self.rows_per_step
 
     def parts(self, step: int, rank: int) -> list[tuple[int, int]]:
-        """Returns what a rank reads for each minibatch of a step; some may be empty.
+        """Returns the part that a rank reads of each minibatch of a step; some may be empty.
 
         A part is (start, stop), of the permutation of its shard in the epoch.
         """
-        start, rows, count = self.position(step)[1], self.rows_of_step(step), self.minibatches_per_step
+        start = self.position(step)[1]
+        rows = self.rows_of_step(step)
+        count = self.minibatches_per_step
         shard = self.reads[rank]
         edges = [apportion(self.shards, start + rows * i // count)[shard] for i in range(count + 1)]
-        before, readers = self.reads[:rank].count(shard), self.reads.count(shard)
+        before = self.reads[:rank].count(shard)
+        readers = self.reads.count(shard)
         return [
             (low + (high - low) * before // readers, low + (high - low) * (before + 1) // readers)
             for low, high in pairwise(edges)
@@ -109,16 +114,17 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
     """
     if len(shards) == 1:
         return [count]
-    total, num = max(sum(shards), 1), len(shards)
+    total = max(sum(shards), 1)
+    num = len(shards)
     # below (count - num / 2) / total of the way there are at least count - num rows, and at most count
-    taken = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]
-    waiting = [(_way(j, rows), shard) for shard, (j, rows) in enumerate(zip(taken, shards, strict=True)) if rows]
+    counts = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]
+    waiting = [(_way(j, rows), shard) for shard, (j, rows) in enumerate(zip(counts, shards, strict=True)) if rows]
     heapq.heapify(waiting)
-    for _ in range(count - sum(taken)):
+    for _ in range(count - sum(counts)):
         shard = waiting[0][1]
-        taken[shard] += 1
-        heapq.heapreplace(waiting, (_way(taken[shard], shards[shard]), shard))
-    return taken
+        counts[shard] += 1
+        heapq.heapreplace(waiting, (_way(counts[shard], shards[shard]), shard))
+    return counts
 
 
 def _way(j: int, rows: int) -> int:

@@ -23,7 +23,8 @@ SAMPLED_ROWS = 1024
 """Most rows of a shard that are looked for in the others: 16 KiB a machine."""
 
 _BLOCK_ROWS = 1 << 18
-_LISTS_AT_ONCE, _VALUES_AT_ONCE = 1 << 16, 1 << 22  # some 30 MB; longer blocks are slower
+_LISTS_AT_ONCE = 1 << 16
+_VALUES_AT_ONCE = 1 << 22  # some 30 MB; longer blocks are slower
 
 
 def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
@@ -52,7 +53,9 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
     raise_any([*_problems([tables[reader] for reader in shards.first_readers], samples, path)])
 
 
-def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int, choices: Hashes | None) -> list[int]:
+def _repeated(
+    copy: TrainingCopy, samples: list[NDArray[np.uint64]], own_shard: int, choices: Hashes | None
+) -> list[int]:
     """Returns how many rows of each shard's sample this shard has too: 0 where a row of that name differs."""
     shard = np.repeat(np.arange(len(samples)), [sample.shape[1] for sample in samples])
     names, contents = np.concatenate(samples, axis=1)
@@ -74,7 +77,7 @@ def _repeated(copy: TrainingCopy, samples: list[NDArray[np.uint64]], own: int, c
             other += np.bincount(shard[places], ~equal, len(samples)).astype(np.int64)
         copy.release()
     same[other > 0] = 0
-    same[own] = 0
+    same[own_shard] = 0
     return [int(count) for count in same]
 
 
@@ -88,9 +91,11 @@ def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: 
     """
     for later in range(len(tables)):
         for earlier in range(later):
-            sampled, repeated = later, tables[earlier][later]
+            sampled = later
+            repeated = tables[earlier][later]
             if not repeated:
-                sampled, repeated = earlier, tables[later][earlier]
+                sampled = earlier
+                repeated = tables[later][earlier]
             if repeated:
                 compared = counted(samples[sampled].shape[1], "row")
                 yield Problem(

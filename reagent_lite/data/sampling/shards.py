@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.data import DataConfig
-from reagent_lite.data.copy.facts import Agreement, Facts, agree
+from reagent_lite.data.copy.facts import FACTS, Agreement, Facts, agree
 from reagent_lite.distributed.group import Group
 
 
@@ -75,7 +75,7 @@ class Shards:
         Raises:
             DataError: on every rank alike, see `facts.agree`.
         """
-        all_facts = [Facts.read(text) for text in self.group.gather_text(facts.json())]
+        all_facts = [FACTS.validate_json(text) for text in self.group.gather_text(FACTS.dump_json(facts).decode())]
         by_node = [all_facts[self.nodes.index(node)] for node in sorted(set(self.nodes))]
         return agree(by_node, path=path, replicas=not self.several)
 

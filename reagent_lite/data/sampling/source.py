@@ -76,9 +76,9 @@ class Candidates:
         start = self.offsets[lists]
         count = self.offsets[lists + 1] - start
         longest = max(int(count.max()), 1)
-        place = torch.arange(longest, device=lists.device)
-        mask = place < count.unsqueeze(1)
-        index = torch.where(mask, start.unsqueeze(1) + place, 0)
+        position = torch.arange(longest, device=lists.device)
+        mask = position < count.unsqueeze(1)
+        index = torch.where(mask, start.unsqueeze(1) + position, 0)
         features = self.features.take(index.flatten()).view(*index.shape, self.features.width)
         return Actions(mask=mask, features=features * mask.unsqueeze(2))
 
@@ -209,23 +209,24 @@ def build_rows(
     bootstrap = spans.at_end(copy.bootstrap)
     scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
     choices = np.stack((np.maximum(copy.action, 0), np.maximum(spans.at_end(copy.next_action), 0)), axis=1)
-    place = state.values.device
+    device = state.values.device
     return LoggedRows(
         state=state,
-        next_index=torch.from_numpy(spans.at_end(copy.next_index)).to(place),
-        scalars=torch.from_numpy(scalars).to(place),
-        choices=torch.from_numpy(choices).to(place),
-        masks=_masks(copy, spans, bootstrap, place) if candidate_features is None else None,
-        candidates=None if candidate_features is None else _lists(copy, candidate_features, spans, place),
+        next_index=torch.from_numpy(spans.at_end(copy.next_index)).to(device),
+        scalars=torch.from_numpy(scalars).to(device),
+        choices=torch.from_numpy(choices).to(device),
+        masks=_masks(copy, spans, bootstrap, device) if candidate_features is None else None,
+        candidates=None if candidate_features is None else _lists(copy, candidate_features, spans, device),
         num_choices=0 if candidate_features is not None else copy.mask.shape[1],
-        metrics=torch.from_numpy(metrics).to(place),
-        usable=None if usable is None else torch.from_numpy(usable).to(place),
+        metrics=torch.from_numpy(metrics).to(device),
+        usable=None if usable is None else torch.from_numpy(usable).to(device),
     )
 
 
 def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
-    parametric, first = spec.parametric, torch.zeros(1, dtype=torch.int32, device=device)
+    parametric = spec.parametric
+    first = torch.zeros(1, dtype=torch.int32, device=device)
     candidates = Candidates(
         features=Columns(
             values=torch.zeros(1, spec.num_action_features, device=device), width=spec.num_action_features
@@ -262,7 +263,10 @@ class LoggedSource:
     """
 
     def __init__(self, rows: LoggedRows, plan: ReadPlan, rank: int, device: torch.device) -> None:
-        self._rows, self._plan, self._rank, self._device = rows, plan, rank, device
+        self._rows = rows
+        self._plan = plan
+        self._rank = rank
+        self._device = device
         self._step = 0
         self.numbers = torch.zeros(0, dtype=torch.int64)
         self._batches = self._read()
@@ -288,7 +292,8 @@ class LoggedSource:
         step = self._step
         while step < plan.num_steps:
             epoch = step // plan.steps_per_epoch
-            order, end_of_epoch = plan.permutation(epoch, plan.reads[self._rank]), (epoch + 1) * plan.steps_per_epoch
+            order = plan.permutation(epoch, plan.reads[self._rank])
+            end_of_epoch = (epoch + 1) * plan.steps_per_epoch
             while step < end_of_epoch:
                 steps = range(step, min(step + block_steps, end_of_epoch))
                 yield from self._block(order, steps)
@@ -300,14 +305,16 @@ class LoggedSource:
         Rows are weighted by their share in the loss. In place of an empty part there is one row of weight 0: it takes
         part in the collectives of the step.
         """
-        plan, rows, none = self._plan, self._rows, np.zeros(1, order.dtype)
+        plan = self._plan
+        rows = self._rows
+        none = np.zeros(1, order.dtype)
         parts = [(step, start, stop) for step in steps for start, stop in plan.parts(step, self._rank)]
         places = np.concatenate([order[start:stop] if stop > start else none for _, start, stop in parts])
         counts = [max(stop - start, 1) for _, start, stop in parts]
         weights = [len(plan.reads) / plan.rows_of_step(step) if stop > start else 0.0 for step, start, stop in parts]
-        place = rows.scalars.device
-        weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
-        numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(place))
+        device = rows.scalars.device
+        weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(device)
+        numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(device))
         batches = rows.take(numbers, weight).to(self._device).split(counts)
         for (step, _, _), batch, self.numbers in zip(parts, batches, torch.split(numbers, counts), strict=True):
             # set before the last minibatch of a step is handed out, so that between steps it is the next one
@@ -319,29 +326,30 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
     """Yields given rows in their order, in large batches of weight 1, for evaluation.
 
     Args:
-        rows: what to read.
+        rows: the rows to read from.
         numbers: [n] row numbers.
         device: where batches go.
     """
-    place = rows.scalars.device
+    rows_device = rows.scalars.device
     for start in range(0, len(numbers), rows.block_rows):
-        index = torch.from_numpy(numbers[start : start + rows.block_rows].astype(np.int64)).to(place)
-        yield rows.take(index, torch.ones(len(index), device=place)).to(device)
+        index = torch.from_numpy(numbers[start : start + rows.block_rows].astype(np.int64)).to(rows_device)
+        yield rows.take(index, torch.ones(len(index), device=rows_device)).to(device)
 
 
-def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], place: torch.device) -> Tensor | None:
-    now, after = np.asarray(copy.mask, bool), spans.at_end(np.asarray(copy.next_mask, bool))
+def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], device: torch.device) -> Tensor | None:
+    now = np.asarray(copy.mask, bool)
+    after = spans.at_end(np.asarray(copy.next_mask, bool))
     if now.all() and after[bootstrap > 0].all():
         return None  # masks behind an end do not matter: nothing is bootstrapped there
-    return torch.from_numpy(np.stack((now, after), axis=1)).to(place)
+    return torch.from_numpy(np.stack((now, after), axis=1)).to(device)
 
 
-def _lists(copy: TrainingCopy, features: Columns, spans: Spans, place: torch.device) -> Candidates:
+def _lists(copy: TrainingCopy, features: Columns, spans: Spans, device: torch.device) -> Candidates:
     lengths = np.diff(copy.list_offsets)
     return Candidates(
         features=features,
         longest=max(int(lengths.max(initial=1)), 1),
-        offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(place),
-        now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(place),
-        after=torch.from_numpy(spans.at_end(np.asarray(copy.next_list, np.int64))).to(place),
+        offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(device),
+        now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(device),
+        after=torch.from_numpy(spans.at_end(np.asarray(copy.next_list, np.int64))).to(device),
     )

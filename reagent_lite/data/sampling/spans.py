@@ -1,4 +1,4 @@
-"""What each row spans: one step, a time difference, or n rows of its episode.
+"""The span of each row: one step, a time difference, or n rows of its episode.
 
 one step     r_t                              steps 1            next state of row t
 time         r_t                              steps Δt / unit    next state of row t
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import counted
 
 T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """What each of R rows spans.
+    """The spans of R rows.
 
     Attributes:
         reward: [R] float32, summed and discounted over the span.
@@ -51,7 +51,7 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
     expected = "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true"
     todo = "Correct the log, or set use_seq_num_diff_as_time_diff to false"
-    _refuse(copy, wrong, expected, f"{copy.time_diff[int(wrong.argmax())]:g}", todo)
+    copy.refuse(wrong, expected, lambda row: f"{copy.time_diff[row]:g}", todo)
     # a terminal row's time_diff discounts nothing, and with 0 steps and γ 0 there would be 0 ** 0
     steps = np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1)
     return Spans(reward=copy.reward, steps=steps.astype(np.float32))
@@ -108,7 +108,7 @@ def learnable_rows(
         missing = (spans.at_end(copy.next_action) < 0) & (spans.at_end(copy.bootstrap) > 0)
         cut = missing & (spans.at_end(copy.truncated) > 0)
         todo = "Add next_action to rows that go on, or set rl.maxq_learning to true"
-        _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none", todo)
+        copy.refuse(missing & ~cut, "a next_action, as rl.maxq_learning is false", lambda _: "none", todo)
         if cut.any():
             ends = counted(int(cut.sum()), "row ends", "rows end")
             notes.append(f"{ends} at a time limit without a next action; SARSA leaves that out")
@@ -116,19 +116,11 @@ def learnable_rows(
     if unit_reward:
         wrong = (np.asarray(copy.reward) < 0) | (np.asarray(copy.reward) > 1)
         expected = "a reward in [0, 1], as rl.q_network_loss is bce_with_logits"
-        got = f"{copy.reward[int(wrong.argmax())]:g}"
-        _refuse(copy, wrong, expected, got, "Rescale the reward, or choose another loss")
+        copy.refuse(wrong, expected, lambda row: f"{copy.reward[row]:g}", "Rescale the reward, or choose another loss")
     return None if usable.all() else np.flatnonzero(usable), tuple(notes)
 
 
 def _refuse_summed(copy: TrainingCopy, reason: str, todo: str) -> None:
     several = np.asarray(copy.step) > 1
-    if several.any():
-        got = f"step {copy.step[int(several.argmax())]}"
-        _refuse(copy, several, f"rows of one step, as {reason}", got, f"Make the timeline with steps 1, or {todo}")
-
-
-def _refuse(copy: TrainingCopy, wrong: NDArray[np.bool_], expected: str, got: str, todo: str) -> None:
-    if wrong.any():
-        where = copy.source_line(int(wrong.argmax()))
-        raise DataError(Problem(where, expected, f"{got} ({int(wrong.sum())} such rows)", todo))
+    todo = f"Make the timeline with steps 1, or {todo}"
+    copy.refuse(several, f"rows of one step, as {reason}", lambda row: f"step {copy.step[row]}", todo)

@@ -1,1 +1,1 @@
-"""Whole episodes dealt to machines."""
+"""Whole episodes for each machine."""

@@ -2,7 +2,7 @@
 
     shared folder or bucket ─► manifest.json, then every other file, hashed and renamed ─► <local_path>
 
-What was fetched before and has its sha256 is kept: after an interruption, and where one file of many was altered. Until
+Files fetched before that have their sha256 are kept: after an interruption, and if one file of many was altered. Until
 all files are there, readers of the folder refuse it, as its manifest names them all. One process at a time fetches to a
 place; another waits, and finds the shard there.
 """
@@ -13,20 +13,21 @@ import fcntl
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.shards.dealing import KIND
+from reagent_lite.data.shards.partition import KIND
 from reagent_lite.data.shards.store import NO_PLACE, ShardEntry, Store
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import disk_errors, made_folder, names_in, sync
+from reagent_lite.files import appearing_file, disk_errors, made_folder, names_in, sweep, sync
 from reagent_lite.manifest import FILE_NAME, file_entries
 
 _CHUNK_BYTES = 1 << 18
 _THREADS = 4  # buckets answer several requests faster than one
-_FETCHING = ".fetching-"
-"""How names of unfinished files begin; readers of a folder leave them out."""
+_UNFINISHED = ".*.tmp"
+"""Names of unfinished files; readers of a folder leave them out."""
 _TODO = "Remove this file and run node 0, or the command without --node_index, to make the shards again"
 
 
@@ -67,9 +68,10 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, missing: list[str], pr
                 if progress is not None:
                     progress(done, total)
     for name in set(names_in(target)) - shard.files.keys():
-        if name.startswith(("part-", _FETCHING)):
+        if name.startswith("part-"):
             (target / name).unlink()
     sync(target)
+    sweep(target.glob(_UNFINISHED))
     return tuple(missing)
 
 
@@ -80,7 +82,7 @@ def _require_shard(target: Path, whole: set[str]) -> None:
         target: the folder.
         whole: files of the wanted shard that it holds.
     """
-    if not target.exists() or (target.is_dir() and all(name.startswith(_FETCHING) for name in names_in(target))):
+    if not target.exists() or (target.is_dir() and all(fnmatch(name, _UNFINISHED) for name in names_in(target))):
         return
     try:
         manifest = StageManifest.read(str(target))
@@ -99,25 +101,19 @@ def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
 
 
 def _fetch_file(store: Store, shard: ShardEntry, name: str, target: Path) -> int:
-    """Copies one file, gives it its name when its sha256 is right, and returns its size."""
+    """Copies one file, which appears if its sha256 is right, and returns its size."""
     source = f"{shard.folder}/{name}"
     entry = shard.files[name]
     wanted = f"{entry['size']} bytes with sha256 {entry['sha256']}, as shards.json says"
-    temporary = target / f"{_FETCHING}{name}"
     digest = hashlib.sha256()
-    try:
-        with temporary.open("wb") as stream:
-            for chunk in _chunks(store, source, wanted):
-                digest.update(chunk)
-                stream.write(chunk)
-            size = stream.tell()
+    with appearing_file(target / name) as stream:
+        for chunk in _chunks(store, source, wanted):
+            digest.update(chunk)
+            stream.write(chunk)
+        size = stream.tell()
         if digest.hexdigest() != entry["sha256"]:
             got = f"{size} bytes with sha256 {digest.hexdigest()}"
             raise DataError(Problem(store.place(source), wanted, got, _TODO))
-        sync(temporary)
-        temporary.rename(target / name)
-    finally:
-        temporary.unlink(missing_ok=True)
     return size
 
 

@@ -1,7 +1,7 @@
 """Shards for all machines: made once, awaited by the others, fetched by each.
 
 1 check    shards.json fits the config, and the input is unchanged
-2 make     machine 0, or whoever gives no node_index: shards and shards.json, in place of older ones
+2 make     machine 0, or a command without node_index: shards and shards.json, in place of older ones
 3 wait     the other machines, until shards.json fits, or is of the generation that machine 0 made
 4 fetch    one shard ─► local_path, every byte verified
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.console import Waiting, machine_logger, progress
 from reagent_lite.data.formats.files import POINTER
-from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import fetch_shard
+from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import NO_PLACE, Pointer, Store, describe
 from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
@@ -54,7 +54,7 @@ def shard(config: ShardConfig) -> Sharded:
 
     Raises:
         ConfigError: paths that overlap.
-        DataError: what is wrong with the input or with one of the paths.
+        DataError: the input or one of the paths cannot be used.
     """
     if problems := list(config.problems()):
         raise ConfigError(problems)
@@ -80,7 +80,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
     """Fetches the shard of node_index of a generation that another process has made, without a look at the input.
 
     Raises:
-        DataError: shards.json is of another generation; what is wrong with the shard or with one of the paths.
+        DataError: shards.json is of another generation; the shard or one of the paths cannot be used.
     """
     start = time.monotonic()
     store = Store(config.shards_path)
@@ -140,7 +140,7 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
 
 
 def _described(pointer: Pointer) -> str:
-    rows = ", ".join(f"{one.rows:,}" for one in pointer.shards[:8]) + (", ..." if len(pointer.shards) > 8 else "")
+    rows = ", ".join(f"{entry.rows:,}" for entry in pointer.shards[:8]) + (", ..." if len(pointer.shards) > 8 else "")
     return f"{counted(len(pointer.shards), pointer.settings['layout'].removesuffix('s'))} of {rows} rows"
 
 
@@ -161,7 +161,9 @@ def _misfit(pointer: Pointer, config: ShardConfig) -> str:
         return ""
     if unchanged(pointer.inputs, files):
         return ""
-    before, now = (", ".join(f"{one.name} ({one.size} bytes)" for one in some[:3]) for some in (pointer.inputs, files))
+    before, now = (
+        ", ".join(f"{state.name} ({state.size} bytes)" for state in some[:3]) for some in (pointer.inputs, files)
+    )
     return f"the shards there were made from {before}, and training_data_path holds {now}, with other content"
 
 
@@ -175,7 +177,7 @@ def _awaited(store: Store, misfit: Callable[[Pointer], str], seconds: float, tod
         todo: advice where none appear.
 
     Raises:
-        DataError: none that fit within that time, with what is there instead.
+        DataError: none fit within that time; says which are there.
     """
     waiting = Waiting(quiet_seconds=0)
     while True:

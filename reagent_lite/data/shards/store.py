@@ -1,11 +1,12 @@
 """Where shards lie for all machines: a folder they share, or a bucket.
 
-    <shards_path>/shards/shards.json      what they are made from, and size and sha256 of every file
+    <shards_path>/shards/shards.json      inputs, and size and sha256 of every file
                          shard-00000/     a stage's folder: manifest.json and Parquet files
                          shard-00001/
 
 Like an exported model, the folder appears by rename, and replaces an older one. A bucket has no rename: shards.json is
-removed first and written last. Who reads while shards are replaced finds files that are not as its shards.json says.
+removed first and written last. A process that reads while shards are
+replaced finds files that differ from its shards.json.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import IO, Any
 import fsspec
 
 from reagent_lite.data.formats.files import POINTER, local_path
-from reagent_lite.data.shards.dealing import folder_name
+from reagent_lite.data.shards.partition import folder_name
 from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_folder, disk_errors, scratch_folder
@@ -59,7 +60,7 @@ class Pointer:
 
     Attributes:
         settings: layout, num_nodes and seed.
-        inputs: what they were made from.
+        inputs: states of the files they were made from.
         shards: in their order.
     """
 

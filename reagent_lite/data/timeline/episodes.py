@@ -1,4 +1,4 @@
-"""Events of whole episodes in order: which are kept, which lead somewhere, and what each spans. Arrays only.
+"""Events of whole episodes in order: which are kept, which lead to a known state, and the span of each. Arrays only.
 
 Row t is complete when it is known where it led: to the next row, to a true end, or, cut by a limit, to a state that the
 row itself has. A transition spans complete rows only, and ends with the first that ends the episode.
@@ -23,7 +23,7 @@ MAX_DUPLICATES = 3
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted while episodes were paired; counts of parts add up.
+    """Figures of paired episodes; those of parts add up.
 
     Attributes:
         figures: the figures of all rows, by name.
@@ -73,7 +73,7 @@ class Episodes:
     def of(
         cls, section: TimelineSection, code: NDArray[np.int32], sequence: Indices, ends: tuple[Mask, Mask, Mask]
     ) -> Episodes:
-        """Returns events by the code of each row's episode and by what ends them: terminal, truncated and shown."""
+        """Returns events by the code of each row's episode and their ends: terminal, truncated and shown."""
         first = np.append(True, code[1:] != code[:-1])[: len(code)]
         starts = np.flatnonzero(first)
         number = np.cumsum(first) - 1
@@ -103,7 +103,7 @@ class Episodes:
         return np.flatnonzero(whole & ~twice), np.flatnonzero(twice)
 
     def no_longer(self, longest: float | None, at: Indices, counts: Counts) -> tuple[Indices, Episodes]:
-        """Returns what of `at` [n] and of the events is of no longer episodes, None of all; counts the others."""
+        """Returns `at` [n] and the events without those of longer episodes, which it counts; None keeps all."""
         if longest is None:
             return at, self
         outliers = (self.stop - self.start) > longest
@@ -142,7 +142,7 @@ class Episodes:
         return self.sequence - self.sequence[self.start]
 
     def figures(self) -> Counter[str]:
-        """Returns what there is of everything that a timeline reports."""
+        """Returns the figures that a timeline reports."""
         follows = ~self.first
         figures = {
             "paired_rows": np.ones(len(self), bool),
@@ -158,7 +158,7 @@ class Episodes:
         }
         return Counter({name: int(mask.sum()) for name, mask in figures.items()})
 
-    def spans(self) -> Spans:
+    def spans(self) -> SpannedRows:
         """Returns the transitions that begin with a complete row inside the time window."""
         complete = self.complete
         at = np.flatnonzero(complete)
@@ -166,16 +166,17 @@ class Episodes:
         if limit is not None:
             at = at[self.since_first[at] <= limit]
         steps = np.ones(len(at), np.int64)
-        going, over = np.ones(len(at), bool), self.over
+        going = np.ones(len(at), bool)
+        over = self.over
         for k in range(1, self.section.steps):
             now = np.minimum(at + k, len(self) - 1)
             going &= ~over[now - 1] & (at + k < self.stop[at]) & complete[now]
             steps += going
-        return Spans(episodes=self, at=at, steps=steps)
+        return SpannedRows(episodes=self, at=at, steps=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class SpannedRows:
     """m transitions.
 
     Attributes:
@@ -196,7 +197,8 @@ class Spans:
     @property
     def terminal(self) -> Mask:
         """[m] whether the last row is a true end; without another word the last of an episode is one."""
-        end, rows = self.end, self.episodes
+        end = self.end
+        rows = self.episodes
         return rows.terminal[end] | ~(rows.over[end] | rows.followed[end])
 
     @property
@@ -207,7 +209,8 @@ class Spans:
     @property
     def time_diff(self) -> Indices:
         """[m] sequence numbers up to what follows; one beyond the last row at a limit, whose time no log has."""
-        sequence, end = self.episodes.sequence, self.end
+        sequence = self.episodes.sequence
+        end = self.end
         following = sequence[np.minimum(end + 1, len(sequence) - 1)] if len(sequence) else sequence
         behind = np.where(self.truncated, sequence[end] + 1, following)
         return np.where(self.terminal, 0, behind - sequence[self.at])

@@ -1,4 +1,4 @@
-"""Events read, checked and taken: what an engine sorts, and what reading them has found.
+"""Events read, checked and selected for an engine to sort, with the facts found while reading.
 
     files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► an engine
 
@@ -25,7 +25,7 @@ from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Position, Show
+from reagent_lite.data.formats.blocks import Block, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import filled, in_one_piece, valid_rows
@@ -35,16 +35,18 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.table import event_schema, event_table, typed_column
 from reagent_lite.feature_ids import read, written
 
-_SAMPLE, _EVAL, _PLACE = 0, 1, 2
+_SAMPLE = 0
+_EVAL = 1
+_PLACE = 2
 """The four bytes of md5(mdp_id) that decide whether an episode is taken, its folder, and its place there."""
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
 ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
-"""What an engine sorts events by."""
+"""Columns that an engine sorts events by."""
 Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
 
 
 def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
-    """Returns what the rows of the events must be; `texts`: whether some features are texts."""
+    """Returns the contract of the events; `texts`: whether some features are texts."""
     rewards = tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
     return Contract(
         actions=config.query.actions if config.timeline.actionDiscrete else None,
@@ -59,7 +61,7 @@ def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
 
 @dataclass(slots=True)
 class Checked:
-    """What reading events has found, in addition to their rows.
+    """Facts found while reading events, in addition to their rows.
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
@@ -94,7 +96,7 @@ class Checked:
     faults: FaultsByKind = field(default_factory=FaultsByKind)
 
     def add(self, other: Checked) -> None:
-        """Adds what was found in later rows."""
+        """Adds the facts of later rows."""
         self.rows += other.rows
         self.taken += other.taken
         for log, rows in other.logs.items():
@@ -143,53 +145,56 @@ def check_events(
     Raises:
         DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
     """
-    contract, positions = contract_of(config, texts=texts), [Position() for _ in files]
+    contract = contract_of(config, texts=texts)
 
     def transform(block: Block) -> tuple[pa.Table, Checked]:
-        block, found = selected(block, config)
-        return _placed(config, block, first, found, *event_table(block, contract))
+        block, checked_block = selected(block, config)
+        return _placed(config, block, first, checked_block, *event_table(block, contract))
 
-    found = Checked()
-    with closing(read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS)) as blocks:
+    checked = Checked()
+    hashes: list[str] = []
+    with closing(read_blocks(tuple(files), transform, show, ALL_COLUMNS, hashes)) as blocks:
         for table, of_block in blocks:
-            found.add(of_block)
-            if found.texts and not texts:
-                return found
+            checked.add(of_block)
+            if checked.texts and not texts:
+                return checked
             add(table)
-    found.hashes = [position.sha256 for position in positions]
-    return found
+    checked.hashes = hashes
+    return checked
 
 
 def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
     """Returns the rows of a block that are of the dates and episodes that are asked for, and how many those are.
 
-    Rows without mdp_id or date are among them: what cannot be placed is reported, not passed over.
+    Rows without mdp_id or date are among them: rows that cannot be placed are reported.
 
     Raises:
         DataError: a column that is missing.
     """
-    contract, rows = contract_of(config), block.table.num_rows
-    found, taken = Checked(rows=rows), np.ones(rows, bool)
-    found.logs = {block.file.log: rows} if block.file.log else {}
+    contract = contract_of(config)
+    rows = block.table.num_rows
+    checked = Checked(rows=rows)
+    selection = np.ones(rows, bool)
+    checked.logs = {block.file.log: rows} if block.file.log else {}
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
-        found.alone = rows
-        found.first_alone = block.where(0)
+        checked.alone = rows
+        checked.first_alone = block.where(0)
         block = _as_episodes(block)
     contract.require_columns(block.table.column_names, block.where(0))
     if config.query.tableSample < 100:
         ids = texts(column_of(block, "mdp_id"), Faults(block))
         limit = round(config.query.tableSample / 100 * HASHES)
-        taken &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
+        selection &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
     if contract.dated:
         days = typed_column(column_of(block, "ds"), Faults(block)).cast(pa.string())
-        found.days = [one for one in pc.min_max(days).as_py().values() if one is not None]
+        checked.days = [day for day in pc.min_max(days).as_py().values() if day is not None]
         for bound, than in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):
             if bound is not None:
-                taken &= np.asarray(pc.fill_null(than(days, bound), True))
-    found.taken = int(taken.sum())
-    if found.taken < rows:
-        block = replace(block, table=block.table.filter(pa.array(taken)), lines=block.lines[taken])
-    return block, found
+                selection &= np.asarray(pc.fill_null(than(days, bound), True))
+    checked.taken = int(selection.sum())
+    if checked.taken < rows:
+        block = replace(block, table=block.table.filter(pa.array(selection)), lines=block.lines[selection])
+    return block, checked
 
 
 def _as_episodes(block: Block) -> Block:
@@ -208,21 +213,22 @@ def _placed(
     config: TimelineConfig,
     block: Block,
     first: int,
-    found: Checked,
+    checked: Checked,
     table: pa.Table,
     faults: Faults,
     kinds: dict[str, str],
 ) -> tuple[pa.Table, Checked]:
-    """Returns the rows with their places, and what was found in the block."""
-    ids, rows = in_one_piece(table.column("mdp_id")), table.num_rows
+    """Returns the rows with their places, and the facts found in the block."""
+    ids = in_one_piece(table.column("mdp_id"))
+    rows = table.num_rows
     hashes = _hashes(ids)
-    found.seen = {name for name in table.column_names if table.column(name).null_count < rows}
-    found.kinds = {name: {kind} for name, kind in kinds.items()}
-    found.features = faults.features
-    found.texts = bool(faults.levels)
-    found.orders = faults.orders
-    found.unlisted = int(faults.unlisted.sum())
-    found.faults = faults.by_kind()
+    checked.seen = {name for name in table.column_names if table.column(name).null_count < rows}
+    checked.kinds = {name: {kind} for name, kind in kinds.items()}
+    checked.features = faults.features
+    checked.texts = bool(faults.levels)
+    checked.orders = faults.orders
+    checked.unlisted = int(faults.unlisted.sum())
+    checked.faults = faults.by_kind()
     in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
     folder = in_eval & (config.timeline.evalTableName is not None)
     file = np.full(rows, first + block.file_number, np.int32)
@@ -231,14 +237,14 @@ def _placed(
         table = table.append_column(name, pa.array(values, kind))
     named = valid_rows(ids)
     table = table if named.all() else table.filter(pa.array(named))
-    found.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
-    return table, found
+    checked.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
+    return table, checked
 
 
 def _hashes(ids: pa.Array) -> NDArray[np.uint32]:
     """Returns [n, 4] the md5 of each mdp_id as four integers; of null anything."""
     encoded = ids.dictionary_encode()
-    digests = [hashlib.md5(one.encode(), usedforsecurity=False).digest() for one in encoded.dictionary.to_pylist()]
+    digests = [hashlib.md5(name.encode(), usedforsecurity=False).digest() for name in encoded.dictionary.to_pylist()]
     distinct = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)
-    found: NDArray[np.uint32] = distinct[filled(encoded.indices, -1)]
-    return found
+    hashes: NDArray[np.uint32] = distinct[filled(encoded.indices, -1)]
+    return hashes

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.buckets import Buckets, Group, in_order
+from reagent_lite.data.buckets import BucketGroup, Buckets, in_order
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
@@ -29,15 +29,16 @@ class LocalEngine:
 
     Args of the constructor:
         folder: temporary folder of its own, on a local disk.
-        memory_bytes: what events may take; more go to the folder.
+        memory_bytes: memory for events; more go to the folder.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         # Arrow's own pool keeps what threads have freed: 10 M rows with 200 MB take 492 MB with it, 426 with this one
         self._pool = pa.default_memory_pool()
         pa.set_memory_pool(pa.system_memory_pool())
-        self._folder, self._memory_bytes = folder, memory_bytes
-        self._groups: list[Group] = []
+        self._folder = folder
+        self._memory_bytes = memory_bytes
+        self._groups: list[BucketGroup] = []
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
         """Reads and keeps the events of the files; see Engine."""
@@ -49,21 +50,21 @@ class LocalEngine:
             def add(table: pa.Table) -> None:
                 buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
 
-            found = check_events(config, files, 0, add, show, texts=texts)
+            checked = check_events(config, files, 0, add, show, texts=texts)
             self._groups = buckets.groups(GROUP_BYTES)
-        return found
+        return checked
 
     def lengths(self) -> Counter[int]:
         """Returns how many episodes have each number of rows; see Engine."""
-        found: Counter[int] = Counter()
+        counts_by_length: Counter[int] = Counter()
         for group in self._groups:
-            some = (one.select(["mdp_id", "sequence_number", "_rule"]) for one in group.tables(last=False))
+            some = (table.select(["mdp_id", "sequence_number", "_rule"]) for table in group.tables(last=False))
             rows = pa.concat_tables(some)
             counts = rows.group_by("mdp_id").aggregate([("sequence_number", "count_distinct"), ("_rule", "count")])
-            found.update(
+            counts_by_length.update(
                 counts.filter(pc.equal(counts["_rule_count"], 0))["sequence_number_count_distinct"].to_pylist()
             )
-        return found
+        return counts_by_length
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes the transitions of the events in order; see Engine."""
@@ -75,5 +76,5 @@ class LocalEngine:
 
 
 def _sorted(tables: list[pa.Table]) -> pa.Table:
-    keys = pa.concat_tables(one.select(ORDER) for one in tables)
+    keys = pa.concat_tables(table.select(ORDER) for table in tables)
     return in_order(tables, pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in ORDER]))

@@ -25,7 +25,7 @@ from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.episodes import Counts, Episodes, Spans
+from reagent_lite.data.timeline.episodes import Counts, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
@@ -53,8 +53,8 @@ class Pairing:
     """Makes the transitions of one timeline.
 
     Attributes:
-        config: what is made.
-        found: what reading the events found.
+        config: the config of the timeline.
+        found: facts found while reading the events.
         files: the files of each folder.
         longest: rows of the longest episodes that are kept; None keeps all.
     """
@@ -75,9 +75,10 @@ class Pairing:
             show: called with (events done, events in all).
 
         Returns:
-            (rows of each file that has some, by folder; what was counted).
+            (rows of each file that has some, by folder; figures).
         """
-        counts, done = Counts(), 0
+        counts = Counts()
+        done = 0
 
         def write(paired: Future[pa.RecordBatch]) -> None:
             batch = paired.result()
@@ -87,7 +88,10 @@ class Pairing:
 
         waiting: deque[Future[None]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, "pair") as pairing, ThreadPoolExecutor(1, "write") as writing:
-            outputs = [stack.enter_context(self.output(*one)) for one in zip(folders, OUTPUTS, strict=False)]
+            outputs = [
+                stack.enter_context(self.output(*folder_and_key))
+                for folder_and_key in zip(folders, OUTPUTS, strict=False)
+            ]
             for rows in tables:
                 # these are paired while those before them are written
                 waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
@@ -95,12 +99,12 @@ class Pairing:
                     waiting.popleft().result()
                 done += rows.num_rows
                 show(min(done, self.found.taken), self.found.taken)
-            for one in waiting:
-                one.result()
+            for write_of_part in waiting:
+                write_of_part.result()
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path, key: str) -> PartFiles:
-        """Returns what writes the files of a folder, which a config key names."""
+        """Returns the writer of a folder's files; a config key names the folder."""
         columns = self.paired(event_columns(self.config, texts=self.found.texts).empty_table(), Counts()).schema
         return PartFiles(folder, key, columns.names[:-2], columns)
 
@@ -143,8 +147,8 @@ def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None
         maps = maps.flatten() if pa.types.is_list(maps.type) else maps
         span = slice(maps.offsets[0].as_py(), maps.offsets[-1].as_py()) if len(maps) else slice(0, 0)
         values, numbers = pc.value_counts(maps.keys[span]).flatten()
-        found = dict(zip(values.to_pylist(), numbers.to_pylist(), strict=True))
-        counts.add(Counts(ids={name: Counter(found)}))
+        rows_by_feature = dict(zip(values.to_pylist(), numbers.to_pylist(), strict=True))
+        counts.add(Counts(ids={name: Counter(rows_by_feature)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,34 +156,40 @@ class _Transitions:
     """m transitions of n events."""
 
     events: pa.Table
-    spans: Spans
+    spans: SpannedRows
 
     def column(self, name: str) -> pa.Array:
         """Returns a column [n] in one piece."""
         return in_one_piece(self.events.column(name))
 
     def own(self, name: str) -> pa.Array:
-        """Returns [m] what the first row has."""
-        column, at = self.column(name), self.spans.at
+        """Returns [m] values of the first row."""
+        column = self.column(name)
+        at = self.spans.at
         return column if len(at) == len(column) else column.take(pa.array(at))
 
     def after(self, name: str, beyond: str = "", at_end: pa.Array | None = None) -> pa.Array:
-        """Returns [m] what follows the span.
+        """Returns [m] values after the span.
 
         Args:
             name: the column of the events.
-            beyond: the column of what a row has that a limit cut; "": nothing.
-            at_end: [1] what there is behind a true end where the first row has a value in the column; None: nothing.
+            beyond: the column with the values of a row that a limit cut; "": none.
+            at_end: [1] value after a true end if the first row has a value in the column; None: none.
         """
-        column, end = self.column(name), self.spans.end
-        terminal, truncated = self.spans.terminal, self.spans.truncated
+        column = self.column(name)
+        end = self.spans.end
+        terminal = self.spans.terminal
+        truncated = self.spans.truncated
         sources = [column, *([self.column(beyond).cast(column.type)] if beyond and truncated.any() else [])]
-        following, some = end + 1, ~terminal & ~truncated
+        following = end + 1
+        some = ~terminal & ~truncated
         if len(sources) == 2:
-            following, some = np.where(truncated, len(column) + end, following), some | truncated
+            following = np.where(truncated, len(column) + end, following)
+            some = some | truncated
         if at_end is not None:
             there = terminal & valid_rows(column)[self.spans.at]
-            following, some = np.where(there, sum(map(len, sources)), following), some | there
+            following = np.where(there, sum(map(len, sources)), following)
+            some = some | there
             sources.append(at_end)
         source = pa.concat_arrays(sources) if len(sources) > 1 else column
         return source.take(pa.array(following, mask=~some))
@@ -187,46 +197,50 @@ class _Transitions:
 
 def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
     """Returns the columns of transitions, in order."""
-    timeline, seen, spans = pairing.config.timeline, pairing.found.seen, rows.spans
-    episodes, at = spans.episodes, spans.at
-    found: dict[str, pa.Array] = {
+    timeline = pairing.config.timeline
+    seen = pairing.found.seen
+    spans = rows.spans
+    episodes = spans.episodes
+    at = spans.at
+    columns: dict[str, pa.Array] = {
         "mdp_id": rows.own("mdp_id"),
         "sequence_number": pa.array(episodes.sequence[at]),
         "sequence_number_ordinal": pa.array(at - episodes.start[at] + 1),
         "time_since_first": pa.array(episodes.since_first[at]),
         "time_diff": pa.array(spans.time_diff),
     }
-    found |= {"step": pa.array(spans.steps)} if timeline.steps > 1 else {}
-    found |= {name: rows.own(name) for name in ("ds", "state_features", "action") if name != "ds" or name in seen}
+    columns |= {"step": pa.array(spans.steps)} if timeline.steps > 1 else {}
+    columns |= {name: rows.own(name) for name in ("ds", "state_features", "action") if name != "ds" or name in seen}
     for name in timeline.rewardColumns:
         if name != "metrics":
             summed = timeline.gamma is not None
             values = filled(rows.column(name), np.nan) if summed else None
-            found[name] = rows.own(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
+            columns[name] = rows.own(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
     if "action_probability" in seen:
-        found["action_probability"] = rows.own("action_probability")
+        columns["action_probability"] = rows.own("action_probability")
     if "metrics" in seen:
         sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.found.metrics
-        found["metrics"] = _metrics(rows, pairing) if sums else rows.own("metrics")
-    found["next_state_features"] = rows.after("state_features", "next_state_features")
-    found["next_action"] = rows.after("action")
+        columns["metrics"] = _metrics(rows, pairing) if sums else rows.own("metrics")
+    columns["next_state_features"] = rows.after("state_features", "next_state_features")
+    columns["next_action"] = rows.after("action")
     if timeline.includePossibleActions and "possible_actions" in seen:
-        found["possible_actions"] = rows.own("possible_actions")
+        columns["possible_actions"] = rows.own("possible_actions")
     if timeline.includePossibleActions and seen & {"possible_actions", "possible_next_actions"}:
         none = pa.array([[]], rows.column("possible_actions").type)
-        found["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
+        columns["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
     for name in timeline.extraFeatureColumns:
         kind = _TYPES[type_of(pairing.found.kinds.get(name, set()))]
-        found |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
-    found |= {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
-    place = to_numpy(rows.column("_place"))[at]
-    part = pa.array((place * pairing.files // HASHES).astype(np.int32))
-    return pa.RecordBatch.from_pydict(found | {"_folder": rows.own("_folder"), "part": part})
+        columns |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
+    columns |= {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
+    places = to_numpy(rows.column("_place"))[at]
+    part = pa.array((places * pairing.files // HASHES).astype(np.int32))
+    return pa.RecordBatch.from_pydict(columns | {"_folder": rows.own("_folder"), "part": part})
 
 
 def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     """Returns [m] maps with the sum of every metric of the log."""
-    names, maps = sorted(pairing.found.metrics), rows.column("metrics")
+    names = sorted(pairing.found.metrics)
+    maps = rows.column("metrics")
     values = np.full((len(maps), len(names)), np.nan)
     offsets = to_numpy(maps.offsets)
     part = slice(int(offsets[0]), int(offsets[-1])) if len(maps) else slice(0, 0)

@@ -1,4 +1,4 @@
-"""What a timeline reads, refuses, leaves out and makes: as errors, in the log, and as its report."""
+"""The results of a timeline, rows read, refused, left out and made: as errors, in the log, and as its report."""
 
 from __future__ import annotations
 
@@ -22,62 +22,59 @@ _SHARE_OF_TIMES = 0.9
 """Sequence numbers are times where more than this share of them is not the number before plus one."""
 
 
-def require_taken(config: TimelineConfig, found: Checked) -> None:
+def require_taken(config: TimelineConfig, checked: Checked) -> None:
     """Checks that there are events of the dates that are asked for, and none that breaks a rule, where none may.
 
     Rows are of episodes, or all of them are decisions of their own.
     """
     timeline = config.timeline
-    if 0 < found.alone < found.rows:
-        got = f"none, in {counted(found.alone, 'row')}"
-        raise DataError(Problem(found.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
+    if 0 < checked.alone < checked.rows:
+        got = f"none, in {counted(checked.alone, 'row')}"
+        raise DataError(Problem(checked.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
     if timeline.startDs or timeline.endDs:
-        if not found.days:
+        if not checked.days:
             expected = "a column 'ds', as timeline.startDs or endDs is given"
             raise DataError(Problem(places(timeline.inputTableName), expected, "none"))
-        if not found.taken:
+        if not checked.taken:
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
-            got = f"events from {found.days[0]} to {found.days[-1]}"
+            got = f"events from {checked.days[0]} to {checked.days[-1]}"
             raise NoRowsError(Problem(places(timeline.inputTableName), expected, got, _small_sample(config)))
-    if found.faults.kinds and timeline.on_refused == "error":
+    if checked.faults.kinds and timeline.on_refused == "error":
         todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
-        got = f"{found.faults.count:,} that do not: {_by_rule(found)}"
+        got = f"{checked.faults.count:,} that do not: {_by_rule(checked)}"
         total = Problem(places(timeline.inputTableName), "rows that keep the rules", got, todo)
-        raise DataError([*found.faults.problems(), total])
+        raise DataError([*checked.faults.problems(), total])
 
 
-def require_rows(config: TimelineConfig, found: Checked, counts: Counts) -> None:
+def require_rows(config: TimelineConfig, checked: Checked, counts: Counts) -> None:
     """Checks that there is an event of an episode that is kept."""
     if not counts.figures["rows"]:
-        got = f"none of {counted(found.rows, 'row')}" + (f": {_by_rule(found)}" if found.faults.kinds else "")
+        got = f"none of {counted(checked.rows, 'row')}" + (f": {_by_rule(checked)}" if checked.faults.kinds else "")
         total = Problem(places(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
-        raise NoRowsError([*found.faults.problems(), total])
+        raise NoRowsError([*checked.faults.problems(), total])
 
 
 def _small_sample(config: TimelineConfig) -> str:
     return "query.tableSample may be too small" if config.query.tableSample < 100 else ""
 
 
-def _by_rule(found: Checked) -> str:
-    return ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(found))
-
-
-def _by_rows(found: Checked) -> list[tuple[str, int]]:
-    return sorted(found.faults.by_rule().items(), key=lambda one: (-one[1], one[0]))
+def _by_rule(checked: Checked) -> str:
+    return ", ".join(f"{rows:,} {rule}" for rule, rows in checked.faults.by_rule())
 
 
 def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]]) -> float | None:
-    """Returns how many rows an episode may have; logs what that leaves out.
+    """Returns how many rows an episode may have; logs how many are left out.
 
     Args:
         config: the config of the timeline.
         lengths: returns how many episodes without a refused row have each number of rows.
     """
     share = config.timeline.outlierEpisodeLengthPercentile
-    if share is None or not (found := sorted(lengths().items())):
+    if share is None or not (pairs := sorted(lengths().items())):
         return None
-    each, numbers = np.array(found, np.int64).T
-    behind, total = np.cumsum(numbers), int(numbers.sum())
+    each, numbers = np.array(pairs, np.int64).T
+    behind = np.cumsum(numbers)
+    total = int(numbers.sum())
     if config.timeline.percentileFunction == "percentile":
         position = share * (total - 1)
         low, high = (each[np.searchsorted(behind, int(at), "right")] for at in (position, np.ceil(position)))
@@ -85,7 +82,8 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
     else:
         longest = float(each[np.searchsorted(behind / total, share)])
     longer = each > longest
-    episodes, rows = int(numbers[longer].sum()), int((numbers * each)[longer].sum())
+    episodes = int(numbers[longer].sum())
+    rows = int((numbers * each)[longer].sum())
     machine_logger.info(
         f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
     )
@@ -95,16 +93,18 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
     return longest
 
 
-def log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
-    """Logs what was refused, paired and left out."""
-    figures, first = counts.figures, _first_places(found)
-    info, warning = machine_logger.info, machine_logger.warning
-    for rule, number in _by_rows(found):
+def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
+    """Logs how many rows were refused, paired and left out."""
+    figures = counts.figures
+    first = _first_places(checked)
+    info = machine_logger.info
+    warning = machine_logger.warning
+    for rule, number in checked.faults.by_rule():
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
-    if found.alone:
+    if checked.alone:
         info(ALONE)
-    if shares := shares_of(config.timeline.inputTableName, found.logs):
+    if shares := shares_of(config.timeline.inputTableName, checked.logs):
         info(f"events by log: {shares_in_words(shares)}")
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
@@ -113,16 +113,16 @@ def log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: S
         gaps = "gaps not counted, as sequence_number is a time"
     info(f"{rows}, {ended}, {gaps}")
 
-    def log(level: Callable[[str], None], figure: str, one: str, several: str, rest: str) -> None:
+    def log(level: Callable[[str], None], figure: str, singular: str, plural: str, rest: str) -> None:
         if figures[figure]:
-            level(f"{counted(figures[figure], one, several)} {rest}")
+            level(f"{counted(figures[figure], singular, plural)} {rest}")
 
     places = ", ".join(files[file].place(line) for file, line in counts.duplicates)
     places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
     rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
     log(warning, "duplicate_rows", "row has", "rows have", rest)
-    if found.unlisted:
-        text = counted(found.unlisted, "row has", "rows have")
+    if checked.unlisted:
+        text = counted(checked.unlisted, "row has", "rows have")
         info(f"{text} an empty possible_actions; the action taken is the only candidate there")
     ends = "last row does not say how it ends:", "last rows do not say how they end:"
     if config.timeline.addTerminalStateRow:
@@ -136,11 +136,11 @@ def log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: S
     log(warning, "rows_after_an_end", "row follows", "rows follow", rest)
 
 
-def _first_places(found: Checked) -> dict[str, str]:
-    return {kind.rule: str(kind.first) for kind in reversed(found.faults.kinds.values())}
+def _first_places(checked: Checked) -> dict[str, str]:
+    return {kind.rule: str(kind.first) for kind in reversed(checked.faults.kinds.values())}
 
 
-def _reasons(config: TimelineConfig, found: Checked, counts: Counts) -> str:
+def _reasons(config: TimelineConfig, checked: Checked, counts: Counts) -> str:
     """Returns how many rows were left out, by reason."""
     figures = counts.figures
     missing = {
@@ -148,7 +148,7 @@ def _reasons(config: TimelineConfig, found: Checked, counts: Counts) -> str:
         "last of an episode that does not say how it ends": _without_an_end(config, counts),
         "truncated without next_state_features": figures["truncated_rows_without_next_state"],
         "in episodes of unusual length": counts.outliers["rows"],
-        "refused or in a refused row's episode": found.rows - figures["rows"] if found.faults.kinds else 0,
+        "refused or in a refused row's episode": checked.rows - figures["rows"] if checked.faults.kinds else 0,
     }
     return ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
 
@@ -157,8 +157,8 @@ def _without_an_end(config: TimelineConfig, counts: Counts) -> int:
     return 0 if config.timeline.addTerminalStateRow else counts.figures["last_rows_without_an_end"]
 
 
-def none_complete(config: TimelineConfig, found: Checked, counts: Counts) -> NoRowsError:
-    """Returns the error of events of which none leads to a known state: why, and what to add."""
+def none_complete(config: TimelineConfig, checked: Checked, counts: Counts) -> NoRowsError:
+    """Returns the error if no event leads to a known state: why, and what to add."""
     todo = []
     if _without_an_end(config, counts):
         todo.append(
@@ -168,31 +168,32 @@ def none_complete(config: TimelineConfig, found: Checked, counts: Counts) -> NoR
         )
     if counts.figures["truncated_rows_without_next_state"]:
         todo.append("Log in next_state_features what was seen at the limit")
-    got = f"none of {counted(found.rows, 'event')}: {_reasons(config, found, counts)}"
+    got = f"none of {counted(checked.rows, 'event')}: {_reasons(config, checked, counts)}"
     expected = "events of which it is known where they led"
     return NoRowsError(Problem(places(config.timeline.inputTableName), expected, got, ". ".join(todo)))
 
 
 def report_of(
-    config: TimelineConfig, found: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
+    config: TimelineConfig, checked: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns what was read, refused, left out and made, as manifests have it; `rows` are those of each output."""
-    figures, timeline = counts.figures, config.timeline
-    reasons = _reasons(config, found, counts)
-    shares = shares_of(timeline.inputTableName, found.logs)
-    total = counted(found.rows, "event")
-    named = {int(one): one for one in found.features}
+    """Returns the report for manifests: rows read, refused, left out and made; `rows` are those of each output."""
+    figures = counts.figures
+    timeline = config.timeline
+    reasons = _reasons(config, checked, counts)
+    shares = shares_of(timeline.inputTableName, checked.logs)
+    total = counted(checked.rows, "event")
+    named = {int(feature): feature for feature in checked.features}
     state = {**dict.fromkeys(counts.ids.get("next_state_features", ()), 0), **counts.ids.get("state_features", {})}
-    first = _first_places(found)
+    first = _first_places(checked)
     return {
-        "rows_in_files": found.rows,
+        "rows_in_files": checked.rows,
         **({"logs": {log: number for log, number, _ in shares}} if shares else {}),
         "refused": [
             {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
-            for rule, number in _by_rows(found)
+            for rule, number in checked.faults.by_rule()
         ],
         **figures,
-        "candidates_unknown_rows": found.unlisted,
+        "candidates_unknown_rows": checked.unlisted,
         "outliers": {} if longest is None else {"longest_rows": longest, **counts.outliers},
         "left_out": [f"{shown(timeline.inputTableName)}: of {total} left out by the timeline: {reasons}"]
         if reasons
@@ -200,5 +201,5 @@ def report_of(
         "rows_beyond_time_window": figures["complete_rows"] - sum(rows),
         "train_rows": rows[0],
         "eval_rows": sum(rows[1:]),
-        "state_features": {str(named.get(one, one)): number for one, number in sorted(state.items())},
+        "state_features": {str(named.get(feature, feature)): number for feature, number in sorted(state.items())},
     }

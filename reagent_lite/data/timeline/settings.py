@@ -1,4 +1,4 @@
-"""What transitions depend on in addition to the events; it needs no Arrow."""
+"""Settings that transitions depend on in addition to the events; without Arrow."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.item_table import ItemTable
 
 VERSION = 3
-"""Version of the transformation; what another version made is made again."""
+"""Version of the transformation; output of another version is made again."""
 
 
 def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
-    """Returns what a timeline's rows depend on in addition to the events: neither the engine nor the folders."""
+    """Returns the settings that a timeline's rows depend on: neither the engine nor the folders."""
     timeline = config.timeline.model_dump(mode="json")
     for key in ("inputTableName", "outputTableName"):
         del timeline[key]
@@ -20,5 +20,5 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
 
 
 def items_setting(items: ItemTable | None) -> dict[str, Any]:
-    """Returns what rows depend on where ids in them are those of items: the content of the table."""
+    """Returns the setting of an item table, by its content; none without a table."""
     return {} if items is None else {"items": items.sha256}

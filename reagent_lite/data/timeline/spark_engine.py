@@ -41,7 +41,8 @@ _LENGTHS = (
     "SELECT length, COUNT(*) AS episodes FROM (SELECT COUNT(DISTINCT sequence_number) AS length FROM events "
     "GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length"
 )
-_CHECKED, _COUNTS = TypeAdapter(Checked), TypeAdapter(Counts)
+_CHECKED = TypeAdapter(Checked)
+_COUNTS = TypeAdapter(Counts)
 
 
 class SparkEngine:
@@ -73,21 +74,18 @@ class SparkEngine:
             answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
         reports = [json.loads(answers[number]) for number in range(len(files))]
         raise_any([Problem(**fields) for report in reports for fields in report["problems"]])
-        parts = [spool / report["part"] for report in reports if report["found"]]
-        if not parts:
+        checked = Checked()
+        for report in reports:
+            checked.add(_CHECKED.validate_json(report["found"]))
+        if not checked.rows:
             raise no_rows(files)
+        parts = [spool / report["part"] for report in reports]
         for part in parts:
             _require_here(part, None)
         with problems_of_spark():
             self._session.read.parquet(*map(_uri, parts)).createOrReplaceTempView("events")
         show(total, total)
-        found = Checked()
-        for report in reports:
-            if report["found"]:
-                found.add(_CHECKED.validate_json(report["found"]))
-            else:
-                found.hashes.append(report["sha256"])
-        return found
+        return checked
 
     def lengths(self) -> dict[int, int]:
         """Returns how many episodes have each number of rows; see Engine."""
@@ -96,7 +94,8 @@ class SparkEngine:
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes each file in one task; see Engine."""
-        files, total = pairing.files, pairing.found.taken
+        files = pairing.files
+        total = pairing.found.taken
         show(0, total)
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (
@@ -108,7 +107,8 @@ class SparkEngine:
         with problems_of_spark():
             task = partial(_write_files, pairing, together, len(folders))
             answers = self._session.sql(ordered).mapInArrow(task, "written STRING").collect()
-        written, counts = [dict[int, int]() for _ in folders], Counts()
+        written = [dict[int, int]() for _ in folders]
+        counts = Counts()
         for (answer,) in answers:
             report = json.loads(answer)
             counts.add(_COUNTS.validate_json(report["counts"]))
@@ -130,46 +130,48 @@ class SparkEngine:
 def _check_files(
     config: TimelineConfig, files: tuple[InputFile, ...], spool: Path, texts: bool, batches: Batches
 ) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor: reads the files of these numbers, and yields what it found as JSON."""
+    """Runs in an executor: reads the files of these numbers, and yields the facts found as JSON."""
     for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-        found = json.dumps(_checked(config, files[number], number, spool, texts=texts))
-        yield pa.RecordBatch.from_pydict({"file": [number], "found": [found]})
+        answer = json.dumps(_checked(config, files[number], number, spool, texts=texts))
+        yield pa.RecordBatch.from_pydict({"file": [number], "found": [answer]})
 
 
 def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
     part = f"{uuid.uuid4().hex}.parquet"  # of this attempt alone
-    report: dict[str, Any] = {"problems": [], "part": part, "sha256": "", "found": ""}
-    expected, todo = "a path that every executor of Spark sees", "Give folders that all machines share"
+    report: dict[str, Any] = {"problems": [], "part": part}
+    expected = "a path that every executor of Spark sees"
+    todo = "Give folders that all machines share"
     for path in (str(spool), *(() if file.remote else (file.path,))):
         if not os.path.exists(path):
             problem = Problem(path, expected, f"nothing there on {socket.gethostname()}", todo)
             return report | {"problems": [asdict(problem)]}
     try:
         with pa.parquet.ParquetWriter(spool / part, event_columns(config, texts=texts), compression="lz4") as writer:
-            found = check_events(config, [file], number, writer.write_table, None, texts=texts)
-        return report | {"found": _CHECKED.dump_json(found).decode()}
-    except NoRowsError:
-        return report | {"sha256": sha256_of(file)}
+            try:
+                checked = check_events(config, [file], number, writer.write_table, None, texts=texts)
+            except NoRowsError:
+                checked = Checked(hashes=[sha256_of(file)])
     except DataError as error:
         return report | {"problems": [asdict(problem) for problem in error.problems]}
+    return report | {"found": _CHECKED.dump_json(checked).decode()}
 
 
 def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor: pairs and writes rows in the order of their part, and yields what it wrote as JSON."""
+    """Runs in an executor: pairs and writes rows in the order of their part, and yields a report as JSON."""
     task = uuid.uuid4().hex  # of this attempt alone
-    own = [together / task / str(number) for number in range(folders)]
-    for folder in own:
+    task_folders = [together / task / str(number) for number in range(folders)]
+    for folder in task_folders:
         folder.mkdir(parents=True)
     events = (batch.drop_columns("part") for batch in batches)
-    written, counts = pairing.write(whole_episodes(events), own, lambda done, total: None)
+    written, counts = pairing.write(whole_episodes(events), task_folders, lambda done, total: None)
     files = [(at, number, rows) for at, of in enumerate(written) for number, rows in of.items()]
     report = {"task": task, "counts": _COUNTS.dump_json(counts).decode(), "files": files}
     yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})
 
 
 def _uri(file: Path) -> str:
-    """Returns a local path as Spark takes it: with what would be a pattern for several files escaped."""
-    return "file://" + "".join(f"\\{one}" if one in "{}[]*?\\" else one for one in str(file))
+    """Returns a local path for Spark, with the characters of patterns escaped."""
+    return "file://" + "".join(f"\\{sign}" if sign in "{}[]*?\\" else sign for sign in str(file))
 
 
 def _require_here(file: Path, rows: int | None) -> None:
@@ -178,9 +180,11 @@ def _require_here(file: Path, rows: int | None) -> None:
     Raises:
         DataError: it is not.
     """
-    here = pa.parquet.read_metadata(file).num_rows if file.exists() else 0
-    if file.exists() and rows in (None, here):
+    rows_here = pa.parquet.read_metadata(file).num_rows if file.exists() else 0
+    if file.exists() and rows in (None, rows_here):
         return
     todo = "Give outputs, and temporary_directory where it is set, on a folder that all machines share"
     wanted = "a file" if rows is None else counted(rows, "row")
-    raise DataError(Problem(str(file.parent), f"{wanted} that Spark's executors wrote", f"{here:,} rows here", todo))
+    raise DataError(
+        Problem(str(file.parent), f"{wanted} that Spark's executors wrote", f"{rows_here:,} rows here", todo)
+    )

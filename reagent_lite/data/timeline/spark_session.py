@@ -36,7 +36,7 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
 
     Args:
         master: as the config has it.
-        folder: for what does not fit into the memory of a local master.
+        folder: for data that does not fit into the memory of a local master.
 
     Raises:
         ConfigError: no pyspark, no Java, no server at the address, an address that Spark does not take.
@@ -46,15 +46,15 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
             import pyspark.sql  # noqa: F401 # seconds that other engines need not pay
         except ImportError as error:
             raise _lacks("the package pyspark", str(error)) from error
-        session, own = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
+        session, is_ours = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
-        return session, own
+        return session, is_ours
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silences what pyspark warns of pandas 3, which is not used here."""
+    """Silences pyspark's warnings about pandas 3, which is not used here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
@@ -85,7 +85,8 @@ def _require_server(master: str) -> None:
     address = re.match(r"sc://(\[[^\]]+\]|[^:/;]+)(?::(\d+))?(?:/|$)", master)
     if address is None:
         raise ConfigError(Problem("master", "an address such as sc://host:15002", repr(master)))
-    host, port = address.group(1).strip("[]"), int(address.group(2) or _CONNECT_PORT)
+    host = address.group(1).strip("[]")
+    port = int(address.group(2) or _CONNECT_PORT)
     try:
         socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:
@@ -135,7 +136,7 @@ def _problems_of_master(master: str) -> Iterator[None]:
 
 @contextmanager
 def problems_of_spark() -> Iterator[None]:
-    """Turns what Spark finds wrong with its executors, files and disks into errors of ours."""
+    """Turns Spark's errors about executors, files and disks into ours."""
     try:
         with _without_warnings():
             yield

@@ -1,4 +1,4 @@
-"""The timeline as a stage: from logged decisions to folders of transitions; folders that are there are kept.
+"""The timeline as a stage: from logged decisions to folders of transitions; folders that are up to date are kept.
 
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
@@ -81,18 +81,18 @@ class Engine(Protocol):
         """Sorts the events by events.ORDER, and writes their transitions.
 
         Returns:
-            (rows of each file that has some, by folder; what was counted).
+            (rows of each file that has some, by folder; figures).
         """
         ...
 
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees the engine's resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineOutcome:
-    """What was made; printed as the last line of standard output.
+    """Outcome of a run; printed as the last line of standard output.
 
     Attributes:
         train, eval: folders of transitions; eval is None where none was asked for.
@@ -114,7 +114,7 @@ class TimelineOutcome:
 
 
 def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> TimelineOutcome:
-    """Makes the folders that the config asks for, unless they are there, and returns what is in them.
+    """Makes the folders that the config asks for, unless they are up to date, and describes them.
 
     Args:
         config: the config of the timeline.
@@ -133,11 +133,11 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     outputs = dict(zip(OUTPUTS, folders, strict=False))
     _require_events(config)
     require_apart(config.timeline.inputTableName, files, outputs)
-    found = [
+    standing = [
         StageManifest.standing(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
-    manifests = [manifest for manifest in found if manifest is not None]
+    manifests = [manifest for manifest in standing if manifest is not None]
     made = len(manifests) < len(folders)
     if made:
         for key, folder in outputs.items():
@@ -145,10 +145,10 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
             require_writable(folder.parent, key)
         room = room_in(folders[0].parent, OUTPUTS[0])
         with room, _work_folder(config, folders[0]) as work, closing(_engine(config, work)) as engine:
-            told = tell_apart(files, config.timeline.inputTableName, work)
-            for note in told.notes:
+            apart = tell_apart(files, config.timeline.inputTableName, work)
+            for note in apart.notes:
                 machine_logger.warning(note)
-            manifests = make_timeline(config, engine, told.files)
+            manifests = make_timeline(config, engine, apart.files)
     else:
         machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
@@ -166,7 +166,7 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
         train_rows=report["train_rows"],
         eval_rows=report["eval_rows"],
         episodes=report["episodes"],
-        refused_rows=sum(one["rows"] for one in report["refused"]),
+        refused_rows=sum(refused["rows"] for refused in report["refused"]),
         made=made,
         seconds=round(time.monotonic() - start, 3),
     )
@@ -176,7 +176,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     """Makes the folders of a timeline, and returns their manifests.
 
     Args:
-        config: what to make.
+        config: the config of the timeline.
         engine: the engine that does it.
         files: the events.
 
@@ -186,28 +186,28 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     """
     timeline = config.timeline
     with progress("reading events", "bytes") as show:
-        found = engine.load(config, files, show, texts=False)
-        if found.texts:
-            found = engine.load(config, files, show, texts=True)
-    require_taken(config, found)
+        checked = engine.load(config, files, show, texts=False)
+        if checked.texts:
+            checked = engine.load(config, files, show, texts=True)
+    require_taken(config, checked)
     pairing = Pairing(
         config=config,
-        found=found,
-        files=timeline.numOutputShards or -(-found.taken // _ROWS_PER_FILE) or 1,
+        found=checked,
+        files=timeline.numOutputShards or -(-checked.taken // _ROWS_PER_FILE) or 1,
         longest=longest_rows(config, engine.lengths),
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
         with progress("pairing and writing transitions", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
-        require_one_order(found.orders, counts.figures["duplicate_rows"])
-        require_rows(config, found, counts)
-        log_figures(config, found, counts, files)
-        report = report_of(config, found, pairing.longest, counts, [sum(rows.values()) for rows in written])
+        require_one_order(checked.orders, counts.figures["duplicate_rows"])
+        require_rows(config, checked, counts)
+        log_figures(config, checked, counts, files)
+        report = report_of(config, checked, pairing.longest, counts, [sum(rows.values()) for rows in written])
         require_unchanged(files, timeline.inputTableName, config.columns)
         above = StageManifest.above(timeline.inputTableName)
-        named = {int(one): one for one in found.features}
-        ids = {name: {named.get(one, one) for one in some} for name, some in counts.ids.items()}
+        named = {int(feature): feature for feature in checked.features}
+        ids = {name: {named.get(feature, feature) for feature in some} for name, some in counts.ids.items()}
         manifests = []
         for folder, key, rows, use in zip(folders, OUTPUTS, written, ("train", "eval"), strict=False):
             with pairing.output(folder, key) as rest:
@@ -216,12 +216,12 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
             manifest = StageManifest(
                 kind=KIND,
                 rows=sum(rows.values()),
-                columns={one.name: str(one.type) for one in columns},
+                columns={field.name: str(field.type) for field in columns},
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
-                metric_names=tuple(sorted(found.metrics)),
+                metric_names=tuple(sorted(checked.metrics)),
                 settings={**pairing_settings(config), **items_setting(files[0].items), "use": use},
-                inputs=states_of(files, found.hashes),
+                inputs=states_of(files, checked.hashes),
                 parent=above.digest if above else "",
                 report=report,
                 files={part_name(number): {"rows": rows.get(number, 0)} for number in range(pairing.files)},
@@ -237,7 +237,7 @@ def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
 
 
 def _work_folder(config: TimelineConfig, target: Path) -> AbstractContextManager[Path]:
-    """Returns a folder on a local disk for what does not fit into memory."""
+    """Returns a folder on a local disk for data that does not fit into memory."""
     parent = Path(config.temporary_directory).expanduser().absolute() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     return work_folder(parent, target.name)

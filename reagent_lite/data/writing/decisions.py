@@ -45,7 +45,9 @@ def _maps(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_texts(row: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, str) for one in _maps(row) if isinstance(one, dict) for value in one.values())
+    return any(
+        isinstance(value, str) for features in _maps(row) if isinstance(features, dict) for value in features.values()
+    )
 
 
 def _with_values(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def _with_values(row: Mapping[str, Any]) -> dict[str, Any]:
     def values(features: Any) -> Any:
         if not isinstance(features, dict):
             return features
-        return {name: {"text" if isinstance(one, str) else "number": one} for name, one in features.items()}
+        return {name: {"text" if isinstance(value, str) else "number": value} for name, value in features.items()}
 
     state, action, *possible = map(values, _maps(row))
     return {**row, "state_features": state, "action": action, "possible_actions": possible}

@@ -1,6 +1,6 @@
 """Episodes in numpy as rows of a log in Arrow: logged decisions or transitions.
 
-events       one row per decision, as a service logs it: what was seen, what could be done, what was done and how likely
+events       one row per decision, as a service logs it: state, possible actions, action and its probability
 transitions  the same rows with next state, next action and its choices, as training reads them
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,7 +79,8 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
         DataError: a number that would be written is NaN or infinite.
     """
     _require_finite(block)
-    num_rows, num_episodes = len(block.state), len(block.lengths)
+    num_rows = len(block.state)
+    num_episodes = len(block.lengths)
     ends = block.lengths.cumsum()
     episode = np.repeat(np.arange(num_episodes), block.lengths)
     last = np.zeros(num_rows, bool)
@@ -86,7 +88,8 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
     num_choices = block.features.shape[1] if block.features is not None else len(_fixed_actions(schema))
     mask = np.ones((num_rows, num_choices), bool) if block.mask is None else block.mask
     last_mask = np.ones((num_episodes, num_choices), bool) if block.last_mask is None else block.last_mask
-    state, last_state = _maps(block.state), _maps(block.last_state)
+    state = _maps(block.state)
+    last_state = _maps(block.last_state)
     if block.features is None:
         action = _fixed_actions(schema).take(pa.array(block.action))
     else:
@@ -122,21 +125,27 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
 
 
 def _require_finite(block: EpisodeBlock) -> None:
-    by_row = {"state_features": block.state, "reward": block.reward, "action_probability": block.propensity}
-    by_episode = {"next_state_features": block.last_state}
+    episodes = np.arange(len(block.lengths))
+    of_rows = np.repeat(episodes, block.lengths)
+    written: list[tuple[str, NDArray[Any], Ints]] = [
+        ("state_features", block.state, of_rows),
+        ("reward", block.reward, of_rows),
+        ("action_probability", block.propensity, of_rows),
+        ("next_state_features", block.last_state, episodes),
+    ]
     if block.features is not None and block.mask is not None:
-        by_row["possible_actions"] = np.where(block.mask[:, :, None], block.features, np.float32(0))
+        written.append(("possible_actions", np.where(block.mask[:, :, None], block.features, 0), of_rows))
     if block.last_features is not None and block.last_mask is not None:
         present = block.last_mask & ~block.terminal[:, None]
-        by_episode["possible_next_actions"] = np.where(present[:, :, None], block.last_features, np.float32(0))
-    for name, values in (by_row | by_episode).items():
-        if np.isfinite(values).all():
-            continue
-        row, *place = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
-        episode = row if name in by_episode else int(np.searchsorted(block.lengths.cumsum(), row, "right"))
-        where = f"{name} of episode {block.mdp_ids[episode]}" + "".join(f", {index}" for index in place)
-        got, todo = str(values[(row, *place)]), "The environment computed it: look at its step"
-        raise DataError(Problem(where, "finite numbers", got, todo))
+        last = np.where(present[:, :, None], block.last_features, 0)
+        written.append(("possible_next_actions", last, episodes))
+    for name, values, episode_of in written:
+        wrong = np.argwhere(~np.isfinite(values))
+        if len(wrong):
+            row, *indices = wrong[0].tolist()
+            where = f"{name} of episode {block.mdp_ids[episode_of[row]]}" + "".join(f", {index}" for index in indices)
+            got = str(values[(row, *indices)])
+            raise DataError(Problem(where, "finite numbers", got, "The environment computed it: look at its step"))
 
 
 def _fixed_actions(schema: LogSchema) -> pa.Array:
@@ -146,7 +155,7 @@ def _fixed_actions(schema: LogSchema) -> pa.Array:
 
 
 def _choices(mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
-    """Returns lists of the choices that are there, of mask [n, K]."""
+    """Returns lists of the possible choices, by mask [n, K]."""
     every = _fixed_actions(schema).take(pa.array(np.nonzero(mask)[1])) if features is None else _maps(features[mask])
     return list_array(every, mask.sum(1))
 

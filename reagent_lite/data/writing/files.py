@@ -48,7 +48,9 @@ class TableWriter:
 
     def __init__(self, where: str, form: Format, stream: IO[bytes], closing: ExitStack) -> None:
         self._where = where
-        self._form, self._stream, self._closing = form, stream, closing
+        self._form = form
+        self._stream = stream
+        self._closing = closing
         self._pool = closing.enter_context(ThreadPoolExecutor(num_threads(), thread_name_prefix="write"))
         self._pending: deque[Future[Any]] = deque()
         self._file: Any = None
@@ -60,7 +62,7 @@ class TableWriter:
             self._append()
 
     def finish(self) -> None:
-        """Writes what is still being encoded."""
+        """Writes the tables that are still being encoded."""
         while self._pending:
             self._append()
 
@@ -71,7 +73,8 @@ class TableWriter:
                 self._file = self._closing.enter_context(self._form.opened(self._stream, encoded))
             self._file.write(encoded)
         except (ArithmeticError, ValueError, pa.ArrowException) as error:
-            expected, todo = "values that the format can hold", "Choose another format, or leave their column out"
+            expected = "values that the format can hold"
+            todo = "Choose another format, or leave their column out"
             raise DataError(Problem(self._where, expected, first_line(error), todo)) from error
 
 
@@ -133,7 +136,7 @@ def _require_strings(name: str, array: pa.Array) -> None:
     if "" in distinct and name != "next_action":  # where "" means none
         got = "an empty one, which CSV reads as none"
         raise DataError(Problem(f"column {name}", "strings that CSV can hold", got, todo))
-    if kind_of(name) == "action" and any(one.lstrip().startswith("{") for one in distinct):
+    if kind_of(name) == "action" and any(name_of_action.lstrip().startswith("{") for name_of_action in distinct):
         got = "one that starts with { as maps do"
         raise DataError(Problem(f"column {name}", "names that CSV can hold", got, todo))
 
@@ -144,7 +147,8 @@ def _or_null(texts: pa.Array) -> pa.Array:
 
 def _texts(array: pa.Array) -> pa.Array:
     """Returns the values as JSON texts, null where they are null."""
-    types, kind = pa.types, array.type
+    types = pa.types
+    kind = array.type
     if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind):
         return array.cast(pa.string())
     if types.is_float32(kind) or types.is_float64(kind):
@@ -155,12 +159,15 @@ def _texts(array: pa.Array) -> pa.Array:
         return pc.coalesce(_texts(pc.struct_field(array, "number")), _texts(pc.struct_field(array, "text")))
     if types.is_map(kind):
         part = slice(array.offsets[0].as_py(), array.offsets[-1].as_py())
-        keys, items = _by_distinct(array.keys[part].cast(pa.string())), _or_null(_texts(array.items[part]))
+        keys = _by_distinct(array.keys[part].cast(pa.string()))
+        items = _or_null(_texts(array.items[part]))
         return _joined("{", array, pc.binary_join_element_wise(keys, items, ":"), "}")
     if types.is_list(kind):
         part = slice(array.offsets[0].as_py(), array.offsets[-1].as_py())
         return _joined("[", array, _or_null(_texts(array.values[part])), "]")
-    return pa.array([None if one is None else json.dumps(one, default=str) for one in array.to_pylist()], pa.string())
+    return pa.array(
+        [None if value is None else json.dumps(value, default=str) for value in array.to_pylist()], pa.string()
+    )
 
 
 def _numbers(array: pa.Array) -> pa.Array:
@@ -175,7 +182,7 @@ def _numbers(array: pa.Array) -> pa.Array:
 def _by_distinct(strings: pa.Array) -> pa.Array:
     """Returns strings as JSON texts; each distinct one is encoded once."""
     encoded = strings.dictionary_encode()
-    texts = [json.dumps(one) for one in encoded.dictionary.to_pylist()]
+    texts = [json.dumps(text) for text in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 

@@ -42,7 +42,8 @@ class PartFiles:
     """
 
     def __init__(self, folder: Path, key: str, names: Sequence[str], columns: pa.Schema) -> None:
-        self._folder, self._key = folder, key
+        self._folder = folder
+        self._key = key
         self._columns = pa.schema([pa.field(name, columns.field(at).type) for at, name in enumerate(names)])
         self.rows: dict[int, int] = {}
         self._held: list[pa.RecordBatch] = []
@@ -73,7 +74,7 @@ class PartFiles:
                     self._begin(number)
                 self._held.append(kept.slice(start, stop - start))
                 self.rows[number] += stop - start
-                if sum(one.num_rows for one in self._held) >= ROW_GROUP_ROWS:
+                if sum(batch_held.num_rows for batch_held in self._held) >= ROW_GROUP_ROWS:
                     self._flush(whole_groups=True)
 
     def write_empty(self, numbers: Iterable[int]) -> None:

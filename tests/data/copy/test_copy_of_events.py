@@ -129,3 +129,13 @@ def test_errors_name_the_line_of_the_log(tmp_path: Path) -> None:
     write_lines(source, [event("a", 0, 0.0), event("b", 0, 0.0)])
     with pytest.raises(NoRowsError, match="none of 2 events: 2 last of an episode that does not"):
         prepare_training_copy(source, actions=("l", "r"))
+
+
+def test_texts_of_refused_rows_are_not_counted(tmp_path: Path) -> None:
+    """They are no levels of a category."""
+    rows = [event("a", k, 0.0, state_features={"country": "DE"}, terminal=k == 2) for k in range(3)]
+    rows.append(event("b", 0, 0.0, 1e39, state_features={"country": "FR"}, terminal=True))
+    config = TimelineConfig(timeline=TimelineSection(on_refused="drop_episode"))
+    file = write_lines(tmp_path / "log.jsonl", rows)
+    copy = prepare_training_copy(str(file), actions=("l", "r"), timeline=config)
+    assert list(copy.levels["state"].values()) == [{"DE": 3}]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
 
-from reagent_lite.data.copy.facts import Agreement, Facts, agree
+from reagent_lite.data.copy.facts import FACTS, Agreement, Facts, agree
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
@@ -90,15 +90,15 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     copy = prepare_training_copy(str(file), actions=ACTIONS)
     spec = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.BINARY)})
     facts = Facts.of(copy, 3, {"state": spec})
-    assert Facts.read(facts.json()) == facts
+    assert FACTS.validate_json(FACTS.dump_json(facts)) == facts
     assert (facts.node, facts.rows, facts.state_ids, facts.metric_names) == (3, 20, (0, 1, 2), ("m",))
     other = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.PROBABILITY)})
     assert facts.normalization != Facts.of(copy, 3, {"state": other}).normalization
-    named = Facts.read(replace(facts, state_ids=(id_of("age"), 3)).json())
+    named = FACTS.validate_json(FACTS.dump_json(replace(facts, state_ids=(id_of("age"), 3))))
     assert [str(one) for one in named.state_ids] == ["age", "3"]
     nothing = Facts.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
-    assert Facts.read(nothing.json()) == nothing
+    assert FACTS.validate_json(FACTS.dump_json(nothing)) == nothing
 
 
 def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy import features
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
-from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.stage import data_files
 
 SETTINGS = NormParams(num_samples=40)

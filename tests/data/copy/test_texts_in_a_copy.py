@@ -19,7 +19,7 @@ from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.fitting import fit_columns
-from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.rows import levels
 from reagent_lite.data.stage import data_files

@@ -179,16 +179,3 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(DataError, match=r"pip install 'reagent-lite\[minari\]'"):
         rows_of(folder)
-
-
-def test_a_dataset_of_an_earlier_release_has_its_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a dataset says in its description which features and actions its columns are, and each episode its id."""
-    folder = made(tmp_path, monkeypatch, cartpole(2))
-    description = folder / "data" / "metadata.json"
-    names = {"state_ids": [3, 5, 7, 9], "action_ids": [], "action_names": ["left", "right"]}
-    description.write_text(json.dumps(json.loads(description.read_text()) | {"reagent_lite": names}))
-    minari.MinariDataset(folder / "data").storage.update_episode_metadata([{"mdp_id": "a"}, {"mdp_id": "b"}])
-    rows = rows_of(folder)
-    assert {row["mdp_id"] for row in rows} == {"a", "b"}
-    assert {row["action"] for row in rows} == {"left", "right"}
-    assert {key for row in rows for key in row["state_features"]} == {"3", "5", "7", "9"}

@@ -94,9 +94,7 @@ def test_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "a.json").write_bytes(b'{"a": 1234567}\n' * 300)
     calls: list[tuple[int, int]] = []
     files = list_input(str(tmp_path), EXTENSIONS)
-    rows = read_blocks(
-        files, lambda block: block.table.num_rows, [Position()], lambda done, total: calls.append((done, total))
-    )
+    rows = read_blocks(files, lambda block: block.table.num_rows, lambda done, total: calls.append((done, total)))
     assert sum(rows) == 300
     assert calls[-1] == (4500, 4500)
     assert calls == sorted(calls)

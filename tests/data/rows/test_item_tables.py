@@ -16,9 +16,8 @@ from reagent_lite.data.copy.facts import content_of
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.items import read_items
 from reagent_lite.data.stage import data_files
@@ -239,7 +238,7 @@ def test_blocks_are_small_where_ids_stand_for_many_features(extension: str, tmp_
     frame = pd.DataFrame({"action": ["a"] * 600, "possible_actions": [["a"] * 10] * 600, "reward": [1.0] * 600})
     getattr(frame, f"to_{extension}")(file)
     (given,) = data_files(str(file), None, items)
-    rows = list(read_blocks((given,), lambda block: block.table.num_rows, [Position()]))
+    rows = list(read_blocks((given,), lambda block: block.table.num_rows))
     assert sum(rows) == 600
     assert max(rows) * 10 * 1000 <= BLOCK_VALUES
-    assert list(read_blocks(data_files(str(file)), lambda block: block.table.num_rows, [Position()])) == [600]
+    assert list(read_blocks(data_files(str(file)), lambda block: block.table.num_rows)) == [600]

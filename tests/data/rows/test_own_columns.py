@@ -19,7 +19,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.frames import path_of
 from reagent_lite.data.shards.machines import shard
 from reagent_lite.data.stage import data_files

@@ -11,8 +11,8 @@ from oracles.disks import small_disk
 from oracles.shards import multiset, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import fetch_shard
+from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import Pointer, Store, describe
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError

@@ -18,8 +18,8 @@ from oracles.logs import random_rows, write_lines
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.shards import dealing
-from reagent_lite.data.shards.dealing import make_shards
+from reagent_lite.data.shards import partition
+from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import DataError, NoRowsError
 
@@ -57,14 +57,14 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
         write(tmp_path / f"{rows}.parquet", table([5] * (rows // 5), first=rows))
     parent = stage(tmp_path)
 
-    def dealt(num_nodes: int) -> list[list[str]] | None:
-        whole = dealing.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
+    def divided(num_nodes: int) -> list[list[str]] | None:
+        whole = partition.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
         return None if whole is None else [sorted(file.name[:2] for file in files) for files in whole]
 
-    assert dealt(1) == [["10", "20", "30", "40"]]
-    assert dealt(2) == [["10", "40"], ["20", "30"]]
-    assert dealt(3) is None  # 40 rows are more than a tenth above 33.3
-    assert dealt(5) is None
+    assert divided(1) == [["10", "20", "30", "40"]]
+    assert divided(2) == [["10", "40"], ["20", "30"]]
+    assert divided(3) is None  # 40 rows are more than a tenth above 33.3
+    assert divided(5) is None
     assert made(tmp_path, tmp_path / "out", 3)[1][0].report["whole_files"] == 0
 
 
@@ -151,7 +151,7 @@ def test_any_episodes_in_any_files(
     whole = pa.concat_tables(tables)
     expected = [plain(row, whole.schema) for row in whole.to_pylist()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(partition, "CHUNK_BYTES", chunk_bytes)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(expected)
     named = [[row for row in shard if row["mdp_id"] is not None] for shard in shards]

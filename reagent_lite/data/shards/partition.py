@@ -3,8 +3,8 @@
     a timeline's files ─► whole, as hard links, to the machine with the fewest rows
     all other rows     ─► to the machine that a hash of the episode names ─► Parquet, a file for each chunk of rows
 
-Files of a timeline never share an episode. Where there are too few of them, or very unequal ones, their rows are dealt
-like those of all other input, which is read once. Memory is that of a chunk and of the readers' blocks.
+Files of a timeline never share an episode. Where there are too few of them, or very unequal ones, their rows go
+to machines like those of all other input, which is read once. Memory is that of a chunk and of the readers' blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.console import machine_logger
-from reagent_lite.data.formats.blocks import Block, Position, Show, num_threads
+from reagent_lite.data.formats.blocks import Block, Show, num_threads
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
 from reagent_lite.data.formats.schema import TEXT_METADATA, conformed, merge_fields
@@ -39,7 +39,7 @@ from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_n
 
 KIND = "shard"
 CHUNK_BYTES = 1 << 25
-"""Size in memory of the rows that are dealt at once; each machine gets a file of its part of them."""
+"""Size in memory of the rows that are written at once; each machine gets a file of its part of them."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
 _SLACK = 0.1
@@ -61,7 +61,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     """Writes every shard of an input as a stage's folder of Parquet files.
 
     Args:
-        config: the input, how many shards, of what, and the seed.
+        config: the input, the number and layout of shards, and the seed.
         folder: empty; gets a folder for each shard, whole on the disk afterwards.
         progress: called with (bytes done, bytes to do).
 
@@ -72,10 +72,10 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    told = tell_apart(data_files(path, config.columns), path, folder)
-    for note in told.notes:
+    apart = tell_apart(data_files(path, config.columns), path, folder)
+    for note in apart.notes:
         machine_logger.warning(note)
-    files = told.files
+    files = apart.files
     parent = StageManifest.above(path)
     folders = [folder / folder_name(number) for number in range(config.num_nodes)]
     for shard in folders:
@@ -89,7 +89,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     hashes = [file.sha256 for file in files]
     logs: dict[int, int] = {}
     if whole is None:
-        rows, hashes, schema, logs = _deal(files, config, folders, progress)
+        rows, hashes, schema, logs = _write_rows(files, config, folders, progress)
         manifest = replace(manifest, columns={field.name: str(field.type) for field in schema})
     else:
         rows = [_linked(some, shard, manifest) for some, shard in zip(whole, folders, strict=True)]
@@ -97,13 +97,15 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     report: dict[str, Any] = {"whole_files": 0 if whole is None else len(files), "left_out": list(left_out(path))}
     if shares := shares_of(path, logs):
         machine_logger.info(f"rows by log: {shares_in_words(shares)}")
-        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(told.notes)}
+        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(apart.notes)}
     manifest = replace(manifest, inputs=states_of(files, hashes), report=report)
     manifests = []
     for number, shard in enumerate(folders):
         entries: dict[str, dict[str, Any]] = {name: {"rows": count} for name, count in rows[number].items()}
-        own = {**settings(config), "shard": number}
-        manifests.append(replace(manifest, settings=own, rows=sum(rows[number].values()), files=entries).write(shard))
+        settings_of_shard = {**settings(config), "shard": number}
+        manifests.append(
+            replace(manifest, settings=settings_of_shard, rows=sum(rows[number].values()), files=entries).write(shard)
+        )
         for part, file in enumerate([] if whole is None else whole[number]):
             require_hash(file, manifests[number].files[part_name(part)]["sha256"])
     return tuple(manifests)
@@ -112,7 +114,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
 def whole_files(
     files: tuple[InputFile, ...], parent: StageManifest, config: ShardConfig
 ) -> list[list[InputFile]] | None:
-    """Returns the files of each machine, or None where rows have to be dealt.
+    """Returns the files of each machine, or None if rows have to be divided.
 
     Files stay whole if no two share an episode, and no machine gets clearly more than an equal share of the rows.
     """
@@ -146,7 +148,7 @@ def _linked(files: list[InputFile], folder: Path, parent: StageManifest) -> dict
     return {part_name(number): parent.files[file.name]["rows"] for number, file in enumerate(files)}
 
 
-def _deal(
+def _write_rows(
     files: tuple[InputFile, ...], config: ShardConfig, folders: list[Path], progress: Show | None
 ) -> tuple[list[dict[str, int]], list[str], list[pa.Field], dict[int, int]]:
     """Writes the rows of files to the folders of their machines.
@@ -154,14 +156,14 @@ def _deal(
     Returns:
         {file name: rows} of each folder, the sha256 of each input file, the columns, and {number of a log: rows}.
     """
-    positions = [Position() for _ in files]
+    hashes: list[str] = []
     logs: Counter[int] = Counter()
 
     def transform(block: Block) -> tuple[int, pa.Table, Hashes]:
         return block.file.log, block.table, episode_hashes(block)
 
     def by_log() -> Iterator[tuple[pa.Table, Hashes]]:
-        for log, table, episodes in read_blocks(files, transform, positions, progress, ALL_COLUMNS):
+        for log, table, episodes in read_blocks(files, transform, progress, ALL_COLUMNS, hashes):
             logs[log] += table.num_rows
             yield table, episodes
 
@@ -179,7 +181,7 @@ def _deal(
                     pa.parquet.write_table(table.take(pa.array(numbers)), file, ROW_GROUP_ROWS, **PARQUET)
 
             list(pool.map(write, range(len(folders))))
-    return rows, [position.sha256 for position in positions], list(fields.values()), dict(logs)
+    return rows, hashes, list(fields.values()), dict(logs)
 
 
 def _chunks(blocks: Iterable[tuple[pa.Table, Hashes]]) -> Iterator[tuple[pa.Table, Hashes]]:

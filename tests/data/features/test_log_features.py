@@ -18,7 +18,8 @@ from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.fitting import Fitted, fit_columns
-from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
+from reagent_lite.data.features.log_features import LogSummary, summarize_log
+from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
 
