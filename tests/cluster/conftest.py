@@ -70,7 +70,7 @@ def job(two_hosts: Hosts, lines: list[str]) -> Iterator[Callable[..., Job]]:
         return jobs[-1]
 
     yield make
-    for one in jobs:
-        one.end()
+    for started in jobs:
+        started.end()
     for host in two_hosts:
         host.heal()

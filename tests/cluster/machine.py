@@ -123,13 +123,13 @@ class Machine:
 
     def processes(self) -> list[int]:
         """Returns the ids of all living processes of this machine, but for the one that holds it."""
-        own = os.readlink(f"/proc/{self.pid}/ns/net")
-        found = []
+        namespace = os.readlink(f"/proc/{self.pid}/ns/net")
+        running = []
         for entry in os.listdir("/proc"):
             with contextlib.suppress(OSError):  # it ended meanwhile, or is a zombie
-                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == own:
-                    found.append(int(entry))
-        return [pid for pid in found if pid != self.pid]
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == namespace:
+                    running.append(int(entry))
+        return [pid for pid in running if pid != self.pid]
 
     def signal_all(self, number: int) -> None:
         """Sends a signal to every process of this machine."""

@@ -44,9 +44,9 @@ def steps(tmp_path: Path, runs: int, seconds: float, first: str) -> list[float]:
     whole = {"data": {"global_minibatch_size": len(lines)}, "epochs": 10}
     for node, part in enumerate(parts(lines, 2)):
         (tmp_path / f"train_{node}.jsonl").write_text("".join(part))
-    place = {"training_data_path": "/run/job/train.jsonl", "model_output_path": "/run/job/out", "num_nodes": 2,
+    settings = {"training_data_path": "/run/job/train.jsonl", "model_output_path": "/run/job/out", "num_nodes": 2,
              "init_method": "file:///mnt/share/run.rdzv"}  # fmt: skip
-    (tmp_path / "x.json").write_text(json.dumps(merged(BASE, {**place, **whole})))
+    (tmp_path / "x.json").write_text(json.dumps(merged(BASE, {**settings, **whole})))
     job = JOB.format(results=tmp_path, root=ROOT, runs=runs, first=first, python=sys.executable)
     ended = nfs_lab.run_on_two_machines(job, seconds, memory="2500M")
     for node in (0, 1):

@@ -44,10 +44,10 @@ def rows_of_a_log(folder: Path, rows: int) -> list[str]:
 def parts(lines: Sequence[str], count: int) -> list[list[str]]:
     """Divides a log into as many parts, episodes whole, sizes as they come."""
     episodes = sorted({json.loads(line)["mdp_id"] for line in lines})
-    place = {episode: index * count // len(episodes) for index, episode in enumerate(episodes)}
+    part = {episode: index * count // len(episodes) for index, episode in enumerate(episodes)}
     divided: list[list[str]] = [[] for _ in range(count)]
     for line in lines:
-        divided[place[json.loads(line)["mdp_id"]]].append(line)
+        divided[part[json.loads(line)["mdp_id"]]].append(line)
     return divided
 
 
@@ -108,17 +108,19 @@ class Job:
     def done(self, code: int = 0) -> None:
         """Asserts that the commands given last end with this code."""
         last = [all_[-1] for all_ in self.started]
-        wait_until(lambda: not any(one.running for one in last), lambda: f"still running:\n{self.logs()}", SECONDS)
-        assert [one.wait(1) for one in last] == [code] * len(last), self.logs()
+        wait_until(
+            lambda: not any(launcher.running for launcher in last), lambda: f"still running:\n{self.logs()}", SECONDS
+        )
+        assert [launcher.wait(1) for launcher in last] == [code] * len(last), self.logs()
 
     def logs(self) -> str:
         """What all launchers have logged."""
-        return "\n".join(f"== node {i}\n{one.stderr}" for i, all_ in enumerate(self.started) for one in all_)
+        return "\n".join(f"== node {i}\n{launcher.stderr}" for i, all_ in enumerate(self.started) for launcher in all_)
 
     def end(self) -> None:
         """Ends what still runs."""
-        for one in (one for all_ in self.started for one in all_):
-            one.end()
+        for launcher in (launcher for all_ in self.started for launcher in all_):
+            launcher.end()
 
 
 def newest(out: Path) -> int:

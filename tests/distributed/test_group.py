@@ -109,17 +109,15 @@ def test_checks_are_cheap_and_prompt(step: float, check: float, steps: int) -> N
 
 def test_all_ranks_stop_and_save_at_the_same_step(three: tuple[dict[str, list[Any]], Path]) -> None:
     results_of_ranks = three[0]["agree"]
-    assert [result["stopped"] for result in results_of_ranks] == [
-        998
-    ] * 3  # checks follow steps 1, 2, 169, 336, 667 and 998
+    # checks follow steps 1, 2, 169, 336, 667 and 998
+    assert [result["stopped"] for result in results_of_ranks] == [998] * 3
     assert [result["saves"] for result in results_of_ranks] == [[1], [1], [1]]  # rank 1's clock does not count
 
 
 def test_a_rank_with_other_numbers_is_named_on_all(three: tuple[dict[str, list[Any]], Path]) -> None:
     for result in three[0]["diverge"]:
         assert result["step"] == 5
-        assert "step 5: expected the same parameters on all ranks" in result["error"]
-        assert "parameters differ between ranks: 1 from 0, 2" in result["error"]
+        assert "differ between ranks: 1 from 0, 2" in result["error"]
     kept = sorted(path.name for path in (three[1] / "checkpoints").glob("step_*"))
     assert kept == ["step_000002", "step_000004"]  # nothing is saved of what differs
 

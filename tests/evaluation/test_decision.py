@@ -52,10 +52,9 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
 
 def test_an_estimate_that_continues_stands_beside_the_logged_value_continued_alike() -> None:
     page = replace(comparison(estimated("MAGIC", 12, 1)), reference=around(4.0, 1.0), continued=around(10.0, 1.0))
-    assert decide(Evidence(comparisons=(page,))).reason == (
-        "MAGIC estimates a discounted return per episode of 12 (11 to 13) against 10 (9 to 11) of the logged policy "
-        "continued by the value model, a difference of 2 (1 to 3)"
-    )
+    reason = decide(Evidence(comparisons=(page,))).reason
+    assert "of 12 (11 to 13) against 10 (9 to 11) of the logged policy continued by the value model" in reason
+    assert reason.endswith("a difference of 2 (1 to 3)")
     weighted = replace(page, rows=(estimated(PDIS, 12, 1),))
     assert "against 4 (3 to 5) of the logged policy, a" in decide(Evidence(comparisons=(weighted,))).reason
 
@@ -64,10 +63,8 @@ def test_an_estimate_that_continues_stands_beside_the_logged_value_continued_ali
 def test_the_paired_difference_decides_a_simulation(difference: float, choice: Choice) -> None:
     decision = decide(Evidence(played=game(around(5.0, 1.0), around(4.5, 1.0), around(difference, 0.25))))
     assert decision.choice is choice
-    assert decision.reason == (
-        f"its return in simulation is {around(5.0, 1.0)}, against {around(4.5, 1.0)} of random actions, "
-        f"a paired difference of {around(difference, 0.25)}"
-    )
+    assert f"is {around(5.0, 1.0)}, against {around(4.5, 1.0)} of random actions" in decision.reason
+    assert decision.reason.endswith(f"difference of {around(difference, 0.25)}")
 
 
 @pytest.mark.parametrize(
@@ -141,19 +138,16 @@ def test_few_events_of_different_sizes_need_a_range_or_more_events() -> None:
     # 25 of 100 events in 30 episodes: four times as many episodes
     purchases = Events(logged=25, expected=8.0, seen=7.0, spread=0.8)
     unsure = replace(comparison(undefined("IPS_Reward")), events=purchases)
-    assert decide(Evidence(comparisons=(unsure,), result=RESULT)).next_step == (
-        "say in evaluation.reward_range which rewards are possible, or log about 120 episodes to score in place of 30, "
-        "for 100 events; and evaluate again."
-    )
+    step = decide(Evidence(comparisons=(unsure,), result=RESULT)).next_step
+    assert step.startswith("say in evaluation.reward_range")
+    assert "about 120 episodes to score in place of 30, for 100 events" in step
 
 
 def test_the_next_step_of_an_undecided_difference_is_how_many_episodes_it_takes() -> None:
     # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; of 10 % of 10: (2 / 1)^2 = 4
     row = replace(estimated("MAGIC", 10.5, 2.0), difference=around(0.5, 2.0))
-    assert decide(Evidence(comparisons=(comparison(row),), result=RESULT)).next_step == (
-        "log more: 30 episodes were scored, it takes about 480 to show a difference of 0.5, about 120 to show one of "
-        "1, 10% of the logged value; or run an A/B test."
-    )
+    step = decide(Evidence(comparisons=(comparison(row),), result=RESULT)).next_step
+    assert "about 480 to show a difference of 0.5, about 120 to show one of 1, 10% of the logged value" in step
 
 
 def test_rare_events_stand_beside_the_difference() -> None:

@@ -35,13 +35,13 @@ def test_what_makes_no_difference_is_seldom_shipped_and_intervals_hold_the_truth
 
 
 def test_estimated_propensities_serve_as_well_as_logged_ones() -> None:
-    """Of a logger that the estimated policy can be."""
-    figures = measure(HiddenLogger(logger="softmax", episodes=300, actions=3, outcome="event"), LOGS, seed=1000)
+    """Of a logger that the estimated policy can be; of 20 logs as many errors as come once in a thousand times."""
+    figures = measure(HiddenLogger(logger="softmax", episodes=300, actions=3, outcome="event"), LOGS // 2, seed=1000)
     assert figures["trusted"] > 0.5
-    assert figures["cover"] >= 1 - MOST_MISSES
-    assert figures["cover difference"] >= 1 - MOST_MISSES
-    assert figures["ship"] <= MOST_FALSE
-    assert figures["do not ship"] <= MOST_FALSE
+    assert figures["cover"] >= 1 - 5 / 20
+    assert figures["cover difference"] >= 1 - 5 / 20
+    assert figures["ship"] <= 3 / 20
+    assert figures["do not ship"] <= 3 / 20
 
 
 def test_rows_of_a_user_count_together_if_users_are_episodes() -> None:

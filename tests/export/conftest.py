@@ -86,11 +86,6 @@ def discrete_predictor() -> DiscretePredictor:
 
 
 @pytest.fixture
-def parametric_predictor() -> ParametricPredictor:
-    return parametric()
-
-
-@pytest.fixture
 def discrete_content() -> BundleContent:
     return DISCRETE
 

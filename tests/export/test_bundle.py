@@ -89,10 +89,8 @@ def test_files_and_manifest_describe_the_model(bundle: Bundle, discrete_folder: 
     assert bundle.state_feature_ids == (7, 4)
     assert bundle.action_names == ("left", "right", "stay")
     assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
-    policy = "policy {'epsilon': 0.3, 'kind': 'epsilon_greedy'}"
-    assert repr(bundle) == f"<Bundle dqn: state features 7, 4; actions left, right, stay; {policy}>"
-    parametric = load_bundle(parametric_folder)
-    assert repr(parametric) == f"<Bundle parametric_dqn: state features 3; candidates of 9; {policy}>"
+    assert repr(bundle).startswith("<Bundle dqn: state features 7, 4; actions left, right, stay; policy ")
+    assert "; candidates of 9; " in repr(load_bundle(parametric_folder))
     assert bundle.manifest["git_revision"] is None
     assert bundle.manifest["files"]["config.json"]["size"] == (discrete_folder / "config.json").stat().st_size
     assert json.loads((discrete_folder / "evaluation.json").read_text()) == {"reward": {"value": 1.5, "lower": None}}
@@ -263,13 +261,13 @@ def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table])
 def test_columns_of_a_frame_are_found_by_name(frame: Callable[..., Any], bundle: Bundle, parametric: Bundle) -> None:
-    found = bundle.predict(frame({"name": ["a", "b"], "4": [5.0, None], "7": [1, 0]}))
-    assert found.q.tolist() == [[3, 4, 0], [0, 0, 1]]
-    found = bundle.predict(frame({"4": [None, None], "7": [True, False]}))  # only missing values; true counts as 1
-    assert found.q.tolist() == bundle.predict_rows([{"7": 1}, {"7": 0}]).q.tolist()
+    prediction = bundle.predict(frame({"name": ["a", "b"], "4": [5.0, None], "7": [1, 0]}))
+    assert prediction.q.tolist() == [[3, 4, 0], [0, 0, 1]]
+    prediction = bundle.predict(frame({"4": [None, None], "7": [True, False]}))  # only missing values; true counts as 1
+    assert prediction.q.tolist() == bundle.predict_rows([{"7": 1}, {"7": 0}]).q.tolist()
     with pytest.raises(BundleError, match="values, column 4: expected real numbers"):
         bundle.predict(frame({"4": ["1.5"], "7": [1]}))
-    with pytest.raises(BundleError, match=r"values: expected the columns 7, 4, got no 7\."):
+    with pytest.raises(BundleError, match=r"columns 7, 4, got no 7\."):
         bundle.act(frame({"4": [5.0], "8": [1.0]}))
     lists = [frame({"8": ["x", "y"], "9": [1.0, 2.0]})]
     assert parametric.predict([[0.0]], candidates=lists).q.tolist() == [[-0.5, 0.5]]
@@ -281,25 +279,25 @@ def test_columns_of_a_frame_are_found_by_name(frame: Callable[..., Any], bundle:
         ({"values": [[1, 5, 6]]}, r"values: expected shape \[any, 2\], got \[1, 3\]"),
         ({"values": [1, 5]}, r"values: expected shape \[any, 2\], got \[2\]"),
         ({"values": [[1, 5], [1]]}, "values: expected rows of equal length"),
-        ({"values": [["1", "5"]]}, "values: expected real numbers, NaN where missing, got an array of <U1"),
+        ({"values": [["1", "5"]]}, "got an array of <U1"),
         ({"values": [[True, False]]}, "got an array of bool"),
-        ({"values": [[1, INF]]}, r"values\[0, 1\]: expected a finite float32, or NaN where missing, got inf"),
+        ({"values": [[1, INF]]}, r"values\[0, 1\]: .* got inf"),
         ({"values": [[1e39, 5]]}, r"values\[0, 0\]: expected a finite float32"),
-        ({"values": [[1, 5]], "presence": [[1, 1]]}, "presence: expected an array of bool, got an array of int"),
+        ({"values": [[1, 5]], "presence": [[1, 1]]}, "presence: expected an array of bool"),
         ({"values": [[1, 5]], "mask": [[True, True]]}, r"mask: expected shape \[1, 3\], got \[1, 2\]"),
         ({"values": [[1, 5]], "candidates": [[[1]]]}, "candidates: expected none"),
-        ({"states": [{"7": 1, "5": 2}]}, "feature ids among 7, 4, got '5'. A model cannot use a feature"),
-        ({"states": [{"7": "a"}]}, r"states\[0\], feature 7: expected a number or null, got 'a'"),
+        ({"states": [{"7": 1, "5": 2}]}, "feature ids among 7, 4, got '5'"),
+        ({"states": [{"7": "a"}]}, r"states\[0\], feature 7: .* got 'a'"),
         ({"states": [{"7": True}]}, "expected a number or null, got True"),
-        ({"states": [[1, 2]]}, r"states\[0\]: expected a map \{feature id: number\}, got \[1, 2\]"),
-        ({"states": {"7": 1}}, r"states: expected a list of maps \{feature id: number\}, got one map"),
-        ({"states": [{}, {"4": -1e39}]}, r"states\[1\], feature 4: expected a finite float32, or null, got -1e\+39"),
+        ({"states": [[1, 2]]}, r"states\[0\]: expected a map .* got \[1, 2\]"),
+        ({"states": {"7": 1}}, "states: expected a list .* got one map"),
+        ({"states": [{}, {"4": -1e39}]}, r"states\[1\], feature 4: .* got -1e\+39"),
         ({"states": [{}], "candidates": [["left"]]}, "candidates: expected none"),
-        ({"values": [[1]]}, "of candidates: expected 1 list of candidates, one per row of values, got nothing"),
+        ({"values": [[1]]}, "of candidates: expected 1 list .* got nothing"),
         ({"values": [[1]], "candidates": [[[1]], [[2]]]}, "of candidates: one per row of values, got 2"),
         ({"values": [[1]], "candidates": [[[1, 2]]]}, r"of candidates: candidates\[0\]: expected shape \[any, 1\]"),
-        ({"values": [[1]], "candidates": [[[2], [-INF]]]}, r"of candidates: candidates\[0, 1, 0\]: expected a finite"),
-        ({"states": [{}], "candidates": [[{"9": 1}, {"8": 1}]]}, r"of candidates: candidates\[0\]\[1\]: expected feat"),
+        ({"values": [[1]], "candidates": [[[2], [-INF]]]}, r"of candidates: candidates\[0, 1, 0\]: "),
+        ({"states": [{}], "candidates": [[{"9": 1}, {"8": 1}]]}, r"of candidates: candidates\[0\]\[1\]: "),
     ],
 )
 def test_wrong_input_is_refused(given: dict[str, Any], message: str, bundle: Bundle, parametric: Bundle) -> None:
@@ -379,20 +377,20 @@ def test_the_graph_alone_gives_no_answer_to_infinity(discrete_folder: Path, para
         names = ["q", "greedy", "propensities"]
         return {name: one.tolist() for name, one in zip(names, session.run(names, given), strict=True)}
 
-    found = run(
+    result = run(
         discrete_folder, np.array([[1, 5], [1, -INF]], np.float32), np.ones((2, 2), bool), np.ones((2, 3), bool)
     )
-    np.testing.assert_array_equal(found["q"], [[3, 4, 0], [NAN] * 3])
-    np.testing.assert_allclose(found["propensities"], [[0.1, 0.8, 0.1], [0, 0, 0]], rtol=1e-6)
-    assert found["greedy"] == [1, -1]
+    np.testing.assert_array_equal(result["q"], [[3, 4, 0], [NAN] * 3])
+    np.testing.assert_allclose(result["propensities"], [[0.1, 0.8, 0.1], [0, 0, 0]], rtol=1e-6)
+    assert result["greedy"] == [1, -1]
     # candidates 4 and missing, which reads as 0: their mean is 2; in the first row the third is padding
     candidates = np.array([[[4], [NAN], [INF]], [[4], [1], [INF]]], np.float32)
     mask = np.array([[True, True, False], [True] * 3])
-    found = run(parametric_folder, np.zeros((2, 1), np.float32), np.zeros((2, 1), bool), candidates,
+    result = run(parametric_folder, np.zeros((2, 1), np.float32), np.zeros((2, 1), bool), candidates,
                 ~np.isnan(candidates), mask)  # fmt: skip
-    assert found["q"][0][:2] == [2, -2]
-    assert found["greedy"] == [0, -1]
-    assert np.isnan(found["q"][1]).all()
+    assert result["q"][0][:2] == [2, -2]
+    assert result["greedy"] == [0, -1]
+    assert np.isnan(result["q"][1]).all()
 
 
 @pytest.mark.parametrize(("drawn", "expected"), [(np.nextafter(1.0, 0.0), [3, 1, -1]), (0.0, [1, 1, -1])])
@@ -403,10 +401,10 @@ def test_draw_never_takes_what_has_no_probability(
     monkeypatch.setattr(np.random, "default_rng", lambda _: rng)
     probabilities = np.array([[0.0, 0.7, 0.1, 0.2000000000000002, 0.0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
     given: Any = {"q": probabilities, "greedy": None, "propensities": probabilities, "mask": probabilities > 0}
-    actions, found = Prediction(**given).draw()
+    actions, drawn_probabilities = Prediction(**given).draw()
     assert actions.tolist() == expected
     taken = [0 if action < 0 else probabilities[row, action] for row, action in enumerate(expected)]
-    assert found.tolist() == pytest.approx(taken)
+    assert drawn_probabilities.tolist() == pytest.approx(taken)
 
 
 def test_the_small_distribution_reads_with_numpy_and_onnxruntime_only_and_collects_nothing(
@@ -455,10 +453,9 @@ for name in ("train", "read_log"):
     assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
     assert modules.split() == sorted(name.removesuffix(".__init__") for name in shipped)
     assert databases == "[]"
-    todo = "Run: pip uninstall reagent-lite-bundle, then pip install 'reagent-lite[data]'"
-    assert refused == [
-        f"reagent_lite.{name}: reagent-lite-bundle only loads models. {todo}" for name in ("train", "read_log")
-    ]
+    for name, message in zip(("train", "read_log"), refused, strict=True):
+        assert message.startswith(f"reagent_lite.{name}: ")
+        assert "pip install 'reagent-lite[data]'" in message
     assert result.stderr == ""
 
 

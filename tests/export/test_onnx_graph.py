@@ -51,8 +51,8 @@ def compared(module: Called, *, rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
     example, given = torch.randn(3, 6, generator=generator), torch.randn(rows, 6, generator=generator)
     [expected] = module.eval()(given)
-    found = {"y": tuple(f"axis_{axis}" for axis in range(expected.dim()))}
-    model = onnx_model(module, (example,), inputs={"x": ("batch", 6)}, outputs=found)
+    axes = {"y": tuple(f"axis_{axis}" for axis in range(expected.dim()))}
+    model = onnx_model(module, (example,), inputs={"x": ("batch", 6)}, outputs=axes)
     [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": given.numpy()})
     torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
 

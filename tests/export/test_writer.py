@@ -74,14 +74,14 @@ def test_tolerance_is_used(change: dict[str, float], make: Make, discrete_predic
 
 def test_file_of_another_policy_is_found(make: Make, discrete_predictor: DiscretePredictor) -> None:
     discrete_predictor.policy = EpsilonGreedy()
-    with pytest.raises(BundleError, match=r"model.onnx, propensities: expected those of greedy, got 0\.2"):
+    with pytest.raises(BundleError, match=r"model.onnx, propensities: .* got 0\.2"):
         make()
 
 
 def test_a_checked_bundle_replaces_the_older_one_and_a_failed_one_leaves_nothing(
     make: Make, tmp_path: Path, discrete_predictor: DiscretePredictor
 ) -> None:
-    wrong, failed = other_weights(discrete_predictor), r"model.onnx: expected at most a share of 0\.0 of q"
+    wrong, failed = other_weights(discrete_predictor), r"model.onnx: .* share of 0\.0 of q"
     with pytest.raises(BundleError, match=failed):
         make(wrong)
     assert not (tmp_path / "out").exists()
@@ -123,7 +123,7 @@ def test_what_is_no_bundle_is_not_deleted(make: Make, tmp_path: Path, name: str,
     file = Path(f"{tmp_path}/out/model{name}")
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    with pytest.raises(BundleError, match=r"an older model, got something else\. It would be delet"):
+    with pytest.raises(BundleError, match="got something else"):
         make()
     assert file.read_text() == text
 
@@ -179,8 +179,8 @@ def test_the_card_shows_names_as_they_are(
     discrete_predictor.action_names, discrete_predictor.state_feature_ids = names, tuple(map(FeatureId, names))
     table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
     sections = (PageSection(title="s", tables=(table,)),)
-    found = findings(Report(title="t", decision=decided(), notes=names, sections=sections))
-    card = model_card(discrete_predictor, replace(discrete_content, decision="**Ship**: why", findings=found))
+    text = findings(Report(title="t", decision=decided(), notes=names, sections=sections))
+    card = model_card(discrete_predictor, replace(discrete_content, decision="**Ship**: why", findings=text))
     page = MarkdownIt("commonmark").enable("table").render(card)
     for tag in ("<script", "<a ", "<em>"):
         assert tag not in page

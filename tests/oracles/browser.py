@@ -62,16 +62,9 @@ class Browser:
         """Returns what an expression gives in the page."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
-    def media(self, name: str = "", **features: str) -> None:
-        """Shows the page from here on as a medium has it, such as print, or a reader who prefers-color-scheme: dark."""
-        wanted = [{"name": key.replace("_", "-"), "value": value} for key, value in features.items()]
-        self.ask("Emulation.setEmulatedMedia", media=name, features=wanted)
-
-    def press(self, key: str) -> None:
-        """Presses a key and lets it go."""
-        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13}[key]}
-        self.ask("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": "\r"} if key == "Enter" else {}))
-        self.ask("Input.dispatchKeyEvent", type="keyUp", **about)
+    def media(self, name: str) -> None:
+        """Shows the page from here on as a medium has it, such as print."""
+        self.ask("Emulation.setEmulatedMedia", media=name)
 
     def unfold(self) -> None:
         """Opens all that is folded."""
@@ -79,18 +72,15 @@ class Browser:
 
     def overflowing(self) -> list[str]:
         """Returns elements whose content is wider than they are: it scrolls sideways, or is cut."""
-        found: list[str] = json.loads(self.value(_OVERFLOWING))
-        return found
+        return self._listed(_OVERFLOWING)
 
     def broken_words(self) -> list[str]:
         """Returns words that a line ends in the middle of; what is marked as long may be broken, and code."""
-        found: list[str] = json.loads(self.value(_BROKEN))
-        return found
+        return self._listed(_BROKEN)
 
     def colliding(self) -> list[str]:
         """Returns pairs of words in one drawing that lie on each other."""
-        found: list[str] = json.loads(self.value(_COLLIDING))
-        return found
+        return self._listed(_COLLIDING)
 
     def roles(self) -> dict[str, int]:
         """Returns how many things of each kind the page has for who cannot see it."""
@@ -105,6 +95,10 @@ class Browser:
         """Returns script errors, console messages and the browser's own remarks on the page."""
         methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [json.dumps(event["params"]) for method in methods for event in self._named(method)]
+
+    def _listed(self, script: str) -> list[str]:
+        texts: list[str] = json.loads(self.value(script))
+        return texts
 
     def _named(self, method: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("method") == method]
@@ -172,12 +166,12 @@ def browsing(profile: Path) -> Iterator[Browser]:
     assert PROGRAM is not None
     (command_read, command_write), (answer_read, answer_write) = os.pipe(), os.pipe()
     # out of the way of 3 and 4, where the protocol expects them and the shell puts them
-    theirs = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (command_read, answer_write)]
+    theirs = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (command_read, answer_write)]
     start = f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
     process = subprocess.Popen(["bash", "-c", start, "bash", PROGRAM, *FLAGS, f"--user-data-dir={profile}"],
                                pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    for one in (command_read, answer_write, *theirs):
-        os.close(one)
+    for descriptor in (command_read, answer_write, *theirs):
+        os.close(descriptor)
     try:
         yield Browser(command_write, answer_read)
     finally:

@@ -160,8 +160,8 @@ def category_candidates_bundle(folder: Path) -> Path:
     )
     candidates = np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32)
     rows = SampleRows(values=sample(1), candidates=candidates, mask=np.ones((4, 2), bool))
-    known = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
-    return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=known))
+    specs = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
+    return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=specs))
 
 
 def sample(columns: int) -> NDArray[np.float32]:

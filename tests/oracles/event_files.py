@@ -55,7 +55,7 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def values_of(blocks: list[Block], column: str) -> list[Any]:
-    return [one for block in blocks for one in block.table.column(column).to_pylist()]
+    return [value for block in blocks for value in block.table.column(column).to_pylist()]
 
 
 def lines_of(blocks: list[Block]) -> list[int]:
@@ -147,7 +147,7 @@ def _array(name: str, cells: list[Any], form: str) -> pa.Array:
             return pa.nulls(len(cells))
         if not any(_has_map(cell or []) for cell in cells):
             return pa.array(cells, pa.list_(pa.string()))
-        lists = [None if cell is None else [_entries(one, form) for one in cell] for cell in cells]
+        lists = [None if cell is None else [_entries(entry, form) for entry in cell] for cell in cells]
         return pa.array(lists, pa.list_(features))
     return pa.array(cells)
 

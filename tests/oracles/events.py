@@ -79,7 +79,7 @@ def read(folder: Path) -> list[Row]:
                 row[key] = dict(row[key])
         for key in ("possible_actions", "possible_next_actions"):
             if row.get(key):
-                row[key] = [dict(one) if isinstance(one, list) else one for one in row[key]]
+                row[key] = [dict(entry) if isinstance(entry, list) else entry for entry in row[key]]
     return sorted(rows, key=lambda row: (row["mdp_id"], row["sequence_number"]))
 
 
@@ -97,7 +97,7 @@ def transitions(events: list[Row], *, add_terminal_state_row: bool = False) -> l
     episodes: dict[str, list[Row]] = defaultdict(list)
     for event in events:
         episodes[event["mdp_id"]].append(event)
-    found = []
+    made = []
     for name in sorted(episodes, key=lambda text: text.encode()):
         rows = sorted(episodes[name], key=lambda row: int(row["sequence_number"]))
         for row, after in zip(rows, [*rows[1:], None], strict=True):
@@ -105,12 +105,12 @@ def transitions(events: list[Row], *, add_terminal_state_row: bool = False) -> l
                                   "possible_actions": row.get("possible_next_actions")}  # fmt: skip
             if row.get("truncated"):
                 if row.get("next_state_features") is not None:  # or nobody knows where the limit cut it
-                    found.append(_transition(row, beyond, 1))
+                    made.append(_transition(row, beyond, 1))
             elif row.get("terminal") or (after is None and add_terminal_state_row):
-                found.append(_transition(row, None, 0))
+                made.append(_transition(row, None, 0))
             elif after is not None:
-                found.append(_transition(row, after, after["sequence_number"] - row["sequence_number"]))
-    return found
+                made.append(_transition(row, after, after["sequence_number"] - row["sequence_number"]))
+    return made
 
 
 def _transition(row: Row, after: Row | None, time_diff: int) -> Row:

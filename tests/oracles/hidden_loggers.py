@@ -165,8 +165,8 @@ class _Tables:
     def modelled(self, state: Array, pi: Array) -> Array:
         """Returns the mean reward of each action in the log, which a model is fitted to without the hidden feature."""
         hidden = [np.full((len(state), 1), node) for node in self.nodes]
-        shares = np.stack([self.logging(state, one) for one in hidden])
-        means = np.stack([np.broadcast_to(self.mean(state, one, pi), pi.shape) for one in hidden])
+        shares = np.stack([self.logging(state, hidden_state) for hidden_state in hidden])
+        means = np.stack([np.broadcast_to(self.mean(state, hidden_state, pi), pi.shape) for hidden_state in hidden])
         return np.asarray((shares * means).sum(0) / shares.sum(0))
 
     def mean(self, state: Array, hidden: Array, pi: Array) -> Array:

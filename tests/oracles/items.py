@@ -36,12 +36,12 @@ def events(episodes: int = 60, seed: int = 0) -> list[Row]:
         for step in range(length):
             x = round(float(rng.normal()), 3)
             offered = [NAMES[k] for k in rng.permutation(len(NAMES))[: rng.integers(2, 6)]]
-            taken = offered[int(rng.integers(len(offered)))]
-            price = features_of(taken)["price"]
+            item = offered[int(rng.integers(len(offered)))]
+            price = features_of(item)["price"]
             rows.append(
                 {"mdp_id": f"e{episode}", "sequence_number": step, "state_features": {"0": x, "1": step / 5},
-                 "action": 12 if taken == "12" else taken, "reward": round(x * price + float(rng.normal()) / 10, 3),
-                 "possible_actions": [12 if one == "12" else one for one in offered],
+                 "action": 12 if item == "12" else item, "reward": round(x * price + float(rng.normal()) / 10, 3),
+                 "possible_actions": [12 if name == "12" else name for name in offered],
                  "action_probability": 1 / len(offered), "terminal": step == length - 1}
             )  # fmt: skip
     return rows
@@ -58,15 +58,15 @@ def repeated(rows: list[Row]) -> list[Row]:
 
 def transitions(rows: list[Row]) -> list[Row]:
     """The same rows with what followed each; the last of an episode is terminal."""
-    found = []
+    made = []
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         last = after is None or after["mdp_id"] != row["mdp_id"]
         assert last == row["terminal"]
         follows = {"next_state_features": {} if last else after["state_features"],
                    "next_action": None if last else after["action"],
                    "possible_next_actions": [] if last else after["possible_actions"]}  # fmt: skip
-        found.append({**row, **follows})
-    return found
+        made.append({**row, **follows})
+    return made
 
 
 def as_csv(folder: Path, rows: list[Row], name: str = "log.csv") -> Path:

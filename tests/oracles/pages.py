@@ -66,8 +66,8 @@ def bandit_page(
 
 def weighing(page: EvaluationPage, weights: list[float]) -> EvaluationPage:
     """The page with these weights of rows, 0 to 2; the log chose with probability 1/2."""
-    taken = torch.tensor(weights, dtype=torch.float64) / 2
-    return dataclasses.replace(page, model_propensities=torch.stack((taken, 1 - taken), 1))
+    probability = torch.tensor(weights, dtype=torch.float64) / 2
+    return dataclasses.replace(page, model_propensities=torch.stack((probability, 1 - probability), 1))
 
 
 def evaluated(page: EvaluationPage, *, gamma: float = 0.9, seed: int = 0, **keys: Any) -> CPEResult:
@@ -77,4 +77,4 @@ def evaluated(page: EvaluationPage, *, gamma: float = 0.9, seed: int = 0, **keys
 
 
 def estimate_of(result: CPEResult, name: str, outcome: int = 0) -> Estimate:
-    return next(one for one in result.outcomes[outcome].estimates if one.name == name)
+    return next(estimate for estimate in result.outcomes[outcome].estimates if estimate.name == name)

@@ -212,8 +212,8 @@ class PretendedGpu:
         path, parameters, math, arch = self._built[Path(name)]
         if Path(name).suffix in self.refused:
             raise DriverError("cuModuleLoad failed: device kernel image is invalid")
-        found = machine(path, tuple(parameters.items()), math, arch)
-        return types.SimpleNamespace(get_function=lambda kernel: Function(self, found, kernel))
+        code = machine(path, tuple(parameters.items()), math, arch)
+        return types.SimpleNamespace(get_function=lambda kernel: Function(self, code, kernel))
 
     def driver(self) -> types.ModuleType:
         """The module pycuda.driver."""

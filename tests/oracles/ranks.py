@@ -42,8 +42,8 @@ def start_ranks(
         folder.mkdir(exist_ok=True)
         caches = {"XDG_CACHE_HOME": str(folder / "cache"), "REAGENT_LITE_CACHE": str(folders[0].parent / "kernels")}
         for local in range(count):
-            place = {"RANK": len(started), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node}
-            variables = common | caches | {name: str(value) for name, value in place.items()}
+            of_rank = {"RANK": len(started), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node}
+            variables = common | caches | {name: str(value) for name, value in of_rank.items()}
             started.append(Interpreter(arguments, cwd=folder, env=variables))
     return started
 

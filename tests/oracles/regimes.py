@@ -244,10 +244,10 @@ def measure(regime: AnyRegime, logs: int, seed: int) -> dict[str, float]:
     choices: Counter[str] = Counter()
     misses: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
     for number in range(logs):
-        found, choice = outcome_of(regime, seed + number)
-        trusted += bool(found)
+        result, choice = outcome_of(regime, seed + number)
+        trusted += bool(result)
         choices[choice] += 1
-        for name, missed in found.items():
+        for name, missed in result.items():
             misses[name].append(missed)
     shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs // 2)]
     worst = np.max(shares, axis=0) if shares else np.full(4, np.nan)

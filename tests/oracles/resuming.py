@@ -74,20 +74,20 @@ class Laboratory:
 
     def differences(self, steps: list[int]) -> list[str]:
         """Returns what differs at the end of runs that were stopped after each of these steps."""
-        whole, found = self.run("whole", every_steps=1, keep=1000), []
+        whole, texts = self.run("whole", every_steps=1, keep=1000), []
         for step in (step for step in steps if step <= whole.steps):
             self.copy("whole", "again", step)
-            found += [f"stopped after {step}: {text}" for text in different(whole, self.run("again"))]
-        return found
+            texts += [f"stopped after {step}: {text}" for text in different(whole, self.run("again"))]
+        return texts
 
 
 def differences_of_cases(group: Group, cases: str) -> dict[str, list[str]]:
     """Returns the differences of each case in a file {name: {"tree": …, "steps": …}}, whose folder has theirs."""
-    found = {}
+    differences = {}
     for name, case in json.loads(Path(cases).read_text()).items():
         laboratory = Laboratory(case["tree"], group, Path(cases).parent / name)
-        found[name] = laboratory.differences(case["steps"])
-    return found
+        differences[name] = laboratory.differences(case["steps"])
+    return differences
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:

@@ -76,8 +76,8 @@ def known_nan(tensor: Tensor) -> bytes:
 
 
 def bits(env: VectorEnv) -> dict[str, bytes]:
-    found = {name: known_nan(tensor) for name, tensor in env.state_dict().items() if name != "state"}
-    return found | {field.name: known_nan(env.field(field.name)) for field in env.spec.fields}
+    tensors = {name: known_nan(tensor) for name, tensor in env.state_dict().items() if name != "state"}
+    return tensors | {field.name: known_nan(env.field(field.name)) for field in env.spec.fields}
 
 
 def require_same(envs: Sequence[VectorEnv], when: object) -> None:

@@ -18,8 +18,8 @@ def table(lengths: Sequence[int], *, first: int = 0, seed: int = 0) -> pa.Table:
     rows = sum(lengths)
     rng = np.random.default_rng([seed, first])
     episode = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.concatenate([np.arange(n) for n in lengths] or [np.zeros(0, int)])
-    over = place == np.array(lengths, int)[episode] - 1
+    position = np.concatenate([np.arange(n) for n in lengths] or [np.zeros(0, int)])
+    over = position == np.array(lengths, int)[episode] - 1
     values = rng.normal(size=(rows + 1, 2)).astype(np.float32)
     offsets = pa.array(np.arange(rows + 1) * 2, pa.int32())
 
@@ -30,7 +30,7 @@ def table(lengths: Sequence[int], *, first: int = 0, seed: int = 0) -> pa.Table:
     return pa.table(
         {
             "mdp_id": pa.array([f"e{first + number}" for number in episode], pa.string()),
-            "sequence_number": pa.array(place, pa.int64()),
+            "sequence_number": pa.array(position, pa.int64()),
             "state_features": maps(values[:-1]),
             "action": pa.array(rng.choice(["a", "b"], rows), pa.string()),
             "reward": pa.array(rng.normal(size=rows).astype(np.float32), pa.float32()),
@@ -52,7 +52,7 @@ def write(file: Path, rows: pa.Table, group: int = 7) -> Path:
 def stage(folder: Path) -> StageManifest:
     """Makes a folder of Parquet files, which share no episode, one of a timeline."""
     files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in sorted(folder.glob("*.parquet"))}
-    manifest = StageManifest(kind="timeline", rows=sum(one["rows"] for one in files.values()), columns={},
+    manifest = StageManifest(kind="timeline", rows=sum(entry["rows"] for entry in files.values()), columns={},
                              state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
                              files=files)  # fmt: skip
     return manifest.write(folder)
@@ -65,7 +65,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     except NoRowsError:
         return []
     tables = [pq.ParquetFile(file.path).read() for file in files]
-    return [plain(row, one.schema) for one in tables for row in one.to_pylist()]
+    return [plain(row, part.schema) for part in tables for row in part.to_pylist()]
 
 
 def plain(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
@@ -80,4 +80,4 @@ def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:
 def names(rows: Sequence[dict[str, Any]]) -> list[str]:
     """mdp_ids in order, neighbours of one name once."""
     ids = [row["mdp_id"] for row in rows]
-    return [one for number, one in enumerate(ids) if not number or ids[number - 1] != one]
+    return [name for number, name in enumerate(ids) if not number or ids[number - 1] != name]

@@ -69,7 +69,7 @@ class Log:
     @property
     def ids(self) -> list[tuple[str, int, int]]:
         """(what was played, environment, number) of each episode, in the file's order."""
-        parts = [one.split("-") for one in dict.fromkeys(row["mdp_id"] for row in self.rows)]
+        parts = [name.split("-") for name in dict.fromkeys(row["mdp_id"] for row in self.rows)]
         return [(played, int(env), int(number)) for played, env, number in parts]
 
 

@@ -12,7 +12,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix
 
 def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = slice(None)) -> ColumnSummary:
     """A column of these features, by default with the ids 0, 1, ... and with all rows in its sample."""
-    values = np.stack([np.asarray(one, np.float32) for one in features], axis=1)
+    values = np.stack([np.asarray(row, np.float32) for row in features], axis=1)
     ids, hashes = tuple(ids) or tuple(range(len(features))), np.arange(len(values), dtype=np.uint64)
     whole = ColumnSummary.of(FeatureMatrix(ids, values), hashes, 100)
     return replace(whole, hashes=hashes[sampled], sample=FeatureMatrix(ids, values[sampled]))

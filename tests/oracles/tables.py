@@ -14,9 +14,13 @@ NAMES = tuple(field.name for field in fields(EpisodeTable))
 def table(lengths: Sequence[int], gamma: float, **columns: Sequence[Sequence[float]] | Tensor) -> EpisodeTable:
     """Episodes of some lengths; columns [episodes, steps] that are not given are 0, weights 1."""
     running = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).double()
-    found = dict.fromkeys(NAMES, running * 0)
-    found |= {"running": running, "weight": running * 0 + 1, "discount": gamma ** (running.cumsum(1) - 1) * running}
-    return EpisodeTable(**{**found, **{name: torch.as_tensor(one).double() for name, one in columns.items()}})
+    usual = dict.fromkeys(NAMES, running * 0)
+    usual |= {
+        "running": running,
+        "weight": running * 0 + 1,
+        "discount": gamma ** (running.cumsum(1) - 1) * running,
+    }
+    return EpisodeTable(**{**usual, **{name: torch.as_tensor(one).double() for name, one in columns.items()}})
 
 
 def rows(weight: list[float], reward: list[float], taken: list[float], expected: list[float]) -> EpisodeTable:

@@ -33,12 +33,12 @@ def code_of_text(text: str) -> np.float32:
 
 def features_of(value: Row | None) -> Features:
     """Null and NaN count as absent; texts are categories."""
-    found = {
+    numbers = {
         str(name): code_of_text(one) if isinstance(one, str) else number_of(one)
         for name, one in (value or {}).items()
         if one is not None
     }
-    return {name: one for name, one in found.items() if not np.isnan(one)}
+    return {name: one for name, one in numbers.items() if not np.isnan(one)}
 
 
 def action_of(value: Any, actions: Actions) -> int:
@@ -156,18 +156,25 @@ def check_same(one: TrainingCopy, other: TrainingCopy) -> None:
 
 
 def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:
-    now = _distinct([features_of(one) for one in (row.get("possible_actions") or [row["action"]])])
+    now = _distinct(
+        [features_of(listed_candidate) for listed_candidate in (row.get("possible_actions") or [row["action"]])]
+    )
     assert lists[copy.actions_list[at]] == now
     assert copy.action[at] == now.index(features_of(row["action"]))
     listed = row.get("possible_next_actions")
-    after = _distinct([features_of(one) for one in (listed if listed is not None else [row.get("next_action")])])
+    after = _distinct(
+        [
+            features_of(listed_candidate)
+            for listed_candidate in (listed if listed is not None else [row.get("next_action")])
+        ]
+    )
     assert lists[copy.next_list[at]] == ([] if terminal else after)
     unknown = terminal or row["next_action"] is None
     assert copy.next_action[at] == (-1 if unknown else after.index(features_of(row["next_action"])))
 
 
 def _distinct(candidates: list[Features]) -> list[Features]:
-    return [one for number, one in enumerate(candidates) if one not in candidates[:number]]
+    return [candidate for number, candidate in enumerate(candidates) if candidate not in candidates[:number]]
 
 
 def _named(ids: tuple[int, ...], values: Any, rows: Any) -> list[Features]:

@@ -12,8 +12,8 @@ from reagent_lite.report.charts import AxisScale, Curves, Line, curve_chart, int
 
 
 def whiskers(*rows: Estimate, simulated: Interval | None = None, **references: Interval) -> str:
-    known = {"logged policy": around(10.0, 1.0), **references}
-    return interval_chart("t", [(row.name, row.figure, row.verdict) for row in rows], known, simulated).svg
+    marks = {"logged policy": around(10.0, 1.0), **references}
+    return interval_chart("t", [(row.name, row.figure, row.verdict) for row in rows], marks, simulated).svg
 
 
 def test_a_scale_is_linear_between_its_ends_or_in_powers() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,19 @@ def test_a_full_page_is_well_formed_and_needs_nothing_but_itself() -> None:
     assert "script" not in page.tags
     assert re.findall(r"(?:https?:|//|url\(|@import)[^\s<]*", text) == []
     assert page.text["caption"].count("Shares of actions on evaluated rows") == 1
+
+
+def test_headings_and_tables_say_what_they_are() -> None:
+    text = render(full("one"))
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert (levels[0], levels.count(1)) == (1, 1)
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert '<html lang="en"' in text
+    assert re.findall(r"<th(?![^>]* scope=)[ >]", text) == []
+    assert text.count("<table") == len(re.findall(r"<table[^>]*>\s*<caption", text))
+    assert all("role=" in chart and "aria-label=" in chart for chart in re.findall(r'<svg class="chart[^>]*>', text))
+    for section in text.split("<section")[1:]:  # every drawing has its numbers as a table
+        assert '<svg class="chart' not in section or "<table" in section
 
 
 def test_words_from_outside_cannot_become_tags() -> None:
@@ -110,8 +124,8 @@ def test_long_tables_unfold() -> None:
 
 def test_shares_of_actions_are_bars_of_their_length() -> None:
     text = render(report_of(actions_section({"a": (0.75, None, 0.5), "b": (0.25, None, None)}, "")))
-    found = re.findall(r'<td class="bar"[^>]*?(?: style="--w:([\d.]+%)")?>([\d.%–]+)', text)
-    assert found == [("75%", "75%"), ("50%", "50%"), ("25%", "25%"), ("", "–")]
+    bars = re.findall(r'<td class="bar"[^>]*?(?: style="--w:([\d.]+%)")?>([\d.%–]+)', text)
+    assert bars == [("75%", "75%"), ("50%", "50%"), ("25%", "25%"), ("", "–")]
     assert Page(text).text["thead"] == ["ActionLogMean propensity of the evaluated policy"]
 
 
@@ -122,7 +136,7 @@ def test_tables_say_the_figures_and_a_shared_reason_once() -> None:
     row = replace(estimated("MAGIC", 12.5, 1.0), reason="enough of them")
     rows = comparison(undefined("IPS"), row, undefined("WDR"))
     page = Page(report_of(estimates(replace(rows, simulated=around(12.0, 2.0)))))
-    assert [page.text["td"][place : place + 5] for place in range(0, 25, 5)] == [
+    assert [page.text["td"][start : start + 5] for start in range(0, 25, 5)] == [
         ["10 (9 to 11)", "", "", "", ""],
         ["12 (10 to 14)", "", "", "", "the value that estimates aim at"],
         ["–", "–", "–", "✕ do not use", "no propensities"],
@@ -130,7 +144,7 @@ def test_tables_say_the_figures_and_a_shared_reason_once() -> None:
         ["12.5 (11.5 to 13.5)", "2.5 (1.5 to 3.5)", "1.25", "● trustworthy", "enough of them"],
     ]
     assert "in simulation 12" in page.text["svg"][0]
-    assert any("dotted line" in one for one in page.text["p"])
+    assert any("dotted line" in text for text in page.text["p"])
 
 
 def test_returns_in_simulation() -> None:
@@ -259,9 +273,9 @@ def test_lines_of_metrics_that_are_torn_are_left_out(tmp_path: Path) -> None:
 
 
 def test_drift_is_taken_from_beside_the_normalization(tmp_path: Path) -> None:
-    one = {"feature_id": 3, "verdict": "large", "psi": 0.5, "psi_by_chance": 0.1, "ks": None, "ks_by_chance": None,
+    feature = {"feature_id": 3, "verdict": "large", "psi": 0.5, "psi_by_chance": 0.1, "ks": None, "ks_by_chance": None,
            "present": 0.25, "reference_present": 1.0, "mean": 2.0, "reference_mean": None}  # fmt: skip
-    (tmp_path / "drift.json").write_text(json.dumps({"state_features": {"features": [one]}}))
+    (tmp_path / "drift.json").write_text(json.dumps({"state_features": {"features": [feature]}}))
     config = SimpleNamespace(state_norm_data_path=str(tmp_path / "norm.json"), action_norm_data_path=None)
     (table,) = drift_section(config).tables  # type: ignore[arg-type]
     assert table.rows == [("3", "state_features", "✕ large", 0.5, None, "100% → 25%", "– → 2", None)]

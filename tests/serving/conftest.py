@@ -46,8 +46,8 @@ class Worker:
 
     def waiting_rows(self) -> list[dict[str, Any]]:
         """Decisions of the database, as a file would have them without their rewards."""
-        found = self.log._db.execute("SELECT id, at, event, '{}' FROM decisions ORDER BY id")
-        return [self.log._row(*row) for row in found]
+        waiting = self.log._db.execute("SELECT id, at, event, '{}' FROM decisions ORDER BY id")
+        return [self.log._row(*row) for row in waiting]
 
 
 Open = Callable[..., Worker]

@@ -17,31 +17,31 @@ ORDERS = (*(0, -1, 1.0, 2**53, -(2**53), None) * 5, 2**53 + 1, 0.5)
 
 
 def features(rng: random.Random, ids: tuple[str, ...]) -> Any:
-    return {one: rng.choice(NUMBERS) for one in rng.sample(ids, rng.randrange(len(ids) + 1))}
+    return {name: rng.choice(NUMBERS) for name in rng.sample(ids, rng.randrange(len(ids) + 1))}
 
 
 def row(rng: random.Random, kind: str) -> dict[str, Any]:
-    found = {"state_features": features(rng, ("3", "age"))}
+    request = {"state_features": features(rng, ("3", "age"))}
     if rng.random() < 0.7:
-        found["mdp_id"] = rng.choice(TEXTS)
+        request["mdp_id"] = rng.choice(TEXTS)
     if rng.random() < 0.7:
-        found["sequence_number"] = rng.choice(ORDERS)
+        request["sequence_number"] = rng.choice(ORDERS)
     if kind == "candidates":
-        found["possible_actions"] = [features(rng, ("7", "8")) for _ in range(rng.randrange(4))]
+        request["possible_actions"] = [features(rng, ("7", "8")) for _ in range(rng.randrange(4))]
     elif kind == "items" and rng.random() < 0.7:
-        found["possible_actions"] = rng.sample(("tea", "milk", 12, "12", "tea too", "tea", "beer"), rng.randrange(4))
+        request["possible_actions"] = rng.sample(("tea", "milk", 12, "12", "tea too", "tea", "beer"), rng.randrange(4))
     elif rng.random() < 0.5 and kind == "named":
-        found["possible_actions"] = rng.sample((*NAMES, *NAMES, "fax"), rng.randrange(4))
-    return found
+        request["possible_actions"] = rng.sample((*NAMES, *NAMES, "fax"), rng.randrange(4))
+    return request
 
 
 def reward(rng: random.Random, decision_id: str) -> dict[str, Any]:
-    found = {"decision_id": decision_id, "reward": rng.choice(NUMBERS)}
+    request = {"decision_id": decision_id, "reward": rng.choice(NUMBERS)}
     if rng.random() < 0.5:
-        found["terminal"] = rng.choice((True, False))
+        request["terminal"] = rng.choice((True, False))
     if rng.random() < 0.5:
-        found["metrics"] = {str(rng.choice(TEXTS)): rng.choice(NUMBERS)}
-    return found
+        request["metrics"] = {str(rng.choice(TEXTS)): rng.choice(NUMBERS)}
+    return request
 
 
 @pytest.mark.parametrize("kind", ["named", "candidates", "items"])

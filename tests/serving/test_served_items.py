@@ -148,7 +148,7 @@ def test_a_bundle_decides_by_id(items: Path) -> None:
     assert bundle.predict_rows([STATE], [[{"7": 1.0}]]).q.tolist()[0][0] == 2
     index, probability = bundle.act(states, candidates=[["milk"], [12]], rng=0)
     assert (index.tolist(), probability.tolist()) == ([0, 0], [1, 1])
-    with pytest.raises(BundleError, match=r"candidates\[0\]: expected ids of the 4 items"):
+    with pytest.raises(BundleError, match=r"candidates\[0\]: .* the 4 items"):
         bundle.predict(states[:1], candidates=[["beer"]])
 
 

@@ -42,15 +42,15 @@ class Server:
 
     def __init__(self, model: Path, log: Path, *settings: str, output: Path) -> None:
         command = [sys.executable, "-m", "workflows.serve", "--model", str(model), "--log", str(log), "--port", "0"]
-        command += [f"--set={one}" for one in ("poll_seconds=0.2", *settings)]
+        command += [f"--set={setting}" for setting in ("poll_seconds=0.2", *settings)]
         self._files = [output / f"{log.name}-{os.urandom(4).hex()}.{name}" for name in ("out", "err")]
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err)
         while self.process.poll() is None:
             time.sleep(0.05)
-            if found := re.search(r"at (http://\S+), log", self.errors):
-                self.url = found[1]
+            if address := re.search(r"at (http://\S+), log", self.errors):
+                self.url = address[1]
                 break
 
     @property
@@ -68,9 +68,13 @@ class Server:
         """A connection of its own, which any worker takes."""
         return httpx.post(self.url + path, json=body, timeout=30)
 
+    def reward(self, decision: str, value: float = 1.0) -> int:
+        """Returns the status of the answer."""
+        return self.post("/reward", {"decision_id": decision, "reward": value}).status_code
+
     def decide(self) -> str:
-        one: str = self.post("/decide", {"rows": [ROW]}).json()["decisions"][0]["decision_id"]
-        return one
+        decision: str = self.post("/decide", {"rows": [ROW]}).json()["decisions"][0]["decision_id"]
+        return decision
 
     def wait_for(self, health: int) -> None:
         """Returns when /healthz answers with a status."""
@@ -79,9 +83,9 @@ class Server:
     def kill(self) -> None:
         """kill -9 of all processes."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        for one in (self.process, *children):
+        for process in (self.process, *children):
             with suppress(psutil.NoSuchProcess):
-                os.kill(one.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
         psutil.wait_procs(children, timeout=30)
         self.process.wait(30)
 
@@ -97,36 +101,38 @@ def serving(model: Path, log: Path, *settings: str, output: Path | None = None) 
 
 
 def ids_of(log: Path) -> list[str]:
-    return [one for file in sorted(log.glob("*.parquet")) for one in pq.read_table(file)["decision_id"].to_pylist()]
+    return [
+        decision
+        for file in sorted(log.glob("*.parquet"))
+        for decision in pq.read_table(file)["decision_id"].to_pylist()
+    ]
 
 
 def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(named, log, "workers=2") as server:
         ids = [server.decide() for _ in range(20)]
-        rewards = [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids[:10]]
+        rewards = [server.reward(decision) for decision in ids[:10]]
         assert rewards == [204] * 10  # by connections of their own, which the other worker takes as well
         assert "reagent_decisions_total" in httpx.get(server.url + "/metrics").text
         server.kill()
     with serving(named, log, "workers=1", "rotate_seconds=0.3") as server:
-        assert server.post("/reward", {"decision_id": ids[10], "reward": 2.0}).status_code == 204
-        assert [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids[11:]] == [
-            204
-        ] * 9
+        assert server.reward(ids[10], 2.0) == 204
+        assert [server.reward(decision) for decision in ids[11:]] == [204] * 9
         assert server.stop()["restarts"] == 0
     assert sorted(ids_of(log)) == sorted(ids)
 
 
 def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, tmp_path: Path) -> None:
     with serving(named, tmp_path / "log") as server:
-        one = server.decide()
+        decision = server.decide()
         (worker,) = [
             child for child in psutil.Process(server.process.pid).children() if "spawn_main" in "".join(child.cmdline())
         ]
         worker.kill()
-        assert server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code == 204
+        assert server.reward(decision) == 204
         assert server.stop()["restarts"] == 1
-    assert ids_of(tmp_path / "log") == [one]
+    assert ids_of(tmp_path / "log") == [decision]
 
 
 def test_a_server_that_is_stopped_while_its_workers_start_ends(named: Path, tmp_path: Path) -> None:
@@ -163,6 +169,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow  # test_decision_log.py has full disks without a process
 def test_a_full_disk_is_answered_with_503_and_nothing_is_half_written(disk: Path, named: Path) -> None:
     log, filler = disk / "log", disk / "filler"
     # its output is on the disk that does not fill up
@@ -171,7 +178,7 @@ def test_a_full_disk_is_answered_with_503_and_nothing_is_half_written(disk: Path
         with filler.open("wb", buffering=0) as stream, suppress(OSError):
             while stream.write(b"x" * 512):
                 pass
-        first = [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids]
+        first = [server.reward(decision) for decision in ids]
         answer = server.post("/decide", {"rows": [ROW | {"mdp_id": "n" * 200}] * 50})
         assert answer.status_code == 503
         assert answer.json()["problems"][0]["got"] == "No space left on device"
@@ -179,7 +186,7 @@ def test_a_full_disk_is_answered_with_503_and_nothing_is_half_written(disk: Path
         assert list(log.glob("*.parquet")) == []
         wait_until(lambda: not list(log.glob("*.tmp")))  # there is one while a poll tries
         filler.unlink()
-        again = [server.post("/reward", {"decision_id": one, "reward": 1.0}).status_code for one in ids]
+        again = [server.reward(decision) for decision in ids]
         assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
         server.wait_for(200)
         server.stop()
@@ -208,8 +215,8 @@ def test_new_models_take_over_without_a_dropped_request(named: Path, tmp_path: P
                 wait_until(lambda wanted=number + 2: len(set(answers)) == wanted)  # type: ignore[misc]
         finally:
             ended.set()
-        for one in clients:
-            one.result()
+        for posting in clients:
+            posting.result()
         server.stop()
     assert {status for status, _ in answers} == {200}
     assert len(set(answers)) == 4

@@ -39,12 +39,12 @@ def test_candidates_have_texts(tmp_path: Path, opened: Open) -> None:
     ranked = worker.post("/rank", rows=[row])["rankings"][0]
     assert ranked == [{"index": 1, "score": 2.0}, {"index": 2, "score": 1.0}, {"index": 0, "score": 0.0}]
     decisions = worker.post("/decide", rows=[row] * 3)["decisions"]
-    assert all(one["action"] == offers[one["index"]] for one in decisions)
+    assert all(decision["action"] == offers[decision["index"]] for decision in decisions)
     assert 'reagent_features_other_total{feature="country"} 3.0' in worker.client.get("/metrics").text
     worker.log.rotate()
     copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copies"))
-    assert [sorted(one) for one in copy.levels["action"].values()] == [["DE", "FR", "US"]]
-    assert copy.action.tolist() == [one["index"] for one in decisions]
+    assert [sorted(decision) for decision in copy.levels["action"].values()] == [["DE", "FR", "US"]]
+    assert copy.action.tolist() == [decision["index"] for decision in decisions]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_environments_keep_their_global_numbers() -> None:
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     env = opened("cartpole_v0", 4)
     monkeypatch.setattr(episodes, "free_bytes", lambda device: 100)
-    with pytest.raises(SimulationError, match=r"num_envs: expected episodes that fit .* Lower num_envs"):
+    with pytest.raises(SimulationError, match="num_envs: expected episodes that fit"):
         taken(env, Amount(episodes=3))
 
 

@@ -217,21 +217,20 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
 @pytest.mark.parametrize(
     ("name", "parameters", "says"),
     [
-        ("CartPol-v1", {}, r"simulation\.env: .* got 'CartPol-v1': .*NameNotFound.* Did you mean 'CartPole-v1'\?"),
-        ("CartPole-v7", {}, r"VersionNotFound.* Did you mean 'CartPole-v\d'\?"),
+        ("CartPol-v1", {}, r"simulation\.env: .*NameNotFound.* 'CartPole-v1'\?"),
+        ("CartPole-v7", {}, r"VersionNotFound.* 'CartPole-v\d'\?"),
         ("cart pole", {}, "Malformed environment ID"),
-        ("no_such_module:Mine-v0", {}, "No module named 'no_such_module'.* imports a module that registers"),
-        ("shp:CartPol-v1", {}, "No module named 'shp'.* of your own, from the working folder or PYTHONPATH$"),
-        ("CartPole-v1", {"gravty": 9}, r"simulation\.env with env_parameters: .*unexpected keyword argument 'gravty'"),
-        ("Other-v0", {"action": 1}, r"actions of Other-v0: expected a Discrete space, got Box.*DiscretizeAction"),
-        ("Other-v0", {"observation": 1}, r"observations of Other-v0: .* got Sequence.*ObservationWrapper"),
-        ("Other-v0", {"action": 2}, r"got MultiDiscrete.*wrapped in gymnasium\.wrappers\.TransformAction"),
-        ("Far/Other-v0", {}, "NamespaceNotFound.* imports a module that registers an environment of your own"),
-        ("Odd-v0", {"drops": 1}, "observations of Odd-v0: expected 15 numbers, as its observation_space has, got 14"),
-        ("Other-v0", {}, r"simulation\.time_limit: expected a number, as Other-v0 registers no max_episode_steps"),
+        ("no_such_module:Mine-v0", {}, "No module named 'no_such_module'"),
+        ("shp:CartPol-v1", {}, "No module named 'shp'"),
+        ("CartPole-v1", {"gravty": 9}, r"simulation\.env with env_parameters: .*'gravty'"),
+        ("Other-v0", {"action": 1}, "actions of Other-v0: .* Box.*DiscretizeAction"),
+        ("Other-v0", {"observation": 1}, "observations of Other-v0: .*ObservationWrapper"),
+        ("Other-v0", {"action": 2}, "got MultiDiscrete.*TransformAction"),
+        ("Far/Other-v0", {}, "NamespaceNotFound"),
+        ("Odd-v0", {"drops": 1}, "observations of Odd-v0: .* 15 numbers, .* got 14"),
+        ("Other-v0", {}, r"simulation\.time_limit: expected a number"),
         ("Odd-v0", {"mask_size": 2}, r"action_mask of Odd-v0: expected 3 values, got shape \[2\]"),
-        ("Odd-v0", {"fails_at": 0}, r"reset and step of Odd-v0: expected no exception, got ValueError: broken at 0 "
-         r"\(.*test_gymnasium\.py:\d+\)"),
+        ("Odd-v0", {"fails_at": 0}, r"reset and step of Odd-v0: .* broken at 0 \(.*test_gymnasium\.py:\d+\)"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*not within the observation space")  # Gymnasium's own checker
@@ -243,8 +242,8 @@ def test_what_is_no_environment_of_ours(name: str, parameters: dict[str, Any], s
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"fails_at": 4}, r"step of Odd-v0: expected no exception, got ValueError: broken at 4 \(.*\.py:\d+\)"),
-        ({"forgets_at": 4}, "info of Odd-v0: expected action_mask, as in the first reset, got none"),
+        ({"fails_at": 4}, r"step of Odd-v0: .* broken at 4 \(.*\.py:\d+\)"),
+        ({"forgets_at": 4}, "info of Odd-v0: expected action_mask"),
     ],
 )
 def test_what_an_environment_does_wrong_later(parameters: dict[str, Any], says: str) -> None:
@@ -270,15 +269,12 @@ def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monk
         return made[-1]
 
     monkeypatch.setattr(gymnasium.registry["Odd-v0"], "entry_point", fifth_fails)
-    with pytest.raises(
-        SimulationError, match="environments of Odd-v0: expected no exception, got ValueError: no display"
-    ):
+    with pytest.raises(SimulationError, match=r"environments of Odd-v0: .* no display"):
         environments("Odd-v0", 5)
     assert sorted(map(id, closed)) == sorted(map(id, made))
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    said = r"simulation\.env: .* got no gymnasium\. Run: pip install 'reagent-lite\[gymnasium\]'"
-    with pytest.raises(SimulationError, match=said):
+    with pytest.raises(SimulationError, match=r"pip install 'reagent-lite\[gymnasium\]'"):
         environments("CartPole-v1", 1)

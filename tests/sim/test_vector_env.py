@@ -161,7 +161,7 @@ def test_masks_follow_the_state(counter: MakeEnv) -> None:
     assert env.next_observation[:, 0].tolist() == [3, 4]
     assert env.next_mask.tolist() == [[False, False, False]] * 2
     assert env.mask.tolist() == [[False, False, False], [False, True, True]]  # the second has started anew
-    with pytest.raises(SimulationError, match="2 that are not, the first environment with one is 0"):
+    with pytest.raises(SimulationError, match="2 that are not"):
         env.check()
 
 
@@ -169,7 +169,7 @@ def test_a_forbidden_action_becomes_the_first_allowed(counter: MakeEnv) -> None:
     env = counter(MASKED_COUNTER, num_envs=3, first_env=100)
     take(env, 1, 0, 1)
     assert env.next_observation[:, 0].tolist() == [2, 2, 2]  # action 0 became 1
-    with pytest.raises(SimulationError, match=r"counter: expected allowed actions, got 1 .* environment .* is 101"):
+    with pytest.raises(SimulationError, match=r"allowed actions, got 1 .* is 101"):
         env.check()
 
 
@@ -259,8 +259,7 @@ def test_an_action_out_of_range_is_counted(counter: MakeEnv) -> None:
     assert env.next_observation[:, 0].tolist() == [1.0] * 2000  # action 0 was taken
     with pytest.raises(SimulationError) as caught:
         env.check()
-    assert "expected actions from 0 to 2, got 3 that are not" in str(caught.value)
-    assert "the first environment with one is 57" in str(caught.value)
+    assert "from 0 to 2, got 3 that are not, the first environment with one is 57" in str(caught.value)
     env.check()  # counted once
 
 
@@ -269,9 +268,7 @@ def test_returns_and_observations_have_to_be_finite(counter: MakeEnv) -> None:
     env.check()
     env.action[1500] = 1
     env.step()
-    with pytest.raises(
-        SimulationError, match="rewards of counter: expected finite numbers, got inf in environment 1550"
-    ):
+    with pytest.raises(SimulationError, match=r"rewards of counter: .* inf in environment 1550"):
         env.check()
     env.reset()
     env.field("past")[1, 7] = torch.nan
@@ -283,8 +280,8 @@ def test_returns_and_observations_have_to_be_finite(counter: MakeEnv) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"num_envs": 0}, "num_envs: expected at least 1 environment, got 0"),
-        ({"time_limit": 0}, "time_limit: expected at least 1 step, got 0"),
+        ({"num_envs": 0}, "num_envs: expected at least 1"),
+        ({"time_limit": 0}, "time_limit: expected at least 1"),
         ({"first_env": 2**32 - 1}, "global ids"),  # 32 bits
     ],
 )

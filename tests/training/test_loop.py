@@ -191,7 +191,7 @@ def test_figures_are_written_twice_nan_is_null_and_a_resumed_run_goes_on(tmp_pat
     assert scalars(tmp_path, "x") == [(1, 1.0), (2, 2.0), (3, 3.0)]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [one.tensor_proto.string_val[:] for one in events.Tensors("decision")] == [[b"Ship: it pays."]]
+    assert [event.tensor_proto.string_val[:] for event in events.Tensors("decision")] == [[b"Ship: it pays."]]
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     start = HParamsPluginData.FromString(content).session_start_info
     assert start.group_name == "run 1"

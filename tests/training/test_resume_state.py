@@ -45,14 +45,12 @@ def test_configs_that_learn_something_else_are_refused_by_key() -> None:
         require_same_learning(SAVED, now, "step_000007", may_grow=False)
     problems = {problem.where: str(problem) for problem in error.value.problems}
     assert problems.keys() == {"training.learning_rate", "epochs", "data.layout"}
-    assert problems["training.learning_rate"] == (
-        "training.learning_rate: expected 0.1 as in the unfinished run of checkpoint step_000007, got 0.2. "
-        "Give another model_output_path, or start over with --set checkpoint.resume=false"
-    )
+    rate = problems["training.learning_rate"]
+    assert all(word in rate for word in ("expected 0.1", "step_000007", "got 0.2", "checkpoint.resume=false")), rate
 
 
 @pytest.mark.parametrize(
-    ("now", "step", "rows", "place"),
+    ("now", "step", "rows", "position"),
     [
         (ReadOrder(order={"minibatch": 10}, steps=10, rows=95), 13, 125, (13, 125, 0)),
         # another order begins epoch 1 again, of which 3 steps of 10 rows were done; between two epochs, nothing
@@ -60,9 +58,9 @@ def test_configs_that_learn_something_else_are_refused_by_key() -> None:
         (ReadOrder(order={"minibatch": 20}, steps=5, rows=95), 20, 190, (10, 190, 0)),
     ],
 )
-def test_where_a_run_goes_on(now: ReadOrder, step: int, rows: int, place: tuple[int, int, int]) -> None:
+def test_where_a_run_goes_on(now: ReadOrder, step: int, rows: int, position: tuple[int, int, int]) -> None:
     saved = {"step": step, "rows": rows, "order": {"minibatch": 10}, "steps_per_epoch": 10, "rows_per_epoch": 95}
-    assert position_in(saved, now) == place
+    assert position_in(saved, now) == position
 
 
 def test_sums_of_other_ranks_keep_their_mean() -> None:

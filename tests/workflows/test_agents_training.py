@@ -66,11 +66,11 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
     assert outcome.scores["simulation/leader/return/mean"] == 99  # 33 + 66
     assert outcome.scores["simulation/terminated_share"] == 1
     for name in ("leader", "follower"):
-        found = read(out / name)
-        assert found["simulated"]["return"]["value"] == outcome.scores[f"simulation/{name}/return/mean"]
-        assert found["agents"]["returns"][name] == found["simulated"]["return"]["value"]
-        assert set(found) == {"scores", "simulated", "simulation", "agents", "decision"}
-        assert "simulation.policies" in found["decision"]["next"]  # workflows.evaluate plays no several types
+        document = read(out / name)
+        assert document["simulated"]["return"]["value"] == outcome.scores[f"simulation/{name}/return/mean"]
+        assert document["agents"]["returns"][name] == document["simulated"]["return"]["value"]
+        assert set(document) == {"scores", "simulated", "simulation", "agents", "decision"}
+        assert "simulation.policies" in document["decision"]["next"]  # workflows.evaluate plays no several types
         assert (out / name / "MODEL_CARD.md").is_file()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     tags = {tag for line in lines for tag in line}
@@ -80,16 +80,14 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
     losses = lines[0]
     assert losses["train/td_loss"] == pytest.approx(losses["train/leader/td_loss"] + losses["train/follower/td_loss"])
     page = (out / "report.html").read_text()
-    for words in ("Simulation: leader", "Simulation: follower", "Episodes that ended before the time limit",
-                  "leader: learned policy", "follower: learned policy",
-                  "20 episodes of team; in all of them follower plays its learned policy.",
-                  "20 episodes of team; in all of them leader plays its learned policy."):  # fmt: skip
-        assert words in page
+    for name, other in (("leader", "follower"), ("follower", "leader")):
+        assert f"Simulation: {name}" in page
+        assert f"in all of them {other} plays its learned policy" in page
 
 
 def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
-    place = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 4, "grid_length": 3}}
-    config = checked(merged(team, {"simulation": place}))
+    tag = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 4, "grid_length": 3}}
+    config = checked(merged(team, {"simulation": tag}))
     simulation = open_simulation(config, ALONE)
     source = open_source(with_actions(config, simulation), ALONE, simulation)
     assert isinstance(source, SimulatedExperience)
@@ -124,12 +122,11 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     )
     assert second.scores["simulation/leader/return/mean"] == 99  # the exported leader's two steps of 3
     assert second.model == {"follower": str(tmp_path / "second/follower")}
-    # a learner of leaders is none of followers, though their networks are alike
-    warm = merged(
-        team, {"simulation": {"policies": model}, "training": {"warm_start_model_path": str(tmp_path / "out")}}
-    )
-    with pytest.raises(ReagentLiteError, match=re.escape("learners.type_follower")):
-        trained(warm | {"model_output_path": str(tmp_path / "third")})
+    # a learner of leaders is none of followers, though their networks are alike, and one type's model is no learner
+    for path, words in (("out", "learners.type_follower"), ("out/leader", "which is of one type")):
+        warm = {"simulation": {"policies": model}, "training": {"warm_start_model_path": str(tmp_path / path)}}
+        with pytest.raises(ReagentLiteError, match=re.escape(words)):
+            trained(merged(team, warm) | {"model_output_path": str(tmp_path / "third")})
     # a follower that stays two steps with such a leader gets 3 + 30 and 6 + 60, in small steps 1 + 30, 2 + 60, …
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
 
@@ -150,38 +147,36 @@ def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
     ],
     ids=str,
 )
-def test_options_of_learners_hold_for_each_type(team: Tree, tmp_path: Path, workflow: str, change: Tree) -> None:
+def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, change: Tree) -> None:
     short = merged(team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1}})
     del short["simulation"]["epsilon_end"]  # softmax knows none
     outcome = trained(merged(short, change), workflow)
     assert outcome.scores["simulation/follower/return/mean"] is not None
-    weights = merged(short, {"training": {"warm_start_model_path": str(tmp_path / "out/leader")}})
-    with pytest.raises(ReagentLiteError, match="got an exported model, which is of one type"):
-        trained(merged(weights, change) | {"model_output_path": str(tmp_path / "second")}, workflow)
 
 
+@pytest.mark.slow  # test_simulation_training.py has processes that share environments
 def test_processes_share_environments_of_several_agents(run: Runner, team: Tree) -> None:
-    tree = merged(team, {"simulation": {"policies": {"follower": "random"}, "total_steps": 3000}})
+    tree = merged(team, {"simulation": {"policies": {"follower": "random"}, "total_steps": 2500}})
     tree["training"].pop("minibatch_size")
     tree["data"] = {"global_minibatch_size": 64}
-    one = trained(tree)
+    alone = trained(tree)
     two = run("dqn", tree, "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert two.outcome["rows"] == one.rows
+    assert two.outcome["rows"] == alone.rows
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/leader/random_return/mean", "simulation/leader/random_return/upper"):
-        assert two.outcome["scores"][tag] == one.scores[tag]
+        assert two.outcome["scores"][tag] == alone.scores[tag]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"policies": {"captain": "random"}}, "simulation.policies.captain: expected one of leader, follower"),
-        ({"policies": {"leader": "randm"}}, "exported model, got 'randm'. Did you mean 'random'?"),
+        ({"policies": {"captain": "random"}}, "policies.captain: expected one of leader"),
+        ({"policies": {"leader": "randm"}}, "Did you mean 'random'?"),
         ({"env_parameters": {"size": 1}}, "an agent of each type, got no follower"),
-        ({"policies": {"leader": "random", "follower": "random"}}, '"learn" for at least one of leader, follower'),
+        ({"policies": {"leader": "random", "follower": "random"}}, "at least one of leader"),
         ({"policies": {"leader": "no such folder"}}, "no such folder"),
-        ({"stop_at_return": 5.0}, "simulation.stop_at_return: expected absent if several types of agents learn"),
+        ({"stop_at_return": 5.0}, "simulation.stop_at_return"),
         ({"env": "cartpole_v0", "env_parameters": {}, "policies": {"agent": "learn"}}, "are of one type, which learns"),
     ],
 )
@@ -215,14 +210,12 @@ def test_a_model_of_other_actions_does_not_play(team: Tree, tmp_path: Path) -> N
 
 def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
     env: Tree = {"env": str(tmp_path / "team.cuh"), "output_path": str(tmp_path / "log.jsonl"), "use_gpu": False}
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match=r"env, with value_of: .* one type"):
         simulate(check(SimulateConfig, env | {"value_of": {"kind": "random", "gamma": 0.9}}))
-    assert "env, with value_of: expected an environment with one type of agents" in str(error.value)
     assert not (tmp_path / "log.jsonl").exists()
     model = linear_bundle(tmp_path / "model", np.zeros((3, 3)), ("0", "1", "2"), (0, 1, 2))
-    with pytest.raises(ReagentLiteError) as error:
+    with pytest.raises(ReagentLiteError, match=r"simulation\.env: .* one type"):
         played(tmp_path, model, env["env"], 2)
-    assert "simulation.env: expected an environment with one type of agents" in str(error.value)
 
 
 def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> None:
@@ -240,19 +233,12 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
     q = np.where(leads[:, None], log.state @ weights["leader"].T, log.state @ weights["follower"].T)
     softmax = np.exp(q) / np.exp(q).sum(1, keepdims=True)  # which the follower was exported with
     greedy = np.where(q == q.max(1, keepdims=True), 0.7 + 0.1, 0.1)
-    taken = np.where(leads[:, None], greedy, softmax)[np.arange(len(q)), log.action.astype(int)]
-    np.testing.assert_allclose(log.propensity, taken, rtol=1e-5)
+    propensity = np.where(leads[:, None], greedy, softmax)[np.arange(len(q)), log.action.astype(int)]
+    np.testing.assert_allclose(log.propensity, propensity, rtol=1e-5)
     assert not (log.propensity[~leads] == log.propensity[~leads][0]).all()
     for change, says in (
-        (
-            {"policies": {}},
-            "policy.model: expected a model for one type of agents of team, got one for leader and",
-        ),
-        ({"policies": {"captain": "random"}}, "policies.captain: expected one of leader, follower"),
-        (
-            {"policies": {"follower": "learn"}},
-            'policies.follower: expected "random" or the folder of an exported model',
-        ),
+        ({"policies": {}}, "policy.model: expected a model for one type"),
+        ({"policies": {"follower": "learn"}}, "policies.follower: expected"),
     ):
         with pytest.raises(ReagentLiteError, match=re.escape(says)):
             made(tmp_path, **where, **{**played, **change})
@@ -261,5 +247,5 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
 def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:
     simulation = team["simulation"] | {"share": 0.5}
     del simulation["total_steps"], simulation["num_evaluations"]
-    with pytest.raises(ReagentLiteError, match="an environment whose agents are of one type beside training_data_path"):
+    with pytest.raises(ReagentLiteError, match="of one type beside training_data_path"):
         open_simulation(checked(small | {"simulation": simulation}), ALONE)

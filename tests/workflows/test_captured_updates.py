@@ -66,6 +66,8 @@ ROLLOUTS = {"plain": (44, 48, 112), "prioritized": (62, 66, 154)}
 """Likewise of a step of all environments."""
 EVALUATIONS = {"plain": (20, 21, 41), "bcq": (32, 34, 65)}
 """Likewise of a step of an evaluation."""
+EVERYWHERE = ("plain", "bcq", "prioritized", "n-step", "batch norm")
+"""Variants whose code depends on how an environment's choices are given."""
 
 
 class Launches(TorchDispatchMode):
@@ -146,7 +148,10 @@ def tree_of(folder: Path, env: str, variant: Tree) -> Tree:
     return merged(tree, variant)
 
 
-@pytest.mark.parametrize("variant", ["plain", "bcq", "c51", "cql", "sarsa", "crr", "iql"])
+@pytest.mark.parametrize(
+    "variant",
+    ["plain", "bcq", "crr", *(pytest.param(name, marks=pytest.mark.slow) for name in ("c51", "cql", "sarsa", "iql"))],
+)
 def test_logged_rows_in_fixed_buffers_teach_the_same(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,8 +181,14 @@ def test_logged_rows_in_fixed_buffers_teach_the_same(
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("env", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    ("env", "variant"),
+    [
+        pytest.param(env, name, marks=[] if env == "gridworld" or name in EVERYWHERE else pytest.mark.slow)
+        for env in ENVIRONMENTS
+        for name in VARIANTS
+    ],
+)
 def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workflow = "parametric_dqn" if env == "recommend" else "dqn"
     changes, budgets = VARIANTS[variant]

@@ -74,9 +74,9 @@ def test_there_and_back(tmp_path: Path, source: str, target: str, kind: str, mon
     rows = events(kind)
     files = [write_lines(tmp_path / "log.jsonl", rows), *(tmp_path / f"{name}{end}" for name, end in
              (("first", source), ("second", target), ("back", ".jsonl")))]  # fmt: skip
-    done = [run_here(one, other) for one, other in pairwise(files)]
-    assert [one.rows for one in done] == [len(rows)] * 3
-    assert all(set(one.columns) == {name for row in rows for name in row} for one in done)
+    done = [run_here(origin, copy) for origin, copy in pairwise(files)]
+    assert [outcome.rows for outcome in done] == [len(rows)] * 3
+    assert all(set(outcome.columns) == {name for row in rows for name in row} for outcome in done)
     if kind == "indices" and ".csv" in (source, target):
         rows = [row | {"action": str(row["action"])} for row in rows]
     assert present(files[-1]) == rows
@@ -86,9 +86,7 @@ def test_values_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
     table = pa.table({"reward": [1.0], "seen": pa.array([10**15], pa.timestamp("s"))})  # after the year 9999
     with pa.ipc.new_file(tmp_path / "log.arrow", table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(
-        DataError, match=r"out\.jsonl: expected values that the format can hold, got Python int too large"
-    ):
+    with pytest.raises(DataError, match=r"out\.jsonl: .* got Python int too large"):
         run_here(tmp_path / "log.arrow", tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
     assert run_here(tmp_path / "log.arrow", tmp_path / "out.parquet").rows == 1
@@ -102,7 +100,7 @@ def test_types_of_the_written_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
     run_here(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
     schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int64(), pa.float32())
-    assert {one.name: one.type for one in schema if one.name != "possible_actions"} == {
+    assert {field.name: field.type for field in schema if field.name != "possible_actions"} == {
         "state_features": maps, "action": maps, "reward": pa.float64(), "n": pa.int64(),
     }  # fmt: skip
     assert schema.field("possible_actions").type.value_type == maps
@@ -118,8 +116,8 @@ def test_columns_that_no_log_has_stay_what_they_are(tmp_path: Path) -> None:
     pq.write_table(table, files[0])
     for source, target in pairwise(files):
         run_here(source, target)
-    own = ["when", "nested", "count"]
-    assert pq.read_table(files[2]).select(own).to_pylist() == table.select(own).to_pylist()
+    others = ["when", "nested", "count"]
+    assert pq.read_table(files[2]).select(others).to_pylist() == table.select(others).to_pylist()
     assert present(files[3])[0]["nested"] == {"x": [1, 2]}
 
 
@@ -127,12 +125,12 @@ def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_pa
     row = {"state_features": {}, "reward": 1.0}
     for name, action in (("a", "left"), ("b", 1), ("c/c", ""), ("d/d", "{x")):
         write_lines(tmp_path / "logs" / f"{name}.jsonl", [row | {"action": action}])
-    with pytest.raises(DataError, match=r"b\.jsonl:1: expected string in action, as in the rows before, got int64"):
+    with pytest.raises(DataError, match=r"b\.jsonl:1: expected string in action, .* got int64"):
         run_here(tmp_path / "logs", tmp_path / "log.parquet")
-    with pytest.raises(DataError, match=r"a\.jsonl:1: expected a name, an index or a map in action, got \[1\]"):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: .* in action, got \[1\]"):
         run_here(write_lines(tmp_path / "lists/a.jsonl", [row | {"action": [1]}]), tmp_path / "log.parquet")
     for name in "cd":
-        with pytest.raises(DataError, match=r"column action: expected (strings|names) that CSV can hold"):
+        with pytest.raises(DataError, match=r"column action: .* that CSV can hold"):
             run_here(tmp_path / "logs" / name, tmp_path / "log.csv")
 
 
@@ -186,7 +184,7 @@ def test_the_command_line(run: Runner, tmp_path: Path) -> None:
     done = run("convert", {"input_path": str(tmp_path / "log.jsonl"), "output_path": "out/log.csv"})
     assert done.code == 0, done.err
     assert (done.outcome["rows"], done.outcome["log"]) == (len(rows), str(tmp_path / "out" / "log.csv"))
-    assert "actions are indices, which CSV stores as text" in done.err
+    assert "actions are indices" in done.err
     refused = run("convert", {"input_path": str(tmp_path / "log.tsv"), "output_path": "log.csv"})
     assert refused.code == 2
     assert "log.tsv" in refused.err

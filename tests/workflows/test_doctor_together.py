@@ -52,7 +52,7 @@ def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
         folder.mkdir()
     for rows in together(lambda member: watch_share(member, 1.0, folders[member.node])):
         assert {row.state for row in rows} == {"FAILED"}
-        assert "node 1 does not see the file that node 0 wrote in" in rows[0].found + rows[1].found
+        assert "node 1 does not see the file" in rows[0].found + rows[1].found
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
 
 
@@ -91,9 +91,9 @@ def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.Mon
     monkeypatch.setattr("reagent_lite.doctor.machines._CONNECT_SECONDS", 0.1)
     for rows in together(lambda member: reach_others(member, 1.0)):
         assert [row.state for row in rows] == ["FAILED"]
-        words = r"node 0 \(127.0.0.1, lo\): expected a connection to node 1 \(127.0.0.2:\d+, lo\), got timed out"
+        words = r"node 0 \(127.0.0.1, lo\): .* node 1 \(127.0.0.2:\d+, lo\), got timed out"
         assert re.fullmatch(words, rows[0].found)
-        assert re.match(r"Open TCP ports \d+-\d+ between all machines", rows[0].todo)
+        assert re.match(r"Open TCP ports \d+-\d+", rows[0].todo)
 
 
 Doctors = Callable[..., list[tuple[int, Rows]]]
@@ -140,9 +140,8 @@ def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
     assert failures(others) == ["machines fit together", "training data"]
     assert failures(rows) == ["machines fit together", "the other machines"]
     assert "training data" in rows["the other machines"][0]["found"]
-    texts = [row["found"] for row in rows["machines fit together"]]
-    assert any(text.startswith("config key rl.gamma: expected 0.9 as on node 0") for text in texts)
-    assert any(text.startswith("config key training_data_path") for text in texts)
+    keys = {row["found"].partition(":")[0] for row in rows["machines fit together"]}
+    assert {"config key rl.gamma", "config key training_data_path"} <= keys
     assert rows["machines fit together"] == others["machines fit together"]
 
 

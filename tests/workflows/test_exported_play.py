@@ -40,8 +40,8 @@ def small(folder: Path, env: str, **keys: Any) -> dict[str, Any]:
 
 def normalization(folder: Path, size: int) -> str:
     file = folder / f"norm_{size}.json"
-    one = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.1, "stddev": 0.5})
-    file.write_text(json.dumps({str(i): one for i in range(size)}))
+    parameters = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.1, "stddev": 0.5})
+    file.write_text(json.dumps({str(i): parameters for i in range(size)}))
     return str(file)
 
 
@@ -69,8 +69,8 @@ def check_played(config: WorkflowConfig) -> Outcome:
     """Trains, and compares the figures of the run with those of the exported model."""
     trained = train(config, ALONE)
     assert trained.model is not None
-    found = replayed(config, trained.model)
-    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
+    figures = replayed(config, trained.model)
+    assert {name: trained.scores[name] for name in figures} == pytest.approx(figures, abs=1e-9)
     return trained
 
 

@@ -41,10 +41,10 @@ def test_two_runs_are_equal_and_a_resumed_one_goes_on_with_new_episodes(tmp_path
     for _ in range(2):
         laboratory.copy("whole", "again", 9)
         ends.append(laboratory.run("again"))
-    for one, other in ((whole, same), ends):
-        assert one.tensors.keys() == other.tensors.keys()
-        assert all(bits(tensor).equal(bits(other.tensors[name])) for name, tensor in one.tensors.items())
-        assert one.scores == other.scores
+    for first, other in ((whole, same), ends):
+        assert first.tensors.keys() == other.tensors.keys()
+        assert all(bits(tensor).equal(bits(other.tensors[name])) for name, tensor in first.tensors.items())
+        assert first.scores == other.scores
     assert ends[0].steps == whole.steps
     assert [line.get("simulation/env_steps") for line in ends[0].lines] == [256, 400, None]
     ring = "rank_0000.safetensors:source/ring"
@@ -70,7 +70,6 @@ def test_what_an_environment_raises_ends_the_run(tmp_path: Path, monkeypatch: py
         "gymnasium.register('Broken-v0', Broken, max_episode_steps=50)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    said = r"step of broken:Broken-v0: expected no exception, got RuntimeError: the pole fell off \(.*broken\.py:10\)"
-    with pytest.raises(SimulationError, match=said):
+    with pytest.raises(SimulationError, match=r"step of broken:Broken-v0: .*the pole fell off \(.*broken\.py:10\)"):
         trained(online(tmp_path, "gymnasium:broken:Broken-v0"))
     assert not (tmp_path / "out" / "model").exists()

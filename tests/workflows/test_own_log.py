@@ -70,28 +70,26 @@ def test_names_from_the_log_to_decisions(tmp_path: Path) -> None:
     assert [manifest["action_names"][choice] for choice in decided.greedy] == ["mail", "call"]
 
     wrong = config | {"data": {"columns": COLUMNS | {"reward": "click"}}}
-    with pytest.raises(DataError, match=r"own.csv: expected a column 'click', as columns.reward says.*'clicked'"):
+    with pytest.raises(DataError, match=r"own.csv: expected a column 'click', .*'clicked'"):
         trained(wrong)
 
 
 def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a config `score` and `evaluate` read a log by its own names, or by the contract's, as training does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    own = frame()
-    own.to_csv(tmp_path / "own.csv", index=False)
-    tree = quick(tmp_path / "own.csv", tmp_path / "out", epochs=2, actions=["mail", "call"]) | {
-        "data": {"columns": COLUMNS}
-    }
-    model = trained(tree).model
+    log = frame()
+    log.to_csv(tmp_path / "own.csv", index=False)
+    tree = quick(tmp_path / "own.csv", tmp_path / "out", epochs=2, actions=["mail", "call"])
+    model = trained(tree | {"data": {"columns": COLUMNS}}).model
     assert model is not None
     assert load_bundle(model).columns == COLUMNS
 
     keys: dict[str, Any] = {"policy": "greedy", "columns": COLUMNS}
-    expected = reagent_lite.score(model, own, config=keys)
-    assert expected.column("mdp_id").to_pylist() == own["session"].tolist()
-    for log in (own, tmp_path / "own.csv"):
-        assert reagent_lite.score(model, log, config={"policy": "greedy"}).equals(expected)
-    unpaid = own.drop(columns=["clicked", "last", "p"])  # rows to decide have no outcome
+    expected = reagent_lite.score(model, log, config=keys)
+    assert expected.column("mdp_id").to_pylist() == log["session"].tolist()
+    for rows in (log, tmp_path / "own.csv"):
+        assert reagent_lite.score(model, rows, config={"policy": "greedy"}).equals(expected)
+    unpaid = log.drop(columns=["clicked", "last", "p"])  # rows to decide have no outcome
     assert reagent_lite.score(model, unpaid, config={"policy": "greedy"}).equals(expected)
     converted = tmp_path / "converted"
     converted.mkdir()
@@ -100,24 +98,22 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatc
     assert reagent_lite.score(model, converted, config={"policy": "greedy"}).equals(expected)
 
     # as with columns of a config, which the report's name depends on
-    evaluated = [reagent_lite.evaluate(model, own, config=config) for config in ({}, {"columns": COLUMNS})]
+    evaluated = [reagent_lite.evaluate(model, log, config=config) for config in ({}, {"columns": COLUMNS})]
     assert evaluated[0].scores == evaluated[1].scores != {}
     assert reagent_lite.evaluate(model, converted).scores == evaluated[0].scores
 
-    with pytest.raises(DataError, match=r"column 'income', as columns.state_features says, .*Nearest column: 'incom'"):
-        reagent_lite.score(model, own.rename(columns={"income": "incom"}))
+    with pytest.raises(DataError, match=r"column 'income', .* 'incom'"):
+        reagent_lite.score(model, log.rename(columns={"income": "incom"}))
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_a_log_with_the_contract_s_names_needs_no_columns(form: str, tmp_path: Path) -> None:
-    own = frame()
-    own.to_csv(tmp_path / "own.csv", index=False)
-    target = tmp_path / f"log.{form}"
+def test_a_log_with_the_contract_s_names_needs_no_columns(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "own.csv", index=False)
+    target = tmp_path / "log.parquet"
     convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
                                   "output_path": str(target)}))  # fmt: skip
     with pytest.raises(DataError) as caught:
         trained(quick(target, tmp_path / "out", actions=["mail", "call"]) | {"data": {"columns": COLUMNS}})
     (problem,) = caught.value.problems
     assert problem.where == str(target)
-    assert problem.expected.startswith("the columns that data.columns names: session, at, age, income, shown, p")
-    assert problem.todo == ("Drop data.columns, in other workflows columns: the log has the contract's names already")
+    assert "session, at, age, income, shown, p" in problem.expected
+    assert problem.todo.startswith("Drop data.columns")

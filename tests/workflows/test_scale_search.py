@@ -64,9 +64,9 @@ def test_a_limit_is_tried_and_not_passed() -> None:
 
 def test_a_dip_does_not_end_the_doubling() -> None:
     rates = {1: 10.0, 2: 9.0, 4: 20.0, 8: 20.1, 16: 20.2}
-    found = search(rates.__getitem__, 1, 16)
-    assert list(found) == [1, 2, 4, 8, 16]
-    assert smallest(found) == 4
+    measured = search(rates.__getitem__, 1, 16)
+    assert list(measured) == [1, 2, 4, 8, 16]
+    assert smallest(measured) == 4
 
 
 def test_nothing_fits() -> None:

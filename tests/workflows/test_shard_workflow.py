@@ -67,7 +67,7 @@ def ended(process: "subprocess.Popen[str]") -> Run:
 
 
 def times(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(one): (one.stat().st_ino, one.stat().st_mtime_ns) for one in [folder, *folder.rglob("*")]}
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")]}
 
 
 def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_
     assert made.code == 0, made.err
     assert (made.outcome["made"], made.outcome["local"], sum(made.outcome["rows"])) == (True, None, 240)
     assert all(40 < rows < 120 for rows in made.outcome["rows"])
-    found = []
+    fetched = []
     for node in range(3):
         tree["local_path"] = str(tmp_path / f"node{node}" / "shard")
         assert not run(tree, "--num_nodes=3", f"--node_index={node}").outcome["made"]
-        found += rows_of(tmp_path / f"node{node}" / "shard")
-    assert multiset(found) == ALL
+        fetched += rows_of(tmp_path / f"node{node}" / "shard")
+    assert multiset(fetched) == ALL
     before = times(tmp_path / "share") | times(tmp_path / "node2")
     again = run(tree, "--num_nodes=3", "--node_index=2")
     assert (again.outcome["made"], again.outcome["fetched"]) == (False, 0)
@@ -93,14 +93,14 @@ def test_a_changed_input_or_config_is_sharded_anew(run: Runner, tree: dict[str, 
     first = run(tree, "--node_index=0")
     write(tmp_path / "in" / "9.parquet", table([5, 5], first=500))
     second = run(tree, "--node_index=0")
-    assert "made again: the shards there were made from" in second.err
+    assert "made again: " in second.err
     assert "9.parquet" not in first.err
     assert second.outcome["generation"] != first.outcome["generation"]
     manifest = StageManifest.read(tree["local_path"])
     assert manifest is not None
     assert manifest.rows == second.outcome["rows"][0]
     other = run(tree, "--num_nodes=5")
-    assert "the shards there are for layout shards, num_nodes 2, seed 0, and this config says" in other.err
+    assert "for layout shards, num_nodes 2, seed 0" in other.err
     assert len(other.outcome["rows"]) == 5
 
 
@@ -110,13 +110,13 @@ def test_others_wait_for_machine_0(tree: dict[str, Any], tmp_path: Path) -> None
         started({**tree, "training_data_path": "/not/here"}, tmp_path / f"c{number}.json", "--node_index", "1")
         for number in range(2)
     ]
-    time.sleep(3)
+    time.sleep(1.5)
     assert all(process.poll() is None for process in waiting)
     first = started({**tree, "local_path": str(tmp_path / "disk0" / "shard")}, tmp_path / "c.json", "--node_index=0")
     assert ended(first).code == 0
     results = [ended(process) for process in waiting]
     assert [done.code for done in results] == [0, 0], results
-    assert all("machine 0 has to make the shards: there is no shards.json yet" in done.err for done in results)
+    assert all("there is no shards.json yet" in done.err for done in results)
     counts = sorted(done.outcome["fetched"] for done in results)
     assert counts[0] == 0 < counts[1]
     assert multiset(rows_of(tmp_path / "disk0" / "shard") + rows_of(tmp_path / "disk" / "shard")) == ALL
@@ -125,8 +125,7 @@ def test_others_wait_for_machine_0(tree: dict[str, Any], tmp_path: Path) -> None
 def test_waiting_ends(run: Runner, tree: dict[str, Any]) -> None:
     assert run(tree, "--num_nodes=3").code == 0
     late = run(tree, "--node_index=1", "--set", "wait_seconds=0.5")
-    got = "expected shards within 0.5 s, got none that fit: the shards there are for layout shards, num_nodes 3"
-    assert (late.code, got in late.err, "num_nodes 2" in late.err) == (2, True, True)
+    assert (late.code, "within 0.5 s" in late.err, "num_nodes 3" in late.err) == (2, True, True)
     none = run({**tree, "shards_path": tree["shards_path"] + "2"}, "--node_index=1", "--set", "wait_seconds=0.1")
     assert (none.code, "there is no shards.json yet" in none.err) == (2, True)
     assert not Path(tree["local_path"]).exists()
@@ -150,12 +149,12 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
     share = tmp_path / "share"
     process = started(tree, tmp_path / "c.json")
     assert killed_when(process, lambda: any(share.glob(".shards.*.tmp/shard-*/part-*")))
-    assert [one.name[:8] for one in share.iterdir()] == [".shards."]
+    assert [path.name[:8] for path in share.iterdir()] == [".shards."]
     late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
     assert ended(late).code == 2  # nothing there looks whole
     done = ended(started(tree, tmp_path / "c.json"))
     assert sum(done.outcome["rows"]) == 30_000
-    assert [one.name for one in share.iterdir()] == ["shards"]
+    assert [path.name for path in share.iterdir()] == ["shards"]
 
 
 def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
@@ -176,17 +175,17 @@ def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
     done = ended(started(tree, tmp_path / "c.json", "--node_index=0"))
     assert done.outcome["fetched"] == 41 - len(complete)  # 40 files and the manifest
     assert {name: (target / name).stat().st_mtime_ns for name in complete} == complete
-    assert sorted(one.name for one in (tmp_path / "disk").iterdir()) == [".shard.lock", "shard"]
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == [".shard.lock", "shard"]
 
 
 FAULTS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
-    ({}, ("--num_nodes=0",), "num_nodes: expected greater than or equal to 1"),
-    ({}, ("--node_index=2",), "node_index: expected 0 to 1, as num_nodes is 2, got 2"),
-    ({"local_path": ""}, ("--node_index=0",), "local_path: expected a folder on this machine's disk"),
+    ({}, ("--num_nodes=0",), "num_nodes: expected greater"),
+    ({}, ("--node_index=2",), "node_index: expected 0 to 1"),
+    ({"local_path": ""}, ("--node_index=0",), "local_path: expected a folder"),
     ({"local_path": "s3://bucket/x"}, ("--node_index=0",), "local_path: expected a local path"),
-    ({"shards_path": ""}, (), "shards_path: expected a path, got nothing"),
-    ({"shards_path": "http://host/x"}, (), "expected a local path or a URL with one of file://"),
-    ({"training_data_path": "nowhere"}, (), "expected a data file or a folder of shards, got nothing at this path"),
+    ({"shards_path": ""}, (), "shards_path: expected a path"),
+    ({"shards_path": "http://host/x"}, (), "a URL with one of file://"),
+    ({"training_data_path": "nowhere"}, (), "expected a data file"),
     ({"layout": "parts"}, (), "layout: expected 'shards' or 'replicas'"),
     ({"numnodes": 2}, (), "Did you mean 'num_nodes'?"),
 ]
@@ -205,13 +204,13 @@ def test_bad_input(
 
 
 @pytest.mark.parametrize(("key", "place", "message"), [
-    ("shards_path", "{in}/", "shards_path: expected another path than training_data_path"),
-    ("shards_path", "{in}/../in", "shards_path: expected another path than training_data_path"),
-    ("shards_path", "file://{in}", "shards_path: expected another path than training_data_path"),
-    ("shards_path", "{link}", "shards_path: expected another path than training_data_path"),
-    ("shards_path", "{in}/shards", "shards_path: expected a path outside training_data_path"),
-    ("local_path", "{link}/x", "local_path: expected a path outside training_data_path"),
-    ("local_path", "{share}/x", "local_path: expected a path outside shards_path"),
+    ("shards_path", "{in}/", "shards_path: .* than training_data_path"),
+    ("shards_path", "{in}/../in", "shards_path: .* than training_data_path"),
+    ("shards_path", "file://{in}", "shards_path: .* than training_data_path"),
+    ("shards_path", "{link}", "shards_path: .* than training_data_path"),
+    ("shards_path", "{in}/shards", "shards_path: .* outside training_data_path"),
+    ("local_path", "{link}/x", "local_path: .* outside training_data_path"),
+    ("local_path", "{share}/x", "local_path: .* outside shards_path"),
     ("shards_path", "{in}-shards", ""),
 ])  # fmt: skip
 def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: str, place: str, message: str) -> None:
@@ -220,7 +219,7 @@ def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: st
     config = ShardConfig(**{**tree, key: place.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         shard(config)
-    assert sorted(one.name for one in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
+    assert sorted(path.name for path in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
 
 
 def test_a_fetch_begins_anew_where_shards_are_made_again_meanwhile(
@@ -246,16 +245,13 @@ def test_a_fetch_begins_anew_where_shards_are_made_again_meanwhile(
 def test_the_generation_that_machine_0_made(tree: dict[str, Any], tmp_path: Path) -> None:
     """The input, here rows of its own, is not read; another generation than the given one is refused."""
     made = shard(ShardConfig(**tree))
-    write(tmp_path / "own" / "0.parquet", table([3]))
-    own = {**tree, "training_data_path": str(tmp_path / "own"), "node_index": 1, "wait_seconds": 0.5}
-    fetched = fetch(ShardConfig(**own), made.generation)
+    write(tmp_path / "other" / "0.parquet", table([3]))
+    other = {**tree, "training_data_path": str(tmp_path / "other"), "node_index": 1, "wait_seconds": 0.5}
+    fetched = fetch(ShardConfig(**other), made.generation)
     assert (fetched.generation, fetched.local) == (made.generation, tree["local_path"])
     assert len(rows_of(Path(tree["local_path"]))) == made.rows[1]
-    with pytest.raises(
-        DataError,
-        match=f"expected shards within 0.5 s, .*generation {made.generation} is there, and machine 0 has 0000",
-    ):
-        fetch(ShardConfig(**own), "0000")
+    with pytest.raises(DataError, match=f"generation {made.generation} is there, and machine 0 has 0000"):
+        fetch(ShardConfig(**other), "0000")
 
 
 @pytest.mark.parametrize("what", ["full", "readonly"])
@@ -267,4 +263,4 @@ def test_a_share_that_takes_nothing(run: Runner, tree: dict[str, Any], tmp_path:
         assert done.code == 2, done.err
         assert ("No space left on device" if what == "full" else "Read-only file system") in done.err
         assert "Traceback" not in done.err
-        assert not [one for one in (disk / "shards").glob("*")]
+        assert not [path for path in (disk / "shards").glob("*")]

@@ -237,7 +237,7 @@ def test_bad_simulations_end_with_a_sentence(tmp_path: Path, change: Tree, actio
 def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) -> None:
     tree = online(tmp_path, "pendulum", total_steps=3000, warmup_steps=1000)
     tree["rl"] |= {"gamma": 0, "q_network_loss": "bce_with_logits"}
-    with pytest.raises(SimulationError, match="rewards of pendulum: expected numbers from 0 to 1"):
+    with pytest.raises(SimulationError, match=r"rewards of pendulum: .* from 0 to 1"):
         fitted(tree)
     tree["simulation"]["env"] = "recommend"  # a click is 0 or 1
     assert (

@@ -60,15 +60,15 @@ def same_weights(one: Path, other: Path) -> None:
 
 
 def test_events_are_told_from_transitions(tmp_path: Path) -> None:
-    def told(**changes: Any) -> bool:
+    def is_log_of_events(**changes: Any) -> bool:
         return holds_events(str(write_lines(tmp_path / "log.jsonl", [event("a", 0, 0.0, **changes)])))
 
-    assert told()
-    assert told(truncated=True, next_state_features={"0": 1.0}, possible_next_actions=["l"])
-    assert not told(next_state_features={"0": 1.0})
-    assert not told(next_action="l")
-    assert told(time_diff=1)  # a column of the user
-    assert not told(sequence_number=None)
+    assert is_log_of_events()
+    assert is_log_of_events(truncated=True, next_state_features={"0": 1.0}, possible_next_actions=["l"])
+    assert not is_log_of_events(next_state_features={"0": 1.0})
+    assert not is_log_of_events(next_action="l")
+    assert is_log_of_events(time_diff=1)  # a column of the user
+    assert not is_log_of_events(sequence_number=None)
 
 
 def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pyte
 
     trained(tree)
     assert not list(tmp_path.rglob("*.parquet"))
-    assert "normalization of state_features: fitted to the same rows by an earlier run" in caplog.text
+    assert "fitted to the same rows by an earlier run" in caplog.text
     assert stamps() == before
     same_weights(tmp_path / "out", tmp_path / "first")
     norm = "state_features_norm.json"
@@ -148,7 +148,7 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
     assert report["train_rows"] + report["eval_rows"] == 300
     assert f"eval data: {tmp_path}/eval: " in caplog.text
     assert f" {report['eval_rows']} rows, " in caplog.text
-    assert "episodes with rows that span several steps" in caplog.text
+    assert "rows that span several steps" in caplog.text
     check(DqnConfig, json.loads((tmp_path / "out/config.json").read_text()))  # a resolved config reads back
 
 
@@ -168,8 +168,7 @@ def test_candidates(tmp_path: Path) -> None:
 def test_a_broken_event_is_named(tmp_path: Path) -> None:
     rows = events(10)
     rows[7]["action"] = "x"
-    said = r'events.jsonl:8: expected one of the actions l, r, or an index below 2, got "x"'
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r'events.jsonl:8: .* actions l, r, .* got "x"'):
         prepared(config(tmp_path, write_lines(tmp_path / "events.jsonl", rows)))
 
 
@@ -177,13 +176,13 @@ def test_a_broken_event_is_named(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"timeline": {"inputTableName": "elsewhere"}}, "expected the events of training_data_path"),
-        ({"timeline": {"steps": 2, "gamma": 0.5}}, r"timeline.gamma: expected rl.gamma \(0.9\), or absent, got 0.5"),
+        ({"timeline": {"steps": 2, "gamma": 0.5}}, r"timeline.gamma: expected rl.gamma \(0.9\)"),
         ({"timeline": {"steps": 2}, "rl": {"multi_steps": 3}}, "rl.multi_steps: expected its default"),
-        ({"timeline": {"actionDiscrete": False}}, "timeline.actionDiscrete: expected true, got false"),
-        ({"query": {"actions": ["l"]}}, "query.actions: expected absent beside actions"),
-        ({"timeline": {"evalTableName": "a"}, "eval_data_path": "b"}, "timeline.evalTableName: expected absent beside"),
-        ({"query": {"tableSample": 10}}, "query: expected absent, as .* holds transitions"),
-        ({"timeline": {"steps": 2}}, "timeline: expected absent, as .* holds transitions"),
+        ({"timeline": {"actionDiscrete": False}}, "timeline.actionDiscrete: expected true"),
+        ({"query": {"actions": ["l"]}}, "query.actions: expected absent"),
+        ({"timeline": {"evalTableName": "a"}, "eval_data_path": "b"}, "timeline.evalTableName: expected"),
+        ({"query": {"tableSample": 10}}, "query: .* holds transitions"),
+        ({"timeline": {"steps": 2}}, "timeline: .* holds transitions"),
     ],
 )  # fmt: skip
 def test_keys_that_contradict_each_other_or_the_data(tmp_path: Path, changes: Tree, message: str) -> None:

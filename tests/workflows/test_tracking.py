@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sqlite3
 import sys
@@ -62,8 +61,8 @@ def in_tensorboard(out: Path) -> Scalars:
 
 
 def in_mlflow(folder: Path) -> Scalars:
-    found = rows(folder, "select key, step, value from metrics order by timestamp")
-    return {(key, step): value for key, step, value in found}
+    figures = rows(folder, "select key, step, value from metrics order by timestamp")
+    return {(key, step): value for key, step, value in figures}
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
     config = json.loads((out / "config.json").read_text())
     kept = sorted(str(file.relative_to(out)) for name in ("config.json", "report.html", "model")
                   for file in [out / name, *(out / name).rglob("*")] if file.is_file())  # fmt: skip
-    ((name, status, place),) = rows(tmp_path, "select name, status, artifact_uri from runs")
+    ((name, status, artifacts),) = rows(tmp_path, "select name, status, artifact_uri from runs")
     assert (name, status) == ("out", "FINISHED")
     tags = dict(rows(tmp_path, "select key, value from tags"))
     assert tags["decision"] == decision["choice"]
@@ -127,8 +126,8 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
     assert (params["rl.gamma"], params["actions"], params["use_gpu"]) == ("0.9", '["a", "b"]', "False")
     assert "eval_data_path" not in params
     assert params["epochs"] == "2"  # MLflow lets nobody change it
-    assert sorted(str(file.relative_to(place)) for file in Path(place).rglob("*") if file.is_file()) == kept
-    assert (Path(place) / "report.html").read_bytes() == (out / "report.html").read_bytes()
+    assert sorted(str(file.relative_to(artifacts)) for file in Path(artifacts).rglob("*") if file.is_file()) == kept
+    assert (Path(artifacts) / "report.html").read_bytes() == (out / "report.html").read_bytes()
 
     given = {(run.given["id"], run.given["project"], run.given["name"]) for run in in_wandb}
     assert given == {(tags["reagent_lite.run"], "tests", "out")}
@@ -242,8 +241,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
             writer.write(step, {"x": 1.0})
         writer.conclude(end)
     starting, ends = logged(caplog)
-    assert re.fullmatch(r"tracking\.mlflow ends here: MlflowException: API request to http://127\.0\.0\.1:.*; "
-                        r"metrics\.jsonl has all figures", ends)  # fmt: skip
+    assert ends.startswith("tracking.mlflow ends here: MlflowException: ")
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "hidden" not in "".join((*shown, starting, ends))
@@ -269,7 +267,8 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
     tracker.__exit__(Preempted, Preempted("SIGTERM", "saved"), None)
     released.set()
     wait_until(lambda: ended == ["KILLED"])
-    assert logged(caplog) == ["tracking.wandb: not everything was taken after 0 s"]
+    (warning,) = logged(caplog)
+    assert warning.startswith("tracking.wandb: not everything was taken")
 
 
 def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(

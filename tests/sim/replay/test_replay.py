@@ -201,9 +201,9 @@ def test_a_saved_ring_of_another_size_and_a_ring_shorter_than_one_window_are_ref
     with pytest.raises(SimulationError, match=r"observation \[1\].*observation \[5\]"):
         ring_of().load_state_dict(ring_of(observation_size=5).state_dict())
     former = ring_of().state_dict() | {"follows": torch.zeros(16, dtype=torch.int32)}
-    with pytest.raises(SimulationError, match=r"8 slots of 1.*in the layout of an earlier release.*the same release"):
+    with pytest.raises(SimulationError, match="in the layout of an earlier release"):
         ring_of().load_state_dict(former)
-    with pytest.raises(SimulationError, match="at least 10, 5 rows of each environment, got 8"):
+    with pytest.raises(SimulationError, match=r"at least 10, .* got 8"):
         ring_of(num_envs=2, slots=4, n_step=5)
     assert ring_of(num_envs=2, slots=5, n_step=5).capacity == 10
 
@@ -212,7 +212,7 @@ def test_a_ring_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch:
     monkeypatch.setattr(ring_module, "free_bytes", lambda device: 1000)
     # a row: 2 observations of 4 bytes, reward and propensity 8, action and end 2: 18 bytes; 55 rows in 1000 bytes
     assert ring_of(slots=55).capacity == 55
-    with pytest.raises(SimulationError, match=r"simulation\.replay\.capacity: .*at most 55 rows.*56 rows of 18 bytes"):
+    with pytest.raises(SimulationError, match=r"capacity: .*at most 55 rows.*56 rows of 18 bytes"):
         ring_of(slots=56)
     # a priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23
     assert ring_of(slots=43, prioritized=True).capacity == 43
