@@ -224,6 +224,7 @@ def test_inspect_proposes_candidates_of_an_item_table(tmp_path: Path) -> None:
     assert (inspected.workflow, inspected.problems) == ("parametric_dqn", ())
     assert inspected.config["data"] == {"items": str(items)}
     assert "actions" not in inspected.config
+    assert trained(merged(inspected.config, config(log, tmp_path / "out"))).model is not None
     write_lines(items, [*ITEMS[1:]])
     inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
     assert inspected.config is None
