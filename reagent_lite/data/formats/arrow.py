@@ -175,13 +175,14 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
     """Returns checked rows, the last of which is row `end` of the file; columns that were not read are null."""
     lines = np.arange(end - batch.num_rows + 1, end + 1)
     with damage_reported(file, kind):
+        batch.validate()
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid:
             # Offsets of Parquet come from its decoder, so that values can be looked at; those of IPC may be anything.
-            if kind == PARQUET and (
-                problem := _unreadable(Block(file=file, file_number=number, table=pa.table(batch), lines=lines))
-            ):
+            readable = batch if kind == PARQUET else _without_offsets(batch)
+            problem = _unreadable(Block(file=file, file_number=number, table=pa.table(readable), lines=lines))
+            if problem is not None:
                 raise DataError(problem) from None
             raise
         read = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -195,6 +196,11 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         if is_text(field):
             _require_json(block, field.name, array)
     return block
+
+
+def _without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the columns of numbers, flags and times, whose values can be looked at whatever their bytes are."""
+    return batch.select([field.name for field in batch.schema if pa.types.is_primitive(field.type)])
 
 
 def _require_json(block: Block, name: str, array: pa.Array) -> None:

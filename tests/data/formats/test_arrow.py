@@ -159,7 +159,7 @@ def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, read: Callable[[
     ("name", "words"),
     [
         ("x.parquet", r"x\.parquet:2: expected values that the column's type allows in reward, got .*"),
-        ("x.arrow", r"x\.arrow: expected a complete Arrow IPC file, got .*"),
+        ("x.arrow", r"x\.arrow:2: expected values that the column's type allows in mdp_id, got .*"),
     ],
 )
 @pytest.mark.parametrize("microseconds", [-1, 86_400 * 10**6, 2**62])
