@@ -69,7 +69,7 @@ def test_a_fault_on_purpose_is_survived_bit_for_bit(job: Make, kind: str) -> Non
     started = work.start_all(env={"REAGENT_LITE_FAULT": f"fail:rank=1,step=23,kind={kind}"})
     work.done()
     for one in started:
-        assert "beginning again from the last checkpoint: restart 1 of at most 3" in one.stderr
+        assert "restarting from the last checkpoint: restart 1 of at most 3" in one.stderr
     assert "resuming from checkpoints/step_000020" in started[0].stderr
     same(learned(work.out()), expected, 0)
 
@@ -103,7 +103,7 @@ def killed_at_random(job: Make, expected: dict[str, torch.Tensor], seed: int) ->
     last = [all_[-1] for all_ in work.started]
     while any(one.running for one in last) and time.monotonic() < started + SECONDS:
         time.sleep(0.05)
-    saved = "The model had been saved before and is kept; the run does not begin again" in work.logs()
+    saved = "The model was already saved and is kept; the run is not restarted" in work.logs()
     codes = {one.wait(1) for one in last}
     assert codes <= ({0, 4} if saved else {0}), work.logs()  # who had ended before the kill ended well
     print(f"seed {seed}: {what} killed, done after {time.monotonic() - started:.1f} s", flush=True)

@@ -69,7 +69,7 @@ def test_name_of_a_job(given: str | None, environment: dict[str, str], expected:
         (None, 2, {}, "node_index: expected 0 to 1, as num_nodes is 2, got nothing"),
         (0, 2, SLURM, "node_index: expected 1, as SLURM_NODEID says, got 0"),
         (None, 3, SLURM, "num_nodes: expected 2, as SLURM_STEP_NUM_NODES says, got 3"),
-        (None, 2, {**SLURM, "SLURM_STEP_NUM_TASKS": "3"}, "NUM_TASKS: expected 2: one task a machine, got 3"),
+        (None, 2, {**SLURM, "SLURM_STEP_NUM_TASKS": "3"}, "NUM_TASKS: expected 2: one task per machine, got 3"),
         (0, 1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks-per-node=1"),
         (None, 4, {"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX: expected 0 to 3, as num_nodes is 4, got 4"),
         (None, 2, {"JOB_COMPLETION_INDEX": "one"}, "JOB_COMPLETION_INDEX: expected a fixed number, got 'one'"),

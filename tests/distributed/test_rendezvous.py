@@ -62,7 +62,7 @@ def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, befor
     assert (tmp_path / "out" / "sum_2").read_text() == "6 attempt 0 node 1 of 2 local 1"
     assert not file.exists()
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
-    assert ("is left from run old of host elsewhere, pid 77" in first.log) == (before == OLD)
+    assert ("is stale and is replaced: run old of host elsewhere, pid 77" in first.log) == (before == OLD)
     assert "warning: rendezvous: torch is 2.13.0 on node 0" in last.log
 
 
@@ -107,7 +107,7 @@ def test_the_file_is_private_and_names_who_listens(tmp_path: Path, start: Start)
     assert f"0100007F:{record.port:04X}" in listening
     assert f"00000000:{record.port:04X}" not in listening
     file.unlink()
-    first.logs("is gone while machines meet: written again")
+    first.logs("was removed while machines meet: written again")
     first.process.send_signal(signal.SIGTERM)
     assert first.ended() == 75
     assert not file.exists()
@@ -179,7 +179,7 @@ def test_machines_of_two_jobs_never_mix(start: Start, by_address: bool) -> None:
     assert other.ended(25) == 3
     assert "expected machines of job 'second', got job 'first' (run " in other.log
     assert f"pid {first.process.pid}" in other.log
-    assert "Give each job a file or port of its own" in other.log
+    assert "Give each job its own file or port" in other.log
     all_end([start(1, job="first", **method), first], 0)
 
 
@@ -190,7 +190,7 @@ def test_two_jobs_that_start_in_the_same_instant(start: Start) -> None:
     loser, winner = sorted(jobs, key=lambda job: job.process.poll() is None)
     assert loser.ended() == 3
     assert f"pid {winner.process.pid}" in loser.log
-    assert "Give each job a file of its own" in loser.log
+    assert "Give each job its own file" in loser.log
     all_end([start(1), winner], 0)
 
 
@@ -234,14 +234,14 @@ def test_by_address_without_a_file(start: Start) -> None:
         (0, "tcp://no.such.host.invalid:3000", {}, 3, "host name 'no.such.host.invalid': expected a name that this"),
         (0, "tcp://192.0.2.200:3000", {}, 3, "expected an address of node 0, which has "),
         (0, "tcp://localhost", {}, 2, "expected file:///share/name.rdzv or tcp://host:port, got 'tcp://localhost'"),
-        (0, "tcp://localhost:3000", {"port": 4000}, 2, "rendezvous.port: expected 0 beside tcp://host:port, got 4000"),
+        (0, "tcp://localhost:3000", {"port": 4000}, 2, "rendezvous.port: expected 0 with tcp://host:port, got 4000"),
         (0, "env://", {}, 2, "env:// is for torchrun and accelerate launch"),
         (0, "file://share/run", {}, 2, "Three slashes"),
         (0, "file:share/run", {}, 2, "Three slashes"),
         (0, "file:///no/such/folder/run", {}, 3, "share /no/such/folder: expected a folder that every machine reaches"),
         (0, "file:///proc/self/run", {}, 3, "/proc/self: expected a folder that every machine reaches and node 0 can"),
         (0, "file:///tmp", {}, 3, "init_method /tmp: expected a file, or none yet, got a folder"),
-        (0, None, {}, 2, "init_method: expected file:///share/name.rdzv where 2 machines meet, got nothing"),
+        (0, None, {}, 2, "init_method: expected file:///share/name.rdzv for 2 machines, got nothing"),
         (0, "file:///tmp/run", {"interface": "no0"}, 3, "an interface or address of this machine: "),
         (1, "file:///tmp/run", {"interface": "no0"}, 3, "lo (127.0.0.1)"),
     ],
@@ -372,7 +372,7 @@ def test_a_claim_counts_as_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, caplo
         now[0] += after
         arrivals.update(store)  # type: ignore[arg-type]
         assert ("node/1" in texts) == claimed
-    gone = "rendezvous: node 1 (host host1, pid 1) went away before all had come; its number is free again"
+    gone = "rendezvous: node 1 (host host1, pid 1) went silent before all machines arrived; its number is free again"
     assert caplog.messages == [gone]
 
 
