@@ -174,7 +174,7 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
         ("worth *", "1.5 * worth *", "'float' to 'double'"),
         ("return worth", "worth", "-Wreturn-type"),
         ("s.count +=", "s.cuont +=", "mine.cuh:20:"),  # a mistake is shown with its line
-        ("#define NUM", "#include <cmath>\n#define NUM", "Do without <cmath>: an environment has the functions of"),
+        ("#define NUM", "#include <cmath>\n#define NUM", "Remove <cmath>: an environment may use only the functions"),
     ],
 )
 @pytest.mark.parametrize("compiler", ["g++", "zig"])
@@ -195,8 +195,8 @@ def test_what_is_missing_is_said_in_a_sentence(
     [
         ("SIZE 2", "SIZE 1", "expected all 1 floats of OBSERVATION_SIZE written, and no more, got the first 2"),
         ("SIZE 2", "SIZE 3", "expected all 3 floats of OBSERVATION_SIZE written, and no more, got the first 2"),
-        ("DECLARE", '#define ACTION_NAMES {"a", "b", "a"}\nDECLARE', "no two alike, got 'a', 'b', 'a'"),
-        ("DECLARE", '#define ACTION_NAMES {"a", "b", ""}\nDECLARE', "a name for each, no two alike, got 'a', 'b', ''"),
+        ("DECLARE", '#define ACTION_NAMES {"a", "b", "a"}\nDECLARE', "a unique name for each, got 'a', 'b', 'a'"),
+        ("DECLARE", '#define ACTION_NAMES {"a", "b", ""}\nDECLARE', "a unique name for each, got 'a', 'b', ''"),
     ],
 )
 def test_what_an_environment_shows_and_names_is_what_it_says(tmp_path: Path, old: str, new: str, sentence: str) -> None:

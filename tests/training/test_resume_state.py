@@ -47,7 +47,7 @@ def test_configs_that_learn_something_else_are_refused_by_key() -> None:
     assert problems.keys() == {"training.learning_rate", "epochs", "data.layout"}
     assert problems["training.learning_rate"] == (
         "training.learning_rate: expected 0.1 as in the unfinished run of checkpoint step_000007, got 0.2. "
-        "Give another model_output_path, or start over with --set checkpoint.resume=false"
+        "Choose another model_output_path, or start over with --set checkpoint.resume=false"
     )
 
 

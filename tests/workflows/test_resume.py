@@ -214,7 +214,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     unfinished(tmp_path, tree, 9)
     write_lines(Path(tree["training_data_path"]), random_rows(199))
-    said = "training_data_path: expected what the unfinished run of checkpoint step_000009 has learned"
+    said = "training_data_path: expected the source of the unfinished run of checkpoint step_000009"
     with pytest.raises(ConfigError, match=said):
         trained(tree | {"model_output_path": str(tmp_path / "again")})
 

@@ -242,7 +242,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
             writer.write(step, {"x": 1.0})
         writer.conclude(end)
     starting, ends = logged(caplog)
-    assert re.fullmatch(r"tracking\.mlflow ends here: MlflowException: API request to http://127\.0\.0\.1:.*; "
+    assert re.fullmatch(r"tracking\.mlflow has stopped: MlflowException: API request to http://127\.0\.0\.1:.*; "
                         r"metrics\.jsonl has all figures", ends)  # fmt: skip
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -269,7 +269,7 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
     tracker.__exit__(Preempted, Preempted("SIGTERM", "saved"), None)
     released.set()
     wait_until(lambda: ended == ["KILLED"])
-    assert logged(caplog) == ["tracking.wandb: not everything was taken after 0 s"]
+    assert logged(caplog) == ["tracking.wandb: not everything was sent within 0 s"]
 
 
 def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
