@@ -156,7 +156,7 @@ def test_options_of_learners_hold_for_each_type(team: Tree, tmp_path: Path, work
     outcome = trained(merged(short, change), workflow)
     assert outcome.scores["simulation/follower/return/mean"] is not None
     weights = merged(short, {"training": {"warm_start_model_path": str(tmp_path / "out/leader")}})
-    with pytest.raises(ReagentLiteError, match="got an exported model, which is of one type"):
+    with pytest.raises(ReagentLiteError, match="got an exported model, which has one type"):
         trained(merged(weights, change) | {"model_output_path": str(tmp_path / "second")}, workflow)
 
 
@@ -261,5 +261,5 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
 def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:
     simulation = team["simulation"] | {"share": 0.5}
     del simulation["total_steps"], simulation["num_evaluations"]
-    with pytest.raises(ReagentLiteError, match="an environment whose agents are of one type beside training_data_path"):
+    with pytest.raises(ReagentLiteError, match="an environment with one type of agents if there is a training_data"):
         open_simulation(checked(small | {"simulation": simulation}), ALONE)

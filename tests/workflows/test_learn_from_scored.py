@@ -122,7 +122,7 @@ def test_a_log_with_too_few_episodes_to_score_one(
     assert outcome.rows == ROWS
     todo = "give eval_data_path, more episodes, or a larger evaluation.held_out_share (now 1e-09)"
     assert [line for line in caplog.messages if "no episode is scored" in line] == [
-        f"no episode is scored, so that nothing is estimated and no decision is made: {todo}"
+        f"no episode is scored, so there are no estimates and no decision: {todo}"
     ]
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert document["decision"]["choice"] == "not enough to say"
