@@ -127,6 +127,4 @@ def _refuse_lone_process(environment: Mapping[str, str]) -> None:
             "Replace --cpu by --multi_gpu, which numbers the processes (without GPUs as well if use_gpu is false), or "
             "start the workflow itself"
         )
-        raise ConfigError(
-            Problem("accelerate launch", "RANK and WORLD_SIZE beside MASTER_ADDR", "MASTER_ADDR alone", todo)
-        )
+        raise ConfigError(Problem("accelerate launch", "RANK, WORLD_SIZE and MASTER_ADDR", "only MASTER_ADDR", todo))

@@ -183,9 +183,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
         if node.count == 1 or config.data.layout != "shards":
             yield row
         else:
-            yield warning(
-                key, row.found, "This machine trains without rows of its own; copy its shard there if it has one"
-            )
+            yield warning(key, row.found, "This machine trains without rows; copy its shard there if it has one")
         return
     total = size_text(sum(file.size for file in files))
     read = counted(rows.rows, "row has", "rows have")

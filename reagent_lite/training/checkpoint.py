@@ -613,5 +613,5 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     others = ", ".join(str(rank) for rank, value in enumerate(sums) if value != right)
     alike = ", ".join(str(rank) for rank, value in enumerate(sums) if value == right)
     got = f"parameters differ between ranks: {others} from {alike}"
-    todo = "Memory or a kernel of one of them is faulty: replace the machine and continue from the previous checkpoint"
+    todo = "Memory or a kernel of one of them is faulty; the previous checkpoint is intact, run the same command again"
     raise PeerError(Problem(f"step {step}", "the same parameters on all ranks", got, todo))
