@@ -126,7 +126,7 @@ def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
         yield Problem("simulation.env", expected, f"{spec.name} with {' and '.join(names)}", todo)
     if settings.stop_at_return is not None and len(learning) > 1:
         got = f"{settings.stop_at_return:g} with {' and '.join(learning)}"
-        todo = "The return of one type depends on what the others have learned"
+        todo = "Remove it: the return of one type depends on the policies of the others"
         yield Problem("simulation.stop_at_return", "absent if several types of agents learn", got, todo)
     for name in learning:
         if not _NAME.fullmatch(name) or name in _RESERVED:

@@ -194,7 +194,7 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     first = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).first_equal
     if same := int((first < np.arange(len(items))).sum()):
         equal = counted(same, "item has", "items have")
-        logger.warning(f"items: {equal} the features of another one, and a model cannot tell them apart")
+        logger.warning(f"items: {equal} the features of another one, and a model cannot distinguish them")
     return items
 
 

@@ -116,7 +116,9 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         if group.is_first:
             with suppress(Preempted), signal.deferred():  # a signal comes too late: nothing is left to continue
                 if failure := learned.checkpoints.finish():
-                    logger.warning(f"the run is not marked as ended, the same command publishes it again: {failure}")
+                    logger.warning(
+                        f"the run could not be marked as ended: {failure}; the same command publishes it again"
+                    )
         return outcome
 
 
@@ -350,7 +352,7 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
             trackers without the packages that they need.
     """
     if config.parallel != "ddp" and group.world_size > 1:  # processes of another launcher
-        todo = "Start one process, or average their gradients by ddp"
+        todo = 'Start one process, or set parallel to "ddp"'
         raise ConfigError(Problem("parallel", f'"ddp" with {group.world_size} processes', f'"{config.parallel}"', todo))
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
         todo = "Statistics over all processes need GPUs; train with one process, or without batch normalization"
