@@ -1,1 +1,1 @@
-"""Learners: one loss over a batch, and what follows an optimizer step."""
+"""Learners: the loss of a batch, and the update of target networks after an optimizer step."""

@@ -1,1 +1,1 @@
-"""Processes of one run: who they are, how they start, how they agree."""
+"""Processes of a run: their ranks and machines, their start, and communication between them."""

@@ -1,7 +1,7 @@
-"""StepAgreement of ranks between steps, without a collective at every step.
+"""Joint decisions of ranks between steps, without a collective at every step.
 
-A check is an all-reduce of three numbers on the CPU: does any rank want to stop, does rank 0's clock ask for a
-checkpoint, and in how many steps is the next check. The last number comes from rank 0's measurements, so that all
+A check is an all-reduce of three numbers on the CPU: whether any rank wants to stop, whether rank 0's clock asks for a
+checkpoint, and the number of steps until the next check. The last number comes from rank 0's measurements, so that all
 ranks check at the same step.
 """
 

@@ -114,7 +114,7 @@ def _connect(from_address: str, other: int, endpoint: list[Any], deadline: float
     """Returns "" once the other machine is reached, or the reason why it was not by the deadline."""
     address, interface, port, _ = endpoint
     if (":" in address) != (":" in from_address):
-        return "one has an IPv4 address there, the other an IPv6 address only"
+        return "one machine has an IPv4 address, the other only an IPv6 address"
     logged = time.monotonic()
     while why := connection_error(address, port, _ATTEMPT_SECONDS):
         now = time.monotonic()

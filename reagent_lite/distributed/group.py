@@ -1,6 +1,6 @@
-"""This process among its peers. A single process is an ordinary value: its collectives do nothing.
+"""A process's rank and its collectives with the other processes. In a single process collectives do nothing.
 
-Nothing here pickles: tensors are reduced, or travel as bytes like text.
+Nothing here uses pickle: tensors are reduced, or sent as bytes like text.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way to change it; there since torch 2.1
+from torch.distributed.distributed_c10d import _set_pg_timeout  # torch has no public way; exists since 2.1
 from torch.nn.parallel import DistributedDataParallel
 
 from reagent_lite.console import log_as, machine_logger
@@ -37,7 +37,7 @@ _BUFFERS_STAY_LOCAL: dict[str, Any] = (
 
 ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _LOG_SECONDS = 10.0
-_PART_BYTES = 1 << 26  # of one message
+_PART_BYTES = 1 << 26  # largest size of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Group:
         self._progress = progress
 
     def enter_collective(self, step: int | None = None) -> None:
-        """Reports to this process's launcher that it enters a collective; every rank does so equally often.
+        """Reports to the launcher that this process enters a collective. Every rank calls it equally often.
 
         Args:
             step: optimizer steps done; None if the number has not changed.
@@ -268,9 +268,9 @@ def rehearse(wrapped: nn.Module, loss: Callable[[], Tensor]) -> None:
         parameter.grad = None
 
 
-# Process groups that a wrapped module outlives, for example in the frames of an error. torch ends a group together with
-# its last owner. If that is a module, it holds Python's lock while it waits for a thread that may need the lock. They
-# end before the interpreter does: a thread that needs the lock afterwards aborts the process.
+# Process groups of wrapped modules that may live longer, for example in the frames of an error. torch ends a group with
+# its last reference. If a module has this reference, torch holds the GIL while it waits for a thread that may need the
+# GIL. The groups end before the interpreter does: a thread that needs the GIL afterwards aborts the process.
 _OUTLIVED: list[Any] = []
 atexit.register(_OUTLIVED.clear)
 
@@ -312,8 +312,8 @@ def joined(
     if ranks.world_size == 1:
         yield Group(ranks, device, gpus=gpus)
         return
-    # before there is a group: functions of this module, which DistributedDataParallel imports, have the group of that
-    # moment as their default argument, and would keep it until the interpreter has ended
+    # imported before a group exists: DistributedDataParallel imports this module, whose functions have the current
+    # group as a default argument, and would keep it until the interpreter ends
     from torch.distributed.nn import functional  # noqa: F401
 
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
@@ -340,7 +340,7 @@ def joined(
 
 
 def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
-    """Waits for all ranks by name: the process group's wait would not name the missing ranks."""
+    """Waits for all ranks. The error names the missing ranks, unlike that of the process group's own wait."""
     keys = [f"arrived/{rank}" for rank in range(ranks.world_size)]
     store.set(keys[ranks.rank], "1")
     deadline = time.monotonic() + timeout.total_seconds()
@@ -354,7 +354,7 @@ def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
             missing = ", ".join(map(str, absent))
             if left <= _LOG_SECONDS:
                 raise _absent(ranks, timeout, f"no sign of rank {missing}", error) from error
-            if all(rank in absent for rank in range(ranks.rank)):  # only the first rank that came logs it
+            if all(rank in absent for rank in range(ranks.rank)):  # only the lowest rank that has arrived logs it
                 machine_logger.info(
                     f"start of {counted(ranks.world_size, 'process')}: waiting for rank {missing}; "
                     f"{left - _LOG_SECONDS:.0f} s left"

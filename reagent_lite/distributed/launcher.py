@@ -1,4 +1,4 @@
-"""A machine's launcher: it outlives its workers, so that every end has a reason and another attempt can follow.
+"""A machine's launcher: starts the workers, reports why they failed, and restarts them.
 
 join ─► connections ─► workers ─► watch ─┬─► all done ─► finish
   ▲                                      └─► failure on any machine ─► all workers ended ─► leave ─────┐
@@ -63,7 +63,7 @@ class Processes:
     gpus: int = 1
 
     def device(self, local_rank: int) -> torch.device:
-        """Returns the device of one local rank, which a launcher may have given a GPU that it alone sees."""
+        """Returns the device of a local rank; a launcher may have made only this rank's GPU visible to it."""
         if self.device_type == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else local_rank)
@@ -125,11 +125,11 @@ def launch(
             if stop.number and failure.restart:
                 raise Preempted(signal.Signals(stop.number).name, f"{failure.reason}\n{_CONTINUE}")
             if not restart:
-                tried = f"\nThe run had begun again {counted(used, 'time')}" if used else ""
+                tried = f"\nThe run had been restarted {counted(used, 'time')}" if used else ""
                 raise LaunchError(failure.model_copy(update={"reason": failure.reason + tried}))
             used += 1
             stop.kept = _CONTINUE
-            again = f"beginning again from the last checkpoint: restart {used} of at most {restarts}"
+            again = f"restarting from the last checkpoint: restart {used} of at most {restarts}"
             logger.info(f"{failure.reason}\n{again}")
 
 
@@ -138,7 +138,7 @@ class StopRequest:
 
     Attributes:
         number: number of the signal; 0 without a signal.
-        kept: effect of the same command, for the message about a signal that comes while no worker runs.
+        kept: how to continue the run, for the message about a signal that arrives while no worker runs.
     """
 
     def __init__(self) -> None:
@@ -208,11 +208,11 @@ class Attempt:
             return self._membership.abort(Failure(reason=str(problem)))
         finally:
             self._connections.close()
-        reason = f"{failure.reason}\nThe model had been saved before and is kept; the run does not begin again"
+        reason = f"{failure.reason}\nThe model was already saved and is kept; the run is not restarted"
         return Failure(reason=reason, restart=False)
 
     def _prepare(self, folder: FolderIdentity | None) -> Failure | None:
-        """Checks connections and the folder in the background, so that this machine's heartbeats go on.
+        """Checks connections and the folder in the background while this machine's heartbeats continue.
 
         The folder is checked last, while the other machines already wait for this machine's workers.
         """
@@ -278,8 +278,8 @@ class Attempt:
 
         stopped by a signal    ─► no restart: the others would wait for this machine
         first-hand failure     ─► it is the run's, unless another machine reported one before
-        second-hand failure    ─► the one that another machine reports within lost_after; without any, this failure
-        (a lost connection)       together with the machines that lost connections, or else the ranks that are awaited
+        second-hand failure    ─► the failure that another machine reports within lost_after; if there is none, this one
+        (a lost connection)       with the machines that lost connections, or else with the ranks that are awaited
         Whether the run restarts is agreed on later, by `Membership.leave`.
         """
         if failure.restart and self._stop.number:
@@ -360,7 +360,7 @@ class Attempt:
         return Failure(reason=str(problem))
 
     def _halted(self) -> Failure | None:
-        """Returns the failure of a worker that has been stopped for too long, for which its peers would wait."""
+        """Returns the failure of a worker that has been stopped for too long, since its peers would wait for it."""
         now = time.monotonic()
         for local, worker in enumerate(self._running):
             if worker.poll() is not None or psutil.Process(worker.pid).status() not in _STOPPED:

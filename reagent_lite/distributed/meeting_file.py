@@ -39,7 +39,7 @@ class Record(BaseModel):
         attempt: number of restarts so far; the store has the current number, the file keeps the first.
         address, interface: numeric address and its interface.
         others: further addresses of that interface, on which the store listens as well.
-        started: UTC, for people only.
+        started: start time in UTC, used only in messages.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -71,7 +71,7 @@ class MeetingFile:
 
     @classmethod
     def of(cls, init_method: str) -> "MeetingFile":
-        """Returns the file of `file:///share/run.rdzv`.
+        """Returns the file of a URL such as `file:///share/run.rdzv`.
 
         Raises:
             ConfigError: the URL has a host, or its path is not absolute.
@@ -84,7 +84,7 @@ class MeetingFile:
         return cls(path)
 
     def read(self) -> Record | str:
-        """Returns the record, or why there is none."""
+        """Returns the record, or the reason for its absence."""
         try:
             if self.path.name not in os.listdir(self.path.parent):
                 return NO_FILE
@@ -100,7 +100,7 @@ class MeetingFile:
             return f"{NO_RECORD} ({len(data)} bytes)"
 
     def publish(self, record: Record, folder: FolderIdentity | None = None) -> None:
-        """Replaces the file, with any content, by the record.
+        """Writes the record; a file with any content is replaced.
 
         Args:
             record: record of this run.

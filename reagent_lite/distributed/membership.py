@@ -268,8 +268,8 @@ class Membership:
             return ""
         lines = ""
         for rank, progress in awaited_ranks(ranks):
-            expected = f"a process that goes on within {progress.limit:g} s"
-            got = f"no sign for {progress.silent:.0f} s, after step {progress.step}; the others wait for it"
+            expected = f"progress within {progress.limit:g} s"
+            got = f"none for {progress.silent:.0f} s after step {progress.step}; the others wait for it"
             lines += f"{Problem(self.name_of(rank), expected, got)}\n"
         return lines
 
@@ -329,7 +329,7 @@ class Membership:
         self._beats.note({node: store.get(f"beat/{node}") for node in self._others if node not in left})
         if silent := self._beats.lost():
             names = ", ".join(self.declarations[node].name for node in silent)
-            Failure(reason=f"{names}: no sign of life for {self._settings.lost_after_seconds:g} s").set(store)
+            Failure(reason=f"{names}: no heartbeat for {self._settings.lost_after_seconds:g} s").set(store)
 
     def _lost_node_0(self, why: str) -> Failure:
         return Failure(reason=f"lost node 0: {self.record}: {why}")

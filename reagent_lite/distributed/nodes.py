@@ -1,7 +1,7 @@
 """Number of this machine and count of machines, from the command line, the JSON or a scheduler.
 
 scheduler                        number                   count                     job
-srun, one task a machine         SLURM_NODEID             SLURM_STEP_NUM_NODES      SLURM_JOB_ID
+srun, one task per machine       SLURM_NODEID             SLURM_STEP_NUM_NODES      SLURM_JOB_ID
 Kubernetes indexed job           JOB_COMPLETION_INDEX     (num_nodes in the JSON)
 Kubeflow's PyTorchJob            PET_NODE_RANK            PET_NNODES                PET_RDZV_ID
 SkyPilot                         SKYPILOT_NODE_RANK       SKYPILOT_NUM_NODES        SKYPILOT_TASK_ID
@@ -105,7 +105,7 @@ def _is_set(environment: Mapping[str, str], name: str) -> bool:
 
 
 def _require_single_task(environment: Mapping[str, str]) -> None:
-    # checked for the step, not for the task: if only second tasks refused, first tasks would go on in a failed step
+    # checked for the step, not for the task: if only second tasks failed, first tasks would continue in a failed step
     tasks_name = "SLURM_STEP_NUM_TASKS"
     machines_name = "SLURM_STEP_NUM_NODES"
     numbers = _numbers(environment, (tasks_name, machines_name))
@@ -113,7 +113,7 @@ def _require_single_task(environment: Mapping[str, str]) -> None:
     machines = numbers.get(machines_name, 1)
     if tasks > machines:
         todo = "Start with srun --ntasks-per-node=1; the workflow starts a process for each GPU itself"
-        raise ConfigError(Problem(tasks_name, f"{machines}: one task a machine", str(tasks), todo))
+        raise ConfigError(Problem(tasks_name, f"{machines}: one task per machine", str(tasks), todo))
 
 
 def _refuse_lone_process(environment: Mapping[str, str]) -> None:
@@ -127,6 +127,4 @@ def _refuse_lone_process(environment: Mapping[str, str]) -> None:
             "Replace --cpu by --multi_gpu, which numbers the processes (without GPUs as well if use_gpu is false), or "
             "start the workflow itself"
         )
-        raise ConfigError(
-            Problem("accelerate launch", "RANK and WORLD_SIZE beside MASTER_ADDR", "MASTER_ADDR alone", todo)
-        )
+        raise ConfigError(Problem("accelerate launch", "RANK, WORLD_SIZE and MASTER_ADDR", "only MASTER_ADDR", todo))

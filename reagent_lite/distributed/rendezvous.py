@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class _AttemptEndedError(Exception):
-    """This attempt ended before all machines had come; another attempt may succeed."""
+    """This attempt ended before all machines had arrived; another attempt may succeed."""
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class Rendezvous:
         """Waits for all machines and returns this machine's membership; every call is another attempt.
 
         Raises:
-            RendezvousError: not all machines came within settings.join_timeout_seconds, another run uses the file, this
-                number is taken, or the machines do not fit together.
+            RendezvousError: not all machines arrived within settings.join_timeout_seconds, another run uses the file,
+                this number is taken, or the machines do not fit together.
             LaunchError: another machine reported such an error.
         """
         begun = time.monotonic()
@@ -197,18 +197,18 @@ class Rendezvous:
             time.sleep(1.0)  # an error such as a stale handle while another process replaces the file
         else:
             expected = "a file that can be read, or none"
-            todo = "A live run may use it; look at the share, or choose"
+            todo = "A live run may use it; check the share, or choose"
             raise RendezvousError(Problem(str(file.path), expected, str(content), f"{todo} another file"))
         if not isinstance(content, Record) or content.run == self.declaration.run:
             return
         reached = reach(content)
         if reached is None:
-            logger.info(f"rendezvous: {file.path} is left from {content}, which does not answer: replaced")
+            logger.info(f"rendezvous: {file.path} is stale and is replaced: {content} does not answer")
             return
         link, _ = reached
         if not self.force:
             link.close()
-            todo = "Give each job a file of its own; or end that run with --force"
+            todo = "Give each job its own file, or end that run with --force"
             raise RendezvousError(Problem(str(file.path), "a file that no live run uses", str(content), todo))
         ended = Failure(reason=f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}", restart=False)
         with suppress(LostError):
@@ -225,14 +225,14 @@ class Rendezvous:
         try:
             content = self._on_share(file.read)
             if isinstance(content, str) and content.startswith((NO_FILE, EMPTY_FILE)):
-                logger.info(f"rendezvous: {file.path} is gone while machines meet: written again")
+                logger.info(f"rendezvous: {file.path} was removed while machines meet: written again")
                 self._on_share(lambda: file.publish(record, self._folder))
         except RendezvousError:
-            return  # the share is gone for the moment: the others do not see the file either
+            return  # the share does not answer at present: the others do not see the file either
         if isinstance(content, Record) and content.nonce != record.nonce and (reached := reach(content)) is not None:
             reached[0].close()
-            got = f"{content}, which took it meanwhile"
-            todo = "Give each job a file of its own"
+            got = f"{content}, which has replaced it meanwhile"
+            todo = "Give each job its own file"
             raise RendezvousError(Problem(str(file.path), "a file that no other job uses", got, todo))
 
     # ---- the other machines
@@ -256,7 +256,7 @@ class Rendezvous:
                 if not self._is_over(record) and now <= deadline and other_job is None:
                     return reached
                 link.close()
-                over = f"whose attempt {record.attempt} has ended" if now <= deadline else "which answers late"
+                over = f"whose attempt {record.attempt} has ended" if now <= deadline else "which answered too late"
                 state = f"{record}, {over}"
                 if other_job is not None:
                     other_job_since = other_job_since or now
@@ -280,7 +280,7 @@ class Rendezvous:
         if record.job == job or not (record.job and job):
             return None
         where = f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}"
-        todo = "Give each job a file or port of its own; machines of one job need the same rendezvous.job"
+        todo = "Give each job its own file or port; machines of one job need the same rendezvous.job"
         return RendezvousError(Problem(where, f"machines of job {job!r}", f"job {record.job!r} ({record})", todo))
 
     def _is_over(self, record: Record) -> bool:
@@ -410,7 +410,7 @@ class Rendezvous:
         if self.node.index == 0:  # the others have to read the reason in its store first
             time.sleep(5 * ROUND_SECONDS)
 
-    # ---- the meeting place
+    # ---- file or address of the rendezvous
 
     @property
     def _file(self) -> MeetingFile | None:
@@ -425,7 +425,7 @@ class Rendezvous:
             return self._share.call(work, _SHARE_SECONDS)
         except LostError as error:
             expected = f"a file server that answers within {_SHARE_SECONDS:g} s"
-            todo = "Look at the file server and at the mount on this machine"
+            todo = "Check the file server and the mount on this machine"
             problem = Problem(f"share of {self.init_method}", expected, f"{error} (the share hangs)", todo)
             raise RendezvousError(problem) from error
 
@@ -443,21 +443,21 @@ class Rendezvous:
 
 
 def meeting_place(init_method: str | None, settings: RendezvousConfig, count: int) -> MeetingFile | tuple[str, int]:
-    """Returns the file at which `count` machines meet, or host and port of node 0.
+    """Returns the file through which `count` machines meet, or host and port of node 0.
 
     Raises:
-        ConfigError: init_method is missing or is neither of these, or two keys give a port.
+        ConfigError: init_method is missing or has another form, or two keys give a port.
     """
     if init_method is None:
-        expected = f"file:///share/name.rdzv where {count} machines meet"
-        todo = "Name a file on a folder that all machines share; it need not exist"
+        expected = f"file:///share/name.rdzv for {count} machines"
+        todo = "Name a file in a folder that all machines share; it need not exist"
         raise ConfigError(Problem("init_method", expected, "nothing", todo))
     if init_method.startswith("file:"):
         return MeetingFile.of(init_method)
     if settings.port:
         where = "rendezvous.port"
         got = str(settings.port)
-        raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method has the port"))
+        raise ConfigError(Problem(where, "0 with tcp://host:port", got, "Remove it: init_method has the port"))
     return host_and_port(init_method)
 
 
@@ -485,7 +485,7 @@ class _MeetingState:
         beat: latest beat of that machine.
         failure: why the attempt is over, or None.
         go: node 0's Compatibility, as JSON; None while it waits for machines.
-        missing: numbers of the machines that have not come.
+        missing: numbers of the machines that have not arrived.
     """
 
     holder: str
@@ -503,7 +503,7 @@ class _MeetingState:
 
 
 class _Arrivals:
-    """Node 0's list of machines that have come: frees the numbers of those that went away, and checks the others."""
+    """Node 0's list of arrived machines. Frees the numbers of those that went silent, and checks the others."""
 
     def __init__(self, count: int, settings: RendezvousConfig) -> None:
         self._beats = Heartbeats(list(range(count)), settings.lost_after_seconds, polled_every=ROUND_SECONDS)
@@ -511,12 +511,12 @@ class _Arrivals:
 
     def update(self, store: SignedStore) -> None:
         texts = {i: text for i in range(self._count) if (text := store.get(f"node/{i}")) is not None}
-        # a declaration is a sign of life: a machine that came late has had no time for a beat
+        # a declaration counts as a beat: a machine that arrived late has had no time for one
         self._beats.note({i: f"{texts.get(i)} {store.get(f'beat/{i}')}" for i in range(self._count)})
         declared = {i: Declaration.model_validate_json(text) for i, text in texts.items()}
         for i in declared.keys() & set(self._beats.lost()) - {0}:
             gone = declared.pop(i)
-            logger.info(f"rendezvous: {gone.name} went away before all had come; its number is free again")
+            logger.info(f"rendezvous: {gone.name} went silent before all machines arrived; its number is free again")
             store.delete(f"node/{i}")
         store.set("missing", ", ".join(str(i) for i in range(self._count) if i not in declared))
         if len(declared) == self._count or any(declaration.problem for declaration in declared.values()):

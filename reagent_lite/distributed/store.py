@@ -43,7 +43,7 @@ class LostError(Exception):
 class SignedStore:
     """Texts by key in node 0's TCPStore, each with a proof that its writer knows the run's token.
 
-    Everyone who reaches the port can list, read and replace keys of a TCPStore. The token itself is never sent. A value
+    Anyone who reaches the port can list, read and replace keys of a TCPStore. The token itself is never sent. A value
     that was written without the token, or copied from another key, counts as absent.
 
     Args:
@@ -152,7 +152,7 @@ def _open(address: str, port: int, seconds: float, **role: Any) -> Any:
             f"store at {address}:{port}",
             f"one that opens within {seconds:g} s",
             first_line(error),
-            "Look at the network and the name servers of this machine",
+            "Check the network and the name servers of this machine",
         )
         raise RendezvousError(problem) from error
     client.set_timeout(timedelta(seconds=ANSWER_SECONDS))

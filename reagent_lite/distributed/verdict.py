@@ -55,7 +55,7 @@ class Declaration(BaseModel):
 
 
 class Compatibility(BaseModel):
-    """Node 0's result for all declarations, which have no configs here; with problems there is no run."""
+    """Node 0's result for all declarations, which are without configs here. If there are problems, no run starts."""
 
     problems: list[Problem]
     warnings: list[str]
@@ -75,7 +75,7 @@ class Compatibility(BaseModel):
 
 
 def check_compatibility(declared: Sequence[Declaration]) -> Compatibility:
-    """Checks all machines, or only some of them if a machine cannot take part."""
+    """Checks that declared machines fit together; if some cannot take part, only their problems are returned."""
     unfit = [declaration for declaration in declared if declaration.problem]
     problems, warnings = compare(declared)
     if unfit:
@@ -124,7 +124,7 @@ def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[st
     for machine in declarations:
         for gpu in machine.gpus:
             if gpu in owners:
-                todo = "Set CUDA_VISIBLE_DEVICES so that each process group has its own"
+                todo = "Set CUDA_VISIBLE_DEVICES so that launchers on the same machine use different GPUs"
                 expected = f"used by {owners[gpu].name} alone"
                 problems.append(Problem(f"GPU {gpu}", expected, f"also by {machine.name}", todo))
             owners[gpu] = machine
@@ -143,7 +143,7 @@ def _config_problems(first: Declaration, other: Declaration) -> list[Problem]:
         for key in differs[:_MOST_KEYS]
     ]
     if len(differs) > _MOST_KEYS:
-        problems.append(Problem("config", "the same keys", f"{len(differs) - _MOST_KEYS} more that differ"))
+        problems.append(Problem("config", "the same values", f"{len(differs) - _MOST_KEYS} more keys that differ"))
     return problems
 
 

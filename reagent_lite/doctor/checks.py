@@ -45,7 +45,7 @@ def failed(name: str, detail: str, todo: str) -> Row:
 
 
 def skipped(name: str, why: str) -> Row:
-    """Returns the row of a check that was not made."""
+    """Returns the row of a check that did not run."""
     return Row(name=name, state="skipped", found=why)
 
 
@@ -55,7 +55,7 @@ def of_error(name: str, error: ReagentLiteError) -> Row:
         return failed(name, str(error), "")
     faults = "\n".join(problem.fault for problem in error.problems)
     advice = "\n".join(dict.fromkeys(problem.todo for problem in error.problems if problem.todo))
-    return failed(name, faults, advice or "Set it to what is expected")
+    return failed(name, faults, advice or "Set it to the expected value")
 
 
 def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row]:
@@ -66,7 +66,7 @@ def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row
     except ReagentLiteError as error:
         yield of_error(name, error)
     except OSError as error:
-        yield failed(name, f"{type(error).__name__}: {error}", "Give this user access to it, or name another path")
+        yield failed(name, f"{type(error).__name__}: {error}", "Give this user access, or choose another path")
     except Exception as error:  # a check that fails must not hide the results of the others
         yield failed(name, f"the check itself ended with {type(error).__name__}: {error}", "Report it")
 

@@ -52,9 +52,7 @@ def devices(processes: Processes) -> Iterator[Row]:
     """Reports the processes and the GPUs they will use."""
     count = counted(processes.count, f"{processes.device_type} process")
     if processes.note:
-        todo = (
-            "Set use_gpu to false if that is meant; else check nvidia-smi, CUDA_VISIBLE_DEVICES and torch's CUDA build"
-        )
+        todo = "Set use_gpu to false to use the CPU; else check nvidia-smi, CUDA_VISIBLE_DEVICES and torch's CUDA build"
         yield warning("processes", f"{count}: {processes.note}", todo)
     else:
         yield ok("processes", count)
@@ -66,7 +64,7 @@ def devices(processes: Processes) -> Iterator[Row]:
         yield warning("GPUs", f"nvidia-smi does not list {', '.join(used)}", "Their free memory is not known")
     for gpu in gpus:
         detail = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
-        busy = warning("GPUs", detail, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
+        busy = warning("GPUs", detail, "End the process that uses it, or choose other GPUs with CUDA_VISIBLE_DEVICES")
         yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", detail)
 
 
@@ -76,14 +74,14 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     method = config.init_method or ""
     listed = ", ".join(f"{candidate.interface} {candidate.address}" for candidate in addresses()) or "none"
     if node.count == 1:
-        yield skipped("network", f"one machine needs none; there are {listed}")
+        yield skipped("network", f"not needed by one machine, which has {listed}")
         return
     address = local_address(settings.interface)
     text = f"{address.interface} {address.address} of {listed}"
     if not address.is_loopback:
         yield ok("network", text)
     else:
-        yield warning("network", text, "Other machines cannot reach it: name another interface in rendezvous.interface")
+        yield warning("network", text, "Other machines cannot reach it: set rendezvous.interface to another interface")
     yield _host_name()
     if method.startswith("file:") and settings.port and node.index == 0:
         listening(address.address, settings.port).close()
@@ -117,7 +115,7 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
         return skipped(name, "only node 0 writes there")
     folder = config.folder
     existing = nearest_existing(folder)
-    todo = "Choose a folder that this user can write, or make room"
+    todo = "Choose a folder that this user can write, or free some space"
     if not existing.is_dir():
         return failed(name, f"{existing} is a file", todo)
     with tempfile.TemporaryFile(dir=existing) as probe:
@@ -158,7 +156,7 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     pairing = pairing_of(config, path)
     standing = standing_copy(path, actions, directory, columns, pairing, items)
     if standing is not None:
-        return ok(name, f"is in {standing[0]}: {counted(standing[1].rows, 'row')}")
+        return ok(name, f"up to date in {standing[0]}: {counted(standing[1].rows, 'row')}")
     folders = [location.parent for location in places_of(path, actions, directory, columns, pairing, items)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
@@ -185,9 +183,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
         if node.count == 1 or config.data.layout != "shards":
             yield row
         else:
-            yield warning(
-                key, row.found, "This machine takes part without rows; put its shard there if it should have rows"
-            )
+            yield warning(key, row.found, "This machine trains without rows; copy its shard there if it has one")
         return
     total = size_text(sum(file.size for file in files))
     read = counted(rows.rows, "row has", "rows have")
@@ -221,9 +217,9 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         if problem is None:
             yield ok("GPU toolkit", "PyCUDA and nvcc")
         elif settings.backend == "auto":
-            yield warning("GPU toolkit", problem, "Environments run on the CPU until then")
+            yield warning("GPU toolkit", problem, "Without it environments run on the CPU")
         else:
-            yield failed("GPU toolkit", problem, "Or set simulation.backend to auto")
+            yield failed("GPU toolkit", problem, "Or set simulation.backend to auto: environments then run on the CPU")
             return
     backend = open_backend(
         settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters, math=settings.math
@@ -232,7 +228,7 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
     does = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
     text = f"{spec.name} {does}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
-        yield warning("environment", f"{text}, which differ from step to step", "Train with workflows.parametric_dqn")
+        yield warning("environment", f"{text}; they differ from step to step", "Train with workflows.parametric_dqn")
         return
     yield ok("environment", text)
     types = agent_types(config, spec)
@@ -252,5 +248,5 @@ def memory(run: DryRun) -> Row:
     if not run.suffices:
         return warning("memory", text, f"{next(warnings_of(run))}; lower it, or use more machines")
     if run.inputs.spec is None:
-        return skipped("memory", "known when the data has been read")
+        return skipped("memory", "known only after the data has been read")
     return ok("memory", text)

@@ -31,7 +31,7 @@ from reagent_lite.run.launch import prepare_rendezvous
 
 _ROUND_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0
-_SLOW_SECONDS = 5.0  # until others see a file; beyond it joining, which polls, only takes longer
+_SLOW_SECONDS = 5.0  # until others see a file; a longer delay only makes joining slower, as it polls
 _CLOCK_SECONDS = 60.0
 
 
@@ -118,7 +118,7 @@ def _fit(facts: list[Any]) -> list[Row]:
     name = "machines fit together"
     rows = [failed(name, problem.fault, problem.todo or "Use the same config file") for problem in problems]
     rows += [warning(name, note, "Install the same release on every machine") for note in notes]
-    return rows or [ok(name, "the same config, versions and kind of device; no GPU twice")]
+    return rows or [ok(name, "the same config, versions and kind of device; no GPU is used twice")]
 
 
 def reach_others(membership: Membership, seconds: float) -> list[Row]:
@@ -186,7 +186,7 @@ def _shown(
         (warning if writer else failed)(
             name,
             f"node {writer} cannot write in {folder}: {why}",
-            "Only node 0 must" if writer else "Mount it writable there",
+            "Only node 0 has to write there" if writer else "Mount it writable there",
         )
         for writer, why in refused.items()
     ]
@@ -212,7 +212,7 @@ def _shown(
 def _clocks(membership: Membership, seconds: float) -> Row:
     """Compares the clocks at the moment at which the last machine announces itself.
 
-    On each machine this moment lies between its last look with a machine missing and its first look with all machines.
+    On each machine this moment lies between its last poll with a machine missing and its first poll with all machines.
     """
     membership.exchange("ready", True, seconds)
     deadline = time.monotonic() + seconds
@@ -240,6 +240,6 @@ def _elsewhere(node: int, facts: list[Any]) -> Row:
     """Reports failed checks of the other machines."""
     failures = {i: fact["failed"] for i, fact in enumerate(facts) if i != node and fact["failed"]}
     if not failures:
-        return ok("the other machines", "no check that prevents training has failed")
+        return ok("the other machines", "no check failed that prevents training")
     lines = (f"node {i} ({facts[i]['declaration']['host']}): {', '.join(names)}" for i, names in failures.items())
     return failed("the other machines", "\n".join(lines), "Look at the doctor's report there")

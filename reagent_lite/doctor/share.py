@@ -27,10 +27,10 @@ def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     """Checks the folder of init_method; only node 0 has to write it."""
     method = config.init_method
     if node.count == 1 or (method is not None and not method.startswith("file:")):
-        yield skipped("share", "one machine meets nobody" if node.count == 1 else f"{method} needs no file")
+        yield skipped("share", "not needed by one machine" if node.count == 1 else f"{method} needs no file")
         return
     if method is None:
-        todo = "Name a file on a folder that all machines share, such as file:///share/run.rdzv; it need not exist"
+        todo = "Name a file in a folder that all machines share, such as file:///share/run.rdzv; it need not exist"
         yield failed("share", f"{node.count} machines and no init_method", todo)
         return
     file = MeetingFile.of(method)
@@ -56,7 +56,7 @@ def _mount(folder: Path) -> Iterator[Row]:
         yield warning(
             "share: mount",
             f"this folder is on a local disk: {mount}",
-            "Do the machines really share it? Run the doctor on all of them at once to find out",
+            "Run the doctor on all machines at once to find out whether they share it",
         )
     yield from (warning("share: mount", option, todo) for option, todo in mount.warnings())
 
@@ -68,13 +68,13 @@ def _speed(folder: Path, node: Node) -> Iterator[Row]:
     except OSError as error:
         reason = f"{folder}: {type(error).__name__}: {error.strerror or error}"
         if node.index:
-            todo = "Only node 0 must write here; the doctor cannot measure how soon its files show"
+            todo = "Only node 0 has to write here; the doctor cannot measure how soon others see its files"
             yield warning(name, reason, todo)
         else:
-            yield failed(name, reason, "Mount it writable for this user, or make room")
+            yield failed(name, reason, "Mount it writable for this user, or free some space")
         return
     times = ", ".join(f"{step} {1000 * duration:.1f} ms" for step, duration in seconds.items())
-    slow = warning(name, times, "Joining takes longer; look at the load of the share's server")
+    slow = warning(name, times, "Joining takes longer; check the load of the share's server")
     yield slow if sum(seconds.values()) > _SLOW_SECONDS else ok(name, times)
 
 
@@ -100,7 +100,7 @@ def _probe(folder: Path) -> dict[str, float]:
             fits = work() is not False
             seconds[step] = time.perf_counter() - begun
             if not fits:
-                raise OSError(f"{final}: not what was written there a moment before")
+                raise OSError(f"{final}: the content differs from the text that was just written")
     finally:
         temporary.unlink(missing_ok=True)
         final.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def _room(folder: Path) -> Row:
     status = folder.stat()
     text = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
     if free < _LITTLE_BYTES:
-        return failed("share: room", text, "Make room on the share")
+        return failed("share: room", text, "Free some space on the share")
     return ok("share: room", f"{text}; this is {_user(os.getuid())}")
 
 
@@ -128,9 +128,9 @@ def _record(file: MeetingFile) -> Row:
         return warning(
             name,
             f"{file.path} is used by a live {record}",
-            "Give each job a file of its own, or end that run with --force",
+            "Give each job its own file, or end that run with --force",
         )
-    return ok(name, f"{file.path} is left from {record}, which does not answer; node 0 replaces it")
+    return ok(name, f"{file.path} is stale: {record} does not answer; node 0 replaces it")
 
 
 def _user(number: int) -> str:

@@ -207,7 +207,7 @@ class Preprocessor(nn.Module):
     def __init__(self, spec: NormalizationSpec, *, missing_as_zero: bool = False) -> None:
         super().__init__()
         if spec != NormalizationSpec.ordered({f.feature_id: f for f in spec.features}):
-            raise ValueError("features must be in column order: NormalizationSpec.ordered gives it")
+            raise ValueError("features must be in column order, as returned by NormalizationSpec.ordered")
         self.missing_as_zero = missing_as_zero
         self.starts = []
         self.stops = []

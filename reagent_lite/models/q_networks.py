@@ -250,7 +250,7 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
         shape = list(values.shape)
     except Exception as error:
         got = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(Problem(where, f"a module that can be made and called, {name}", got)) from error
+        raise ConfigError(Problem(where, f"a module that can be created and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
     if not any(parameter.requires_grad for parameter in network.parameters()):

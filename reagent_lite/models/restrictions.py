@@ -7,5 +7,5 @@ class Unrestricted(nn.Module):
     """Every allowed choice."""
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns mask [B, K] as it is."""
+        """Returns mask [B, K] unchanged."""
         return mask

@@ -1,8 +1,8 @@
 """Charts as inline SVG on one scale: curves with bands, and estimates with their intervals.
 
-Colours and fonts come from the page's style sheet by class, so that one drawing serves light, dark and print;
-dashes and shapes tell series apart without colour. A drawing is 480 units wide; on a phone, where it shrinks to two
-thirds, the style sheet makes its letters larger.
+Colours and fonts come from the page's style sheet by class, so a drawing works in light and dark mode and in print.
+Dashes and shapes distinguish series without colour. A drawing is 480 units wide; on a phone it shrinks to two thirds,
+and the style sheet makes its letters larger.
 """
 
 import math
@@ -25,18 +25,18 @@ _LEFT = 58
 _TOP = 26
 _BOTTOM = 246
 _EDGE = 14  # left edge of the plot of intervals
-_ROW = 44  # height of an estimate's row: words above, interval below
+_ROW = 44  # height of an estimate's row: text above, interval below
 _SIMULATED = "in simulation"
 _MOST_LINES = 8
-_TABLE_ROWS = 20  # of a curve's table
-_LOGARITHMIC_FROM = 200.0  # largest over smallest, from where a linear axis hides the small half of a curve
+_TABLE_ROWS = 20  # rows of a curve's table
+_LOGARITHMIC_FROM = 200.0  # ratio of largest to smallest value above which a linear axis hides small values
 _LETTER = 9.6  # width of a letter on a phone: digits of DejaVu Sans, a wide font
 STATES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.SUPPORT: "unclear", Verdict.DO_NOT_USE: "bad"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A curve: (x, y) ascending in x, and at the same x the ends of a band, or none."""
+    """A curve: points (x, y) ascending in x, and optionally the ends of a band at the same x."""
 
     name: str
     points: tuple[Point, ...]
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """Curves that share axes: names of the axes with units, and a value of y to draw a line at, with its name."""
+    """Curves that share axes: names of the axes with units, and optionally a value of y with a line and its name."""
 
     title: str
     x: str
@@ -56,7 +56,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisScale:
-    """Values `low` to `high` lie at `start` to `stop`; values beyond the ends lie beyond."""
+    """Maps values `low` to `high` to positions `start` to `stop`; values outside are extrapolated."""
 
     low: float
     high: float
@@ -67,7 +67,7 @@ class AxisScale:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "AxisScale":
-        """Returns a scale with round ends; by powers of ten, if that is allowed and the values span many of them."""
+        """Returns a scale with round ends; logarithmic if `powers` allows it and the values span a large range."""
         values = list(values)
         low, high = min(values), max(values)
         logarithmic = powers and low > 0 and high / low >= _LOGARITHMIC_FROM
@@ -78,7 +78,7 @@ class AxisScale:
         return cls(low=marks[0], high=marks[-1], start=start, stop=stop, ticks=shown, logarithmic=logarithmic)
 
     def __call__(self, value: float) -> float:
-        """Returns where a value lies."""
+        """Returns the position of a value."""
         low, high, value = (math.log10(bound) if self.logarithmic else bound for bound in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
@@ -94,13 +94,13 @@ def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
 
 
 def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
-    """Returns at most so many (x, y): the ends, and of equal stretches of x the lowest and the highest.
+    """Returns at most `most` points (x, y): both ends, and the lowest and highest point in equal intervals of x.
 
-    Points may be added and thinned again: every part of x stays as fine as the others.
+    Points may be added and thinned again; all parts of x keep the same resolution.
 
     Args:
-        points: ascending in x, no x twice.
-        most: at least 4.
+        points: points with distinct x in ascending order.
+        most: largest number of points, at least 4.
     """
     if len(points) <= most:
         return tuple(points)
@@ -113,12 +113,12 @@ def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
 
 
 def curve_chart(curves: Curves) -> Chart:
-    """Returns curves over common axes, at most eight of them, with a line at the mark."""
+    """Returns a chart of at most eight curves over common axes, with a line at the mark."""
     lines = curves.lines[:_MOST_LINES]
     mark = curves.mark
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [end for line in lines for ends in line.band for end in ends]
-    # the x axis ends with the data: the last figure is the one that counts
+    # the x axis ends with the data, so that the last value is at the edge
     x = AxisScale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
     y = AxisScale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
     parts = [_segment("axis", _LEFT, _BOTTOM, _RIGHT, _BOTTOM)]
@@ -137,7 +137,7 @@ def curve_chart(curves: Curves) -> Chart:
         parts.append(_tag("path", class_=f"curve s{index}", d=_path(at)))
     if mark is not None:
         height = y(mark[0])
-        # the name stands at the end from which the curves are farther away
+        # the name is at the end that is farther away from the curves
         left, right = (min(abs(y(line.points[end][1]) - height) for line in lines) for end in (0, -1))
         x_of_name, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
         parts.append(_segment("mark", _LEFT, height, _RIGHT, height))
@@ -157,7 +157,7 @@ def curve_chart(curves: Curves) -> Chart:
 
 
 def _some(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Returns about _TABLE_ROWS points, evenly spread, the last among them."""
+    """Returns about _TABLE_ROWS evenly spaced points, including the last."""
     kept = points[:: max(-(-len(points) // _TABLE_ROWS), 1)]
     return kept if kept[-1] == points[-1] else (*kept, points[-1])
 
@@ -170,16 +170,16 @@ def interval_chart(
     *,
     plain: bool = False,
 ) -> Chart:
-    """Returns a dot with an interval for each estimate, against the lines and bands of what they are compared with.
+    """Returns a chart with a dot and an interval for each estimate, and lines and bands for the references.
 
-    Estimates that may not be used do not stretch the axis far: an interval that continues has no end there.
+    Unusable estimates extend the axis only a little: an interval that continues beyond it has no end mark.
 
     Args:
         title: the title of the chart.
-        rows: name, estimate and whether it may be used.
-        references: what they are compared with, by name.
+        rows: name, estimate and verdict.
+        references: references that the estimates are compared with, by name.
         simulated: the value in simulation, if there is one.
-        plain: whether trustworthy estimates have no colour of their own, as they do not decide.
+        plain: whether trustworthy estimates are drawn without colour, because they do not decide.
     """
     marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
     x = _scale_of(rows, marks.values())
@@ -213,7 +213,7 @@ def interval_chart(
 
 
 def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> AxisScale:
-    """Returns a scale over the marks and all usable intervals; unusable ones widen it by that width at most."""
+    """Returns a scale over the marks and all usable intervals; unusable ones extend it by at most this width."""
     usable = [figure for _, figure, verdict in rows if verdict is not Verdict.DO_NOT_USE]
     others = _finite(figure for _, figure, verdict in rows if verdict is Verdict.DO_NOT_USE)
     core = _finite((*marks, *usable)) or others or [0.0]
@@ -266,7 +266,7 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 
 def _centred(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
-    """Returns words around a place, or as near to it as the drawing's edges let a phone's letters come."""
+    """Returns text centred at x, moved if it would otherwise cross the drawing's edges on a phone."""
     half = len(words) * _LETTER / 2
     return _text(min(max(x, half), _WIDTH - half), y, words, anchor="middle", kind=kind)
 
@@ -276,7 +276,7 @@ def _path(places: Sequence[Point]) -> str:
 
 
 def _tag(name: str, *inside: str, **attributes: str | float) -> Markup:
-    """Returns an element; words and attributes are escaped, coordinates have a tenth of a unit."""
+    """Returns an element; text and attributes are escaped, coordinates are rounded to a tenth of a unit."""
     shown = (
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value if isinstance(value, str) else _n(value))
         for key, value in attributes.items()

@@ -11,7 +11,7 @@ from reagent_lite.evaluation.interval import Interval, number, percent
 
 Cell = str | int | float | Interval | None
 Kind = Literal["name", "number", "share", "bar", "words", "mark"]
-"""Kinds of columns: names and paths, figures, shares, shares drawn as bars, sentences, cells without line breaks."""
+"""Kinds of columns: names and paths, numbers, shares, shares drawn as bars, sentences, cells without line breaks."""
 Column = tuple[str, Kind]
 
 
@@ -20,10 +20,10 @@ class Table:
     """A table; the first cell of a row is its heading.
 
     Attributes:
-        title: its caption.
-        columns: name and kind of each.
-        rows: lists of as many cells; None is a figure that is unknown.
-        note: a sentence below it.
+        title: caption.
+        columns: name and kind of each column.
+        rows: cells of each row, one per column; None is an unknown number.
+        note: sentence below the table.
     """
 
     title: str
@@ -34,14 +34,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A drawing, with what a reader who cannot see it needs.
+    """A drawing, with legend and a table of its numbers.
 
     Attributes:
-        title: its heading.
+        title: heading.
         svg: the drawing.
         legend: sample and name of each series.
-        note: a sentence below the legend.
-        table: the numbers; None where a table of the section has them.
+        note: sentence below the legend.
+        table: the numbers; None if a table of the section has them.
     """
 
     title: str
@@ -53,15 +53,15 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSection:
-    """A part of the page, in the order of its attributes; one that holds nothing but sentences is not shown.
+    """A part of the page, shown in the order of its attributes. A section that has only sentences is not shown.
 
     Attributes:
-        title: its heading.
+        title: heading.
         notes: sentences before the rest.
-        charts, facts, tables: what it holds; a fact is a name and its value.
-        rest: sentences on omitted parts.
+        charts, facts, tables: content; a fact is a name and its value.
+        rest: sentences about omitted parts.
         folded: (name, text) that opens on demand.
-        in_brief: how many of its tables a log shows as well; a notebook shows the first of them.
+        in_brief: number of its tables that the log shows; a notebook shows the first of them.
     """
 
     title: str
@@ -78,7 +78,7 @@ class PageSection:
 
     @property
     def anchor(self) -> str:
-        """The fragment of links to it."""
+        """The fragment for links to the section."""
         return self.title.lower().replace(" ", "-")
 
 
@@ -88,10 +88,10 @@ class Report:
 
     Attributes:
         title: the title of the page.
-        decision: what to do, and why; first on the page.
-        notes: sentences that a reader must know, such as what was not scored.
+        decision: recommendation with its reason; first on the page.
+        notes: important sentences, for example about episodes that were not scored.
         facts: the summary.
-        sections: in order; empty ones are left out.
+        sections: the sections in order; empty ones are left out.
     """
 
     title: str
@@ -111,5 +111,5 @@ def written(cell: Cell, kind: Kind = "name") -> str:
 
 
 def left_out(count: int, what: str, where: str) -> str:
-    """Returns a sentence on omitted entries; an empty one where there are none."""
+    """Returns a sentence about omitted entries, or "" if there are none."""
     return f"{count:,} more {what} in {where}." if count > 0 else ""

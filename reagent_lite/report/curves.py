@@ -8,14 +8,14 @@ from reagent_lite.report.charts import Curves, Line, curve_chart, thinned
 from reagent_lite.report.content import PageSection, left_out
 
 Series = dict[str, list[tuple[float, float]]]
-"""{tag: (step, value) ascending in step}; of two values at one step the later."""
+"""{tag: (step, value) ascending in step}; the later value counts if a step has two."""
 
 _MOST_CHARTS = 24
-_MOST_POINTS = 500  # of a curve: more than a screen has columns for it
-_HELD_POINTS = 5000  # of a tag while reading: a run that reports every step would not fit
+_MOST_POINTS = 500  # of a curve: a chart is not wider on a screen
+_HELD_POINTS = 5000  # of a tag while reading: all points of a long run would not fit into memory
 _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
-_ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
+_ONE_STEP = "_Reward"  # suffix of estimates of a row's reward; the others estimate returns
 _RETURN = "Return in simulation"
 _TOGETHER = {
     _RETURN: (
@@ -36,9 +36,9 @@ _TOGETHER = {
 
 
 def read_series(file: Path) -> Series:
-    """Returns every tag's finite values; of a long run the lowest and highest of equal stretches.
+    """Returns every tag's finite values; of a long run, the lowest and highest in equal intervals.
 
-    Returns none where there is no file. Lines that are torn, as by a loss of power, are left out.
+    Returns {} if there is no file. Incomplete lines, as after a loss of power, are left out.
     """
     series: dict[str, dict[float, float]] = {}
     if not file.is_file():
@@ -55,7 +55,7 @@ def read_series(file: Path) -> Series:
 
 
 def _figures(line: bytes) -> tuple[float, dict[str, float]] | None:
-    """Returns step and values of a line, or None if it is torn."""
+    """Returns step and values of a line, or None if it is incomplete."""
     try:
         scalars = {tag: float(value) for tag, value in json.loads(line).items() if value is not None}
         return scalars.pop("step"), scalars
@@ -64,7 +64,7 @@ def _figures(line: bytes) -> tuple[float, dict[str, float]] | None:
 
 
 def last(series: Series, tag: str) -> float | None:
-    """Returns a tag's last value; None where it has none."""
+    """Returns a tag's last value, or None."""
     return series[tag][-1][1] if series.get(tag) else None
 
 
@@ -76,7 +76,7 @@ def curves_section(series: Series) -> PageSection:
 
 
 def curves_of(series: Series) -> tuple[Curves, ...]:
-    """Returns what the charts show; a tag with one value is no curve."""
+    """Returns the curves of each chart; tags with a single value are left out."""
     curved = {tag: points for tag, points in series.items() if len(points) > 1}
     charts = []
     for title, (unit, names) in _TOGETHER.items():
@@ -105,7 +105,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     ]
     used = {tag for _, names in _TOGETHER.values() for tag in names}
     for tag in sorted(curved):
-        changes = len({value for _, value in curved[tag]}) > 1  # what stays the same is in the config
+        changes = len({value for _, value in curved[tag]}) > 1  # constant values are in the config
         if tag.startswith("train/") and tag not in used and changes:
             name = tag.removeprefix("train/").replace("_", " ")
             charts.append(Curves(title=name.capitalize(), x=_STEPS, y=name, lines=(_line(name, tag, curved),)))
@@ -114,7 +114,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
 
 
 def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[float, str] | None = None) -> Curves:
-    """Returns a chart of all tags that begin so, the largest at the end first."""
+    """Returns a chart of all tags with a prefix, ordered by their last value, largest first."""
     tags = sorted((tag for tag in curved if tag.startswith(prefix)), key=lambda tag: -curved[tag][-1][1])
     names = [tag.removeprefix(prefix).removesuffix("/mean") for tag in tags]
     if prefix == _ESTIMATES:

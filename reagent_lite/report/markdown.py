@@ -7,13 +7,13 @@ from reagent_lite.report.content import Cell, Column, PageSection, Report, writt
 
 
 def decision_of(report: Report) -> str:
-    """Returns what the model card begins with."""
+    """Returns the decision as the first paragraph of the model card."""
     decision = report.decision
     return f"**{plain(decision.choice.capitalize())}**: {plain(decision.reason)}. Next: {plain(decision.next_step)}"
 
 
 def findings(report: Report) -> str:
-    """Returns findings, warnings, facts and tables, every word escaped; the page has the charts as well."""
+    """Returns notes, facts and tables with all text escaped; only the page has the charts."""
     return "\n\n".join(_blocks(report))
 
 
@@ -46,13 +46,13 @@ def _grid(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def _words(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
-    """Returns the names of columns, then every row as it is shown."""
+    """Returns the names of columns, then the text of every row."""
     shown = [[written(cell, kind) for cell, (_, kind) in zip(row, columns, strict=True)] for row in rows]
     return [[name for name, _ in columns], *shown]
 
 
 def text_of(report: Report) -> Iterator[str]:
-    """Yields lines of text: facts, and what the policy was estimated to be worth, without warnings and decision."""
+    """Yields lines of text: facts and estimates of the policy's value, without warnings and decision."""
     for name, value in report.facts:
         yield f"{name}: {written(value)}"
     for section in report.sections:

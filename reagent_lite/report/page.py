@@ -1,4 +1,4 @@
-"""A report as one HTML document that needs nothing but itself."""
+"""A report as a self-contained HTML document."""
 
 import re
 from pathlib import Path
@@ -17,13 +17,13 @@ _LONGEST_WORD = 15
 
 
 def render(report: Report) -> str:
-    """Returns the page as one HTML document: no script, no request, every word escaped."""
+    """Returns the page as an HTML document without scripts or requests; all text is escaped."""
     sections = [section for section in report.sections if section]
     return rendered("page.html.j2", report.decision, report=report, sections=sections)
 
 
 def rendered(template: str, decision: ShipDecision | None, **figures: Any) -> str:
-    """Returns a template of this folder with its figures, and state and sign of the decision."""
+    """Returns a rendered template of this folder, with state and sign of the decision."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -38,7 +38,7 @@ def rendered(template: str, decision: ShipDecision | None, **figures: Any) -> st
 
 
 def breakable(text: str) -> Markup:
-    """Returns text as HTML in which names may break behind underscores, and paths behind every mark."""
+    """Returns text as HTML in which lines may break after underscores in names and after separators in paths."""
     return Markup(" ").join(map(_breakable_word, text.split(" ")))
 
 
@@ -49,12 +49,12 @@ def _breakable_word(word: str) -> Markup:
 
 
 def long(text: str) -> str:
-    """Returns the class of a cell in which a word is too long for a narrow column, else nothing."""
+    """Returns the CSS class of a cell with a word that is too long for a narrow column, else ""."""
     return " long" if max(map(len, re.split(r"[\s/\\_.-]+", text))) > _LONGEST_WORD else ""
 
 
 def full(cell: Cell) -> str:
-    """Returns a figure with all its digits, empty where the written cell has them already."""
+    """Returns a number with all its digits, or "" if the written cell already has them."""
     if isinstance(cell, Interval):
         return f"{cell.value} ({cell.low} to {cell.high})"
     return str(cell) if isinstance(cell, float) else ""

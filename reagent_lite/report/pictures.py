@@ -1,6 +1,6 @@
-"""A picture beside a simulated run's model: one episode as an animated GIF.
+"""A picture of a simulated run: an episode as an animated GIF.
 
-Pillow is the extra `pictures`, imported where it is used: the learner runs without it.
+Pillow, in the extra `pictures`, is imported in functions: training does not need it.
 """
 
 import io
@@ -19,7 +19,7 @@ from reagent_lite.files import write_whole
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Okabe & Ito (2008), Color Universal Design: told apart with any colour vision
+# Okabe & Ito (2008), Color Universal Design: distinct with any colour vision
 BLACK = "#000000"
 GREEN = "#009e73"
 BLUE = "#0072b2"
@@ -29,19 +29,19 @@ GREY = "#999999"
 PALE = "#d9d9d9"
 
 WIDTH, HEIGHT = 480, 360  # pixels of a frame
-TOP, BOTTOM = 40, 320  # of the scene in it
-_FINE = 2  # a frame is drawn so many times larger, and shrunk: smooth edges
+TOP, BOTTOM = 40, 320  # edges of the scene in a frame
+_FINE = 2  # a frame is drawn larger by this factor and then shrunk, for smooth edges
 _MILLISECONDS = 40
-_LAST_MILLISECONDS = 2000  # how it ended is read before the loop starts again
+_LAST_MILLISECONDS = 2000  # time to read the ending before the loop starts again
 _MOST_FRAMES = 300
 _MOST_CURVES = 12  # more do not fit on a telephone
 
 
 def require_pictures() -> None:
-    """Makes sure that pictures can be drawn, before a long run rather than after it.
+    """Checks before a run that pictures can be drawn.
 
     Raises:
-        ConfigError: when Pillow cannot be imported; says how to install them.
+        ConfigError: Pillow cannot be imported; the error has the command that installs it.
     """
     with needing("pictures", "simulation.pictures", ", or set it to false"):
         import PIL.GifImagePlugin  # noqa: F401
@@ -65,24 +65,24 @@ class Agents:
     kinds: tuple[str, ...]
 
     def caption(self, step: int) -> str:
-        """Returns how many of each type are in the game."""
+        """Returns the number of agents of each type in the game, as text."""
         playing = self.kind[self.in_game[step]]
         return "   ".join(f"{name} {(playing == number).sum()}" for number, name in enumerate(self.kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One episode of T steps, as it is shown.
+    """A recorded episode of T steps.
 
     Attributes:
-        env: name of the environment, which chooses the scene.
-        observation: [T + 1, S] what the policy saw, and where the last step led; of several agents, the first.
-        action: [T] action ids, of the first agent.
-        reward: [T], of the first agent.
-        ending: how it ended, such as "terminated"; "" where it did not end.
+        env: name of the environment, which determines the scene.
+        observation: [T + 1, S] observations of the first agent, including the last one.
+        action: [T] action ids of the first agent.
+        reward: [T] rewards of the first agent.
+        ending: kind of end, such as "terminated"; "" if the episode did not end.
         action_names: names of K fixed actions; an id without a name is shown as a number.
-        parameters: constants of the dynamics in force, by the kernel's names.
-        agents: where they were, if they were somewhere on a square.
+        parameters: constants of the dynamics in use, by the kernel's names.
+        agents: positions of the agents, if they have positions on a square.
     """
 
     env: str
@@ -95,9 +95,9 @@ class Episode:
     agents: Agents | None = None
 
     def caption(self, step: int) -> str:
-        """Returns what is done at a step, or how the episode ended."""
+        """Returns the action at a step, or the kind of end after the last, as text."""
         if step == len(self.action):
-            return self.ending or "the recording stops here"
+            return self.ending or "the recording ends here"
         if self.agents is not None:
             return self.agents.caption(step)
         action = int(self.action[step])
@@ -105,19 +105,19 @@ class Episode:
 
 
 def write_animation(file: Path, episode: Episode, *, most_frames: int = _MOST_FRAMES) -> None:
-    """Writes an episode as an animated GIF that loops; the file appears whole or not at all.
+    """Writes an episode as an animated GIF that loops; a failure leaves no partial file.
 
     Args:
-        file: where to.
-        episode: what is shown.
-        most_frames: at least 2; a longer episode is shown by as many of its states, evenly spaced, the first and the
-            last among them.
+        file: path of the GIF.
+        episode: the episode.
+        most_frames: largest number of frames, at least 2; of a longer episode, evenly spaced states are shown, among
+            them the first and the last.
     """
     from PIL import Image
 
     count = len(episode.action) + 1
     steps = np.linspace(0, count - 1, min(count, most_frames)).round().astype(int).tolist()
-    palette = frame(episode, steps[-1]).quantize(64)  # of all frames: they compress well
+    palette = frame(episode, steps[-1]).quantize(64)  # shared by all frames, which then compress well
     frames = [frame(episode, step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
     durations = [_MILLISECONDS] * (len(frames) - 1) + [_LAST_MILLISECONDS]
     data = io.BytesIO()
@@ -126,7 +126,7 @@ def write_animation(file: Path, episode: Episode, *, most_frames: int = _MOST_FR
 
 
 def frame(episode: Episode, step: int) -> "Image":
-    """Returns the picture of an episode at a step, 0 to T: its state, what is done, and the return so far."""
+    """Returns the picture of an episode at a step, 0 to T: state, action and return so far."""
     from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), "#ffffff")
@@ -137,7 +137,7 @@ def frame(episode: Episode, step: int) -> "Image":
     elif size not in (None, episode.observation.shape[1]):
         _, view, shapes = _CURVES
     scale = np.array([WIDTH - 40, TOP - BOTTOM]) / (view[1] - view[0], view[3] - view[2])
-    if shapes is not _curves:  # whose two directions have units of their own
+    if shapes is not _curves:  # its two axes have different units
         scale = np.abs(scale).min() * np.array([1, -1])
     middle = np.array([WIDTH, TOP + BOTTOM]) / 2 - scale * ((view[0] + view[1]) / 2, (view[2] + view[3]) / 2)
     for points, colour, width in shapes(episode, step):
@@ -153,22 +153,22 @@ def frame(episode: Episode, step: int) -> "Image":
     return image.reduce(_FINE)
 
 
-# ---- scenes: geometry, signs and limits of CartPole are Gymnasium's
+# ---- scenes; geometry, signs and limits of CartPole follow Gymnasium
 
 Shapes = Iterator[tuple[Sequence[tuple[float, float]] | NDArray[np.floating], str, float]]
-"""Lines of (points, colour, width in pixels); one point alone is a disc."""
+"""Lines of (points, colour, width in pixels); a single point is a disc."""
 
 
 def _cartpole(episode: Episode, step: int) -> Shapes:
     x, _, angle, _ = map(float, episode.observation[step])  # angle 0 is up, right > 0
-    x *= 2.4 / episode.parameters.get("position_limit", 2.4)  # the track fills the picture, however long it is
+    x *= 2.4 / episode.parameters.get("position_limit", 2.4)  # the track fills the picture for any length
     yield [(-2.4, 0), (2.4, 0)], GREY, 2
     yield [(x - 0.15, 0.12), (x + 0.15, 0.12)], BLACK, 14
     yield [(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 6
 
 
 def _square(episode: Episode, step: int) -> Shapes:
-    """A disc for each agent in the colour of its type, pale for those out of the game."""
+    """Draws a disc for each agent in the colour of its type, pale for agents that have left the game."""
     agents = episode.agents
     assert agents is not None
     yield [(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], GREY, 2
@@ -178,9 +178,9 @@ def _square(episode: Episode, step: int) -> Shapes:
 
 
 def _curves(episode: Episode, step: int) -> Shapes:
-    """Each feature of the observation over the steps, at its own scale, the reward below; a line at the present."""
+    """Draws each feature of the observation over the steps on its own scale, the reward below, and the current step."""
     features = [*episode.observation[:, :_MOST_CURVES].T.astype(np.float64)]
-    # the reward of a step stands where the step led
+    # the reward of a step is drawn at the end of the step
     curves = [*features, np.concatenate([episode.reward[:1], episode.reward])] if len(episode.reward) else features
     steps = np.linspace(0, 1, len(episode.observation))
     for row, values in enumerate(curves):
@@ -197,4 +197,4 @@ _CURVES: _Scene = (None, (0.0, 1.0, 0.0, 1.0), _curves)
 _SQUARE: _Scene = (None, (-0.05, 1.05, -0.05, 1.05), _square)
 _CARTPOLE: _Scene = (4, (-2.6, 2.6, -0.2, 1.4), _cartpole)
 SCENES: Mapping[str, _Scene] = {"cartpole_v0": _CARTPOLE, "cartpole_v1": _CARTPOLE}
-"""By environment: S that its scene reads, the view (left, right, bottom, top), and its shapes; others are curves."""
+"""By environment: its scene's S, the view (left, right, bottom, top), and its shapes; others are shown as curves."""

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brief:
-    """The part of a report that fits below a cell of a notebook.
+    """The part of a report that a notebook shows below a cell.
 
     Attributes:
-        decision: what to do; None where nothing was decided.
-        tables: figures.
+        decision: the decision, or None.
+        tables: tables of figures.
     """
 
     decision: ShipDecision | None = None
@@ -26,7 +26,7 @@ class Brief:
 
     @classmethod
     def of(cls, report: Report) -> "Brief":
-        """Returns the decision and the first table of each section that rests on figures of the policy."""
+        """Returns the decision and the first table of each section about the policy."""
         tables = (section.tables[0] for section in report.sections if section.in_brief and section.tables)
         return cls(decision=report.decision, tables=tuple(tables))
 
@@ -36,8 +36,8 @@ class Result:
     """The base of results that a notebook shows as a table.
 
     Attributes:
-        brief: what is shown; None where there is nothing to show, as on ranks other than 0. It is not printed.
-        estimate_rows: rows of `estimates`; not printed.
+        brief: the displayed part; None if there is none, as on ranks other than 0. Not printed.
+        estimate_rows: rows of `estimates`. Not printed.
     """
 
     brief: Brief | None = field(default=None, repr=False, compare=False)
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def estimates(self) -> "DataFrame":
-        """The estimates from the log, a row for each of every policy and outcome, as a frame of pandas."""
+        """The estimates from the log as a frame of pandas, with a row for each policy, outcome and estimator."""
         from reagent_lite.data.result_frames import frame_of
 
         return frame_of(self.estimate_rows, ESTIMATE_COLUMNS)

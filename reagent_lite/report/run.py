@@ -57,15 +57,15 @@ _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """Data that was learned from, or evaluated on.
+    """Training or eval data of a run.
 
     Attributes:
         use: "training data" or "eval data".
-        path: as the config has it.
-        rows: on all machines.
-        counts: what else was found on them, in words.
+        path: path in the config.
+        rows: number of rows on all machines.
+        counts: further counts of the rows, as text.
         copy: this machine's training copy.
-        on_node: whether other machines hold other rows.
+        on_node: whether other machines have other rows.
         logs: (path, rows, share) of each of several logs.
     """
 
@@ -83,9 +83,9 @@ class FeatureFacts:
     """A feature in a sample of rows.
 
     Attributes:
-        present: the share that has it.
-        mean, stddev: mean and deviation in the units of the data; None of texts.
-        other: how many values of all rows have no column of their own; 0 of features that are not one-hot.
+        present: share of the rows that have the feature.
+        mean, stddev: mean and standard deviation in the units of the data; None for texts.
+        other: number of values without their own column, in all rows; 0 for features that are not one-hot.
     """
 
     present: float
@@ -96,13 +96,13 @@ class FeatureFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """Facts about what was learned from; empty for simulation.
+    """Facts about the data of a run; empty for simulation.
 
     Attributes:
         features: {column: {id: facts}}.
-        note: what they are of.
-        sources: what was learned from and evaluated on.
-        items: the item table; None without one.
+        note: description of the sample that the facts are from.
+        sources: training and eval data.
+        items: the item table, or None.
     """
 
     features: Mapping[str, Mapping[int, FeatureFacts]] = field(default_factory=dict)
@@ -119,11 +119,11 @@ class RunFigures:
         config: the config of the run.
         policy: the evaluated policy, in words.
         evaluation: report of its evaluation, from `evaluation_of_run`.
-        candidates: what is chosen among candidates; None with named actions.
+        candidates: statistics of the choices among candidates; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
         normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
-        facts: facts about what was learned from.
-        identity: sha256 of it, or of the environment.
+        facts: facts about the data.
+        identity: sha256 of the data or of the environment.
     """
 
     config: WorkflowConfig
@@ -138,9 +138,9 @@ class RunFigures:
 
 
 def write_page(folder: Path, figures: RunFigures) -> str | None:
-    """Writes report.html into a run's folder; returns why that failed, or None.
+    """Writes report.html into a run's folder; returns the reason of a failure, or None.
 
-    The model is valid without its report, so that no failure here ends a run.
+    The model is valid without its report, so a failure here does not end the run.
     """
     try:
         write_whole(folder / PAGE, render(report_of_run(folder, figures)).encode())
@@ -180,14 +180,14 @@ def evaluation_of_run(
     scores: Mapping[str, float | None],
     gate: Gate | None = None,
 ) -> Report:
-    """Returns what a run's evaluation found, as the page and the model card show it.
+    """Returns the report of a run's evaluation, for the page and the model card.
 
     Args:
         config: the config of the run.
         policy: the evaluated policy, in words.
         evaluation: the evaluation of the learner.
         scores: the scores of the run, by tag.
-        gate: the decision of publish_if; None where the config has none.
+        gate: the decision of publish_if; None if the config does not have it.
     """
     if evaluation.agents:
         of_types = {kind: evaluation_of_run(config, policy, of_type, {}) for kind, of_type in evaluation.agents.items()}
@@ -227,7 +227,7 @@ def evaluation_of_run(
 
 
 def _together(reports: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
-    """Returns the evaluations of several types of agents as one, which ships only if each does."""
+    """Returns the joint evaluation of several types of agents; its decision is "ship" only if all of them are."""
     decisions = {kind: report.decision for kind, report in reports.items()}
     careful = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
     worst = min(decisions.values(), key=lambda decision: careful.index(decision.choice))
@@ -273,7 +273,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
 
 
 def items_facts(items: ItemTable | None) -> tuple[tuple[str, Cell], ...]:
-    """Returns how many items there are, and the hash of their table; nothing without one."""
+    """Returns the number of items and the hash of their table, or () without a table."""
     return () if items is None else (("Items", len(items)), ("Hash of the item table", items.sha256[:16]))
 
 
@@ -287,7 +287,7 @@ def _shares(names: Sequence[str], series: Series) -> Shares:
 def features_section(
     normalization: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[int, FeatureFacts]], note: str
 ) -> PageSection:
-    """Returns type and statistics of every feature of states, then of candidates."""
+    """Returns a section with type and statistics of every feature of states, then of candidates."""
     entries = [
         (name, column, text) for column, parameters in normalization.items() for name, text in parameters.items()
     ]
@@ -318,7 +318,7 @@ def features_section(
 
 
 def drift_section(config: WorkflowConfig) -> PageSection:
-    """Returns the drift that workflows.normalize left beside the normalization that the run was given."""
+    """Returns the drift that workflows.normalize has written beside the run's normalization."""
     paths = [path for path in (config.state_norm_data_path, config.action_norm_data_path) if path and "://" not in path]
     files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
     drifted = [
@@ -351,7 +351,7 @@ def drift_section(config: WorkflowConfig) -> PageSection:
             ("KS", "number"),
             ("Present: reference → training", "number"),
             ("Mean: reference → training", "number"),
-            ("Values that the reference has not", "share"),
+            ("Values not in the reference", "share"),
         ),
         rows=rows,
         note=left_out(len(drifted) - len(rows), "features", "drift.json"),
@@ -360,10 +360,10 @@ def drift_section(config: WorkflowConfig) -> PageSection:
 
 
 def lineage_section(sources: Sequence[DataSource]) -> PageSection:
-    """Returns what was read on all machines, and files, hashes and stages of this machine."""
+    """Returns a section with the data of all machines, and files, hashes and stages of this machine."""
     tables = [
         Table(
-            title="Data that the config names, and what was found",
+            title="Data of the config",
             columns=(("Use", "name"), ("Path", "name"), ("Rows", "number"), ("Counts", "words")),
             rows=[(source.use, source.path, source.rows, source.counts) for source in sources],
         ),
@@ -398,7 +398,7 @@ def _files(title: str, files: Sequence[tuple[str, int, str]]) -> Table:
 
 
 def _stage(use: str, folder: str, manifest: StageManifest) -> tuple[Table, Table]:
-    """Returns what a stage's manifest says: its report, and what it was made from."""
+    """Returns the tables of a stage's manifest: its report, and its inputs."""
     facts: list[tuple[str, Cell]] = [("folder", folder), ("rows in it", manifest.rows), ("digest", manifest.digest)]
     facts += [("made from the stage with digest", manifest.parent)] if manifest.parent else []
     facts += _flat(manifest.report)
@@ -411,7 +411,7 @@ def _stage(use: str, folder: str, manifest: StageManifest) -> tuple[Table, Table
 
 
 def _flat(report: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
-    """Yields a report's entries in words; empty ones are left out."""
+    """Yields a report's entries as text; empty ones are left out."""
     for key, value in report.items():
         name = key.replace("_", " ")
         if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""What an evaluation found, as sections of the pages of runs and evaluations and of the model card."""
+"""Sections on the results of an evaluation, for the pages of runs and evaluations and for the model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,11 +23,11 @@ _MOST_POINTS = 500  # of a curve by step
 _SIGN = {"trustworthy": "●", "support only": "◇", "do not use": "✕"}
 
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
-"""{action: (share in the log, share in the policy's best choices, mean propensity)}; None: unknown."""
+"""{action: (share in the log, share in the policy's best choices, mean propensity)}; None if unknown."""
 
 
 def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
-    """Returns sentences on what an evaluation left out, none where it left out nothing."""
+    """Returns sentences about data that an evaluation left out, or ()."""
     if result is None:
         return ()
     if result.overlap is None:
@@ -50,11 +50,11 @@ def evaluation_sections(
     """Returns estimates, returns in simulation, and diagnostics of weights.
 
     Args:
-        evidence: what the decision rests on.
-        decision: estimates are drawn in green only where it rests on evidence that is enough.
+        evidence: evidence for the decision.
+        decision: the decision; estimates are green only if it has enough evidence.
         settings: the settings of the evaluation.
-        names: the names of the played policies but random actions, by key.
-        note: a sentence on what was played.
+        names: names of the played policies by key, without random actions.
+        note: sentence about the played episodes.
         where: name of the file with the complete figures.
     """
     level = settings.confidence_level
@@ -67,22 +67,22 @@ def evaluation_sections(
 
 
 def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bool) -> PageSection:
-    """Returns every estimate beside its reference, with verdict and reason.
+    """Returns a section with every estimate, its reference, verdict and reason.
 
     Args:
         evidence: comparisons, and the overlap of the log's weights.
         level: confidence level of the intervals.
         where: name of the file with the complete figures.
-        plain: whether trustworthy estimates are drawn without colour, as always where they do not decide.
+        plain: whether trustworthy estimates are drawn without colour; those that do not decide always are.
     """
     comparisons = evidence.comparisons
     shown = comparisons[:_MOST_COMPARISONS]
     has_simulated = any(comparison.simulated for comparison in comparisons)
     dotted = ", the dotted line the value in simulation" if has_simulated else ""
     note = (
-        f"A dot is an estimate, the line through it the {level:.0%} interval, a dashed line and band what it is "
-        f"compared with{dotted}. ● trustworthy, ◇ support only, ✕ do not use: whether the interval may be believed, "
-        "however wide it is. An interval without an end mark continues."
+        f"A dot is an estimate, the line through it the {level:.0%} interval, a dashed line and band its "
+        f"reference{dotted}. ● trustworthy, ◇ support only, ✕ do not use: reliability of the interval, whatever its "
+        "width. An interval without an end mark continues."
     )
     rest = ""
     if len(shown) > 1 and not (evidence.result is not None and evidence.result.by_row):
@@ -100,15 +100,15 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
 
 
 def _glossary(comparisons: Sequence[Comparison]) -> tuple[Table, ...]:
-    """Returns what the estimators of comparisons are, in words."""
+    """Returns a table that explains the estimators of comparisons."""
     names = dict.fromkeys(row.name for comparison in comparisons for row in comparison.rows)
     rows = [(_words(name), ESTIMATORS_IN_WORDS[name]) for name in names if name in ESTIMATORS_IN_WORDS]
-    columns: tuple[Column, ...] = (("Estimator", "name"), ("What it is", "words"))
-    return (Table(title="What the estimators are", columns=columns, rows=rows),) if rows else ()
+    columns: tuple[Column, ...] = (("Estimator", "name"), ("Description", "words"))
+    return (Table(title="Estimators", columns=columns, rows=rows),) if rows else ()
 
 
 def _weight_of(overlap: Overlap | None) -> str:
-    """Returns a sentence on how much evidence the log has about the policy; empty where its rows have no weights."""
+    """Returns a sentence on the log's evidence about the policy, or "" if rows have no weights."""
     if overlap is None:
         return ""
     at = f" (effective episodes at step {overlap.judged_step})" if overlap.horizon > 1 else ""
@@ -157,7 +157,7 @@ def _estimates_table(comparison: Comparison, level: float) -> Table:
 
 
 def simulated_section(played: Played | None, names: Mapping[str, str], level: float, note: str) -> PageSection:
-    """Returns what policies earned in simulation."""
+    """Returns a section with the returns of policies in simulation."""
     if played is None:
         return PageSection(title="Simulation")
     names = {RANDOM: "Random actions", **names}
@@ -183,10 +183,10 @@ def simulated_section(played: Played | None, names: Mapping[str, str], level: fl
 
 
 def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
-    """Returns the diagnostics of importance weights.
+    """Returns a section with the diagnostics of importance weights.
 
     Args:
-        overlap: the overlap of the evaluation; None where nothing was scored or rows have no weights.
+        overlap: the overlap of the evaluation; None if nothing was scored or rows have no weights.
         enough: evaluation.min_effective_episodes.
     """
     title = "Weights and overlap"
@@ -215,8 +215,8 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
         *((name, percent(share)) for name, share in shares.items()),
     )
     note = (
-        "Weighted estimates rest on the actions that the log has tried. Effective rows: how many equally weighted ones "
-        "say as much."
+        "Weighted estimates use the actions that the log has tried. Effective rows: number of equally weighted rows "
+        "with the same information."
     )
     if several:
         note += f" A return is evaluated at step {step}, by which 95% of discounted time has passed."
@@ -257,7 +257,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
 
 
 def actions_section(shares: Shares, where: str) -> PageSection:
-    """Returns how often named actions are chosen on the evaluated rows; `where` has those that are left out."""
+    """Returns a section with the shares of named actions on the evaluated rows; `where` has the omitted ones."""
     names = ("Log", "Learned policy's choice", "Mean propensity of the evaluated policy")
     used = [column for column in range(3) if any(values[column] is not None for values in shares.values())]
     shown = list(shares.items())[:_MOST_ACTIONS]
@@ -272,10 +272,10 @@ def actions_section(shares: Shares, where: str) -> PageSection:
 
 
 def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSection:
-    """Returns what is chosen among candidates, which have features in place of names.
+    """Returns a section on the choices among candidates, which have features instead of names.
 
     Args:
-        document: what evaluation.candidates.tally returns; empty where nothing was counted.
+        document: result of evaluation.candidates.tally; empty if nothing was counted.
         where: name of the file with the complete figures.
     """
     if not document or not document["rows"]:
@@ -283,7 +283,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSe
     shares = {
         "Rows in which the policy's likeliest candidate is the logged one": document["same"],
         "Mean propensity of the logged candidate": document["propensity"],
-        "The policy's mean probability of it": document["probability"],
+        "The policy's mean probability of the logged candidate": document["probability"],
     }
     features = sorted(document["features"].items(), key=lambda item: -abs(item[1]["difference"] or 0.0))
     shown = features[:_MOST_FEATURES]

@@ -31,7 +31,7 @@ _ROUNDING = 1e-18
 _OUTER_STEPS = 60
 _INNER_STEPS = 50
 _HALVINGS = 30
-_POINTS_AT_ONCE = 2**17  # 1 MB a column, held some ten times
+_POINTS_AT_ONCE = 2**17  # 1 MB per column, with about ten copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
     """Returns the lowest and the highest weight of each part, the most different weights, and 1.
 
     The highest is the one above which 5 % of all deviation from 1 lies. A larger weight of few episodes, combined with
-    an outcome of few episodes, would be a corner that hardly any log comes near: intervals of sequential estimates
-    were up to twice as wide and covered the truth no more often.
+    an outcome of few episodes, would be a corner far from almost all logs: intervals of sequential estimates were up to
+    twice as wide and covered the truth no more often.
     """
     weights = torch.stack([part.weight for part in parts])
     chosen = [*weights.argmin(1).tolist(), *(_highest(weight - 1) for weight in weights)]

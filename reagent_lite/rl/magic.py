@@ -8,7 +8,7 @@ from torch import Tensor
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.sums import EpisodeSums, safe_divide
 
-# A bias up to the interval's half width goes unseen, so the interval is narrow. Measured on the gridworld, squared
+# A bias up to the interval's half width is not detected, so the interval is narrow. Measured on the gridworld, squared
 # error over that of the better of DM and WDR, geometric mean of 90 cases and the worst of them: 0.93 and 1.25 with
 # level 0.1, 0.92 and 1.28 with 0.3, 1.27 and 2.6 with 0.9.
 _INTERVAL_LEVEL = 0.1
@@ -96,7 +96,7 @@ def _least_error(omega: Tensor, bias: Tensor) -> Tensor:
 
 
 def interval_distance(returns: Tensor, level: float) -> Tensor:
-    """Returns b, [R, m]: how far each return lies outside the bootstrap interval of the last one.
+    """Returns b, [R, m]: distance of each return from the bootstrap interval of the last one, 0 inside.
 
     The interval is taken once from rows 1 onwards, stretched to contain row 0's value, and shifted to each row's.
     """
@@ -156,7 +156,7 @@ def _descend(matrix: Tensor, x: Tensor) -> Tensor:
 
 def _solve_active(matrix: Tensor, active: Tensor) -> Tensor:
     """Minimizes over the affine hull of the active choices: A_SS y = 1, scaled to sum 1."""
-    # the active choices first: few of many, so that small systems are solved
+    # the few active choices first, so that small systems are solved
     order = active.byte().argsort(dim=1, descending=True, stable=True)[:, : int(active.sum(1).max())]
     chosen = active.gather(1, order)
     ordered = matrix[torch.arange(len(matrix)).view(-1, 1, 1), order.unsqueeze(2), order.unsqueeze(1)]

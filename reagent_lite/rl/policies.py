@@ -30,7 +30,7 @@ class Softmax:
     def propensities(self, q: Tensor, mask: Tensor) -> Tensor:
         """Returns the probability of each choice, [B, K]; a row with none allowed gives zeros."""
         masked = q.masked_fill(~mask, LOWEST)
-        # the largest is subtracted first: large values divided by a small temperature leave no digits
+        # the largest is subtracted first: large values divided by a small temperature would lose all digits
         return ((masked - masked.amax(1, keepdim=True)) / self.temperature).softmax(1) * mask
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def temperature_with(wanted: float, mean_entropy: Callable[[float], float], scal
 
 
 def policy_json(policy: TargetPolicy) -> dict[str, Any]:
-    """Returns {"kind": ..., and its parameter}, as in a bundle's manifest."""
+    """Returns {"kind": ...} with the policy's parameter, as in a bundle's manifest."""
     return {"kind": policy.kind, **asdict(policy)}
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from reagent_lite.rl.likelihood import Contributions
 
 _TAIL = 0.05  # share of discounted time after the step at which weights of whole episodes are evaluated
-_NUMBERS_AT_ONCE = 2**19  # sums by step of the samples in one block: 4 MB, held a few times
+_NUMBERS_AT_ONCE = 2**19  # sums by step of the samples in one block: 4 MB, with a few copies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ class AgentType:
         name: name of the type; "" if all agents are of one type.
         agents: numbers of its agents in each environment.
         plays: the type's entry of simulation.policies.
-        model: policy of the exported model that plays, or None.
+        model: policy of the type's exported model, or None.
         digest: sha256 of that model's manifest, or "".
     """
 
@@ -67,7 +67,7 @@ class AgentType:
 
     @property
     def played(self) -> str:
-        """Its policy in an evaluation, in words."""
+        """Description of the type's policy in an evaluation."""
         words = {LEARN: "its learned policy", RANDOM: "uniformly random actions"}
         return f"{self.name} plays {words.get(self.plays, self.plays)}"
 
@@ -80,9 +80,9 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     """Returns the types of agents of an environment in the order of their numbers.
 
     Raises:
-        ConfigError: a policy for a type that is not there, a type without agents, no type that learns, or keys that
-            several types cannot have.
-        BundleError: a folder has no model, or one that was altered or has other features or actions.
+        ConfigError: a policy for an unknown type, a type without agents, no type that learns, or keys that are not
+            allowed with several types.
+        BundleError: a folder has no model, or a model that has been changed or has other features or actions.
     """
     settings = config.environments
     names = spec.agent_type_names
@@ -107,26 +107,26 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
 
 
 def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
-    """Yields what is wrong with a config for an environment of several types of agents."""
+    """Yields the problems of a config for an environment with several types of agents."""
     settings = config.environments
     names = spec.agent_type_names
     learning = [name for name in names if settings.policies.get(name, LEARN) == LEARN]
     yield from unknown_types(settings.policies, spec, _KEY)
     for number, name in enumerate(names):
         if not spec.agents_of(number):
-            expected = f"those with which {spec.name} has an agent of each type"
-            todo = "AGENTS of the environment follows from them"
+            expected = f"values that give {spec.name} an agent of each type"
+            todo = "The number of agents is computed from them (AGENTS in the environment's file)"
             yield Problem("simulation.env_parameters", expected, f"no {name}", todo)
     if not learning:
         expected = f'"{LEARN}" for at least one of {", ".join(names)}'
-        yield Problem(_KEY, expected, str(dict(settings.policies)), "Leave out the type that is to learn")
+        yield Problem(_KEY, expected, str(dict(settings.policies)), "Remove the entry of the type that should learn")
     if config.training_data_path:
-        expected = "an environment whose agents are of one type beside training_data_path"
+        expected = "an environment with one type of agents if there is a training_data_path"
         todo = "Rows of a log do not name a type of agents: remove training_data_path"
         yield Problem("simulation.env", expected, f"{spec.name} with {' and '.join(names)}", todo)
     if settings.stop_at_return is not None and len(learning) > 1:
         got = f"{settings.stop_at_return:g} with {' and '.join(learning)}"
-        todo = "The return of one type depends on what the others have learned"
+        todo = "Remove it: the return of one type depends on the policies of the others"
         yield Problem("simulation.stop_at_return", "absent if several types of agents learn", got, todo)
     for name in learning:
         if not _NAME.fullmatch(name) or name in _RESERVED:

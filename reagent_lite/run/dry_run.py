@@ -47,7 +47,7 @@ class Inputs:
         env: one environment, or None without a simulation.
         types: types of agents of the environment.
         spec: numbers of features and choices, or None if they are known only after the data is read.
-        troubles: messages on what could not be found out.
+        troubles: messages about missing information.
     """
 
     files: int = 0
@@ -109,7 +109,7 @@ class DryRun:
 
 
 def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
-    """Returns what a run would do; whatever cannot be found out on this machine is in `inputs.troubles`.
+    """Returns the plan of a run; problems that may be specific to this machine are in `inputs.troubles`.
 
     Args:
         config: the run's config; node_index and num_nodes are those of this machine.
@@ -146,7 +146,7 @@ def require_first_rows(config: WorkflowConfig) -> None:
     """Checks that training can read the first rows of the logs that this machine has.
 
     Raises:
-        DataError: a file that cannot be read, or what is wrong in its first rows, with file and line.
+        DataError: a file cannot be read, or its first rows have faults; with file and line.
     """
     paths = [path for path in (config.training_data_path, config.eval_data_path) if path]
     if not paths or (config.timeline is not None and config.timeline.on_refused != "error"):
@@ -236,7 +236,7 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
 
 
 def _with_trackers(config: WorkflowConfig, inputs: Inputs) -> Inputs:
-    if not config.node_index:  # rank 0 alone has trackers
+    if not config.node_index:  # only rank 0 has trackers
         require_trackers(config)
     return inputs
 
@@ -308,7 +308,7 @@ def lines_of(run: DryRun) -> Iterator[str]:
 
 
 def warnings_of(run: DryRun) -> Iterator[str]:
-    """Yields warnings: too little memory, and what could not be found out."""
+    """Yields warnings about too little memory and about missing information."""
     if not run.suffices:
         largest = max(run.needs, key=lambda need: need.bytes)
         yield f"there is not enough memory; most of it is for the {largest.name}: {size_text(largest.bytes)}"

@@ -141,8 +141,8 @@ def compiled(settings: SimulationConfig, group: Group) -> Backend:
     """Returns the environment, which the first process of each machine compiles while the others wait.
 
     Raises:
-        SimulationError: unknown environment or parameter, or one of Gymnasium that raises.
-        KernelBuildError: it does not compile, or there is nothing to compile it with.
+        SimulationError: unknown environment or parameter, or a Gymnasium environment that raises an error.
+        KernelBuildError: it does not compile, or there is no compiler.
     """
     if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
         torch.set_num_threads(group.cores)
@@ -162,10 +162,10 @@ def compiled(settings: SimulationConfig, group: Group) -> Backend:
 
 
 def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:
-    """Returns the config with the environment's action names where it has none.
+    """Returns the config with the environment's action names if it has none.
 
     Raises:
-        ConfigError: another number of actions than the environment has.
+        ConfigError: the number of actions differs from that of the environment.
     """
     names = simulation.backend.spec.action_names
     if simulation.parametric:
@@ -214,7 +214,7 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
     """Checks that a normalization has the features of the environment and no others.
 
     Raises:
-        ConfigError, DataError: it does not; with the features.
+        ConfigError, DataError: features are missing or unknown; the error names them.
     """
     spec = simulation.backend.spec
     sides = [("state", normalization.state, spec.observation_size)]

@@ -1,6 +1,6 @@
 """Evaluators of the learner during and after a run: estimates on logged rows, and returns in simulation.
 
-logged      training rows ─► reward and value models of the present policy ─┐
+logged      training rows ─► reward and value models of the current policy ─┐
             scored rows (evaluation.episodes) ──────────────────────────────┴─► page ─► estimates
 simulation  episodes played by the network, divided among ranks ─► returns
 
@@ -154,7 +154,7 @@ class Evaluators:
 
 
 class LogEvaluator(Evaluator):
-    """Evaluates the learner on logged rows; every rank builds it, as the ranks agree on the rows that are scored.
+    """Evaluates the learner on logged rows. Every rank builds it, as the ranks agree on the rows to score.
 
     Args:
         config: the run's config.
@@ -195,8 +195,8 @@ class LogEvaluator(Evaluator):
         """Returns figures by TensorBoard tag, with estimates if evaluation.calc_cpe_in_training is true.
 
         Args:
-            final: computes the figures from all evaluated rows instead of a fixed sample, and leaves the estimates to
-                the `evaluate` that follows.
+            final: whether to compute the figures from all evaluated rows instead of a fixed sample, without estimates,
+                which `evaluate` computes next.
             estimates: whether estimates are due.
         """
         self._find_temperature()
@@ -234,8 +234,8 @@ class LogEvaluator(Evaluator):
         """Fits the models of the policy further and returns its estimates; empty except on rank 0.
 
         Args:
-            final: fits as often as the config says for the end of a run, and computes all estimators with intervals and
-                verdicts; otherwise fits as often as it says for an epoch, and computes the cheap estimates alone.
+            final: whether to fit as often as the config says for the end of a run, and to compute all estimators with
+                intervals and verdicts; otherwise fits as often as for an epoch, and computes only the cheap estimates.
         """
         self._find_temperature()
         self._learner.eval()  # no dropout, fixed batch statistics
@@ -272,7 +272,7 @@ class LogEvaluator(Evaluator):
         return config.with_temperature(self._target.temperature)
 
     def _mean_entropy_of_the_log(self) -> float | None:
-        """Returns the logging policy's mean entropy in nats, the mean of -log of propensities; None if some lack."""
+        """Returns the logging policy's mean entropy in nats, mean(-log propensity); None if some are missing."""
         if self.policy.log.without_propensity:
             return None
         numbers = torch.from_numpy(self._part_of_rows(sum(self._counts)))
@@ -406,7 +406,7 @@ class SimulationEvaluator(Evaluator):
         """Returns the returns of each learned policy with their intervals, the same on every rank.
 
         Args:
-            final: plays episodes that no earlier evaluation has used. Each learned policy is also compared with
+            final: whether to play episodes that no earlier evaluation has used, and to compare each learned policy with
                 uniformly random actions of its type of agents, while the other types play their policies.
         """
         spec = self._simulation.backend.spec
@@ -425,7 +425,7 @@ class SimulationEvaluator(Evaluator):
         Args:
             kind: name of the type.
             tables: results of its policy, and of random actions in the final evaluation, from `_play`.
-            limit: most steps of an episode.
+            limit: largest number of steps of an episode.
         """
         spec = self._simulation.backend.spec
         evaluation = self._config.evaluation
@@ -446,7 +446,7 @@ class SimulationEvaluator(Evaluator):
         return Evaluation(scalars=scores, document=document, played=played)
 
     def _others(self, kind: str) -> str:
-        """Returns which policies the other types of agents play."""
+        """Returns a description of the other types' policies."""
         return ", ".join(other.played for other in self._simulation.types if other.name != kind)
 
     def _together(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:

@@ -65,7 +65,7 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
             "1  unexpected error, or training diverged",
             "2  config or data error",
             "3  rendezvous failed",
-            "4  a peer failed, or a folder in use was away, read-only or full for ten minutes",
+            "4  a peer failed, or a folder of the run was not mounted, read-only or full for ten minutes",
             "5  model_output_path is in use by another run",
             "75 stopped by a signal, run again to continue",
         ),
@@ -74,7 +74,7 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
     parser = parser_of(command)
     add_node_index(parser)
     parser.add_argument(
-        "--force", action="store_true", help="stop another run that uses the file of init_method, and take its place"
+        "--force", action="store_true", help="stop another run that uses the file of init_method, and use the file"
     )
     options = options_of(parser, arguments)
     return guarded(command, options, lambda: _reported(lambda: _run(command, options, arguments)))
@@ -130,7 +130,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
             if group.num_nodes > 1 and not is_worker():
                 _require_fit(config, node, processes, group)
             outcome = _collect(config, group) if config.collects else train(config, group)
-        except Exception as error:  # reported first: without peers it may take long to end the process group
+        except Exception as error:  # reported first: it may take long to end the process group without peers
             if is_worker():
                 report_failure(error, message_of(error))
             raise
@@ -140,9 +140,9 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
 
 
 def _choose_interface(config: WorkflowConfig) -> None:
-    """Makes gloo use the interface that reaches node 0 where another launcher has started this process.
+    """Makes gloo use the interface that reaches node 0 if another launcher has started this process.
 
-    By default gloo takes the address of this machine's name, which is 127.0.0.1 where the name does not resolve.
+    By default gloo takes the address of this machine's name, which is 127.0.0.1 if the name does not resolve.
 
     Raises:
         RendezvousError: MASTER_ADDR does not resolve, or rendezvous.interface does not exist.
@@ -157,10 +157,10 @@ def _choose_interface(config: WorkflowConfig) -> None:
 
 
 def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group: Group) -> None:
-    """Compares machines whose processes another launcher has started; ours has compared them before.
+    """Compares the machines if another launcher has started their processes; our launcher compares them earlier.
 
     Raises:
-        RendezvousError: they do not fit together; on all ranks.
+        RendezvousError: the machines do not fit together; raised on all ranks.
     """
     declaration = ""
     if group.is_first_on_node:

@@ -126,9 +126,9 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
 
 
 def compiles(config: WorkflowConfig, group: Group, steps: int) -> bool:
-    """Returns whether torch.compile joins the kernels of updates that are replayed as CUDA graphs.
+    """Returns whether torch.compile fuses the kernels of updates that are replayed as CUDA graphs.
 
-    It does if enough steps are left to pay for it; networks of users are left as they are.
+    It does if enough steps are left to make it worthwhile; users' networks are not compiled.
     """
     worthwhile = steps >= FEWEST_COMPILED_STEPS and config.training.network is None
     return worthwhile and captures(config, group) and can_compile(group.device)

@@ -81,10 +81,10 @@ class Data:
         train: training data.
         held_out: eval data, or None without eval_data_path.
         learned: the training rows that the policy learns from.
-        counts: how many they are in each shard.
-        continues: whether any of them, on any machine, is followed by another state; false for logs of single steps.
-        sides, scored: the data as they are evaluated, and the episodes that the policy is scored on.
-        seen: whether the policy learns from some of these.
+        counts: number of these rows in each shard.
+        continues: whether any of these rows, on any machine, has a next state; false for logs of single steps.
+        sides, scored: the data as they are evaluated, and the episodes on which the policy is scored.
+        seen: whether the policy learns from some of the scored episodes.
         items: the item table, or None without data.items.
     """
 
@@ -103,7 +103,7 @@ class Data:
 
     @property
     def evaluated(self) -> LoggedData:
-        """The eval data, or else the training data, of which a part is evaluated."""
+        """The eval data if there is any, otherwise the training data, of which a part is evaluated."""
         return self.held_out or self.train
 
 
@@ -152,7 +152,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         raise DataError(_nothing_to_learn(config))
     if not len(scored.hashes) and group.is_first:
         logger.warning(
-            "no episode is scored, so that nothing is estimated and no decision is made: give eval_data_path, more "
+            "no episode is scored, so there are no estimates and no decision: give eval_data_path, more "
             f"episodes, or a larger evaluation.held_out_share (now {config.evaluation.held_out_share:g})"
         )
     if shards.several:
@@ -188,12 +188,13 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
         got = f"{len(hashes)} different ones: {listed(digest[:12] for digest in sorted(hashes))}"
-        raise DataError(Problem(config.data.items, "the same item table on every machine", got, "Copy one to all"))
+        todo = "Copy the same file to all machines"
+        raise DataError(Problem(config.data.items, "the same item table on every machine", got, todo))
     logger.info(f"items: {config.data.items}: {counted(len(items), 'item')}, hash {items.sha256[:12]}")
     first = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).first_equal
     if same := int((first < np.arange(len(items))).sum()):
         equal = counted(same, "item has", "items have")
-        logger.warning(f"items: {equal} the features of another one, and a model cannot tell them apart")
+        logger.warning(f"items: {equal} the features of another one, and a model cannot distinguish them")
     return items
 
 
@@ -329,7 +330,7 @@ def _rows(
     *,
     single_step: bool = False,
 ) -> LoggedRows:
-    """Returns the rows of a copy as sources read them; every rank calls it, also without rows."""
+    """Returns the rows of a copy as sources read them; every rank calls it, even without rows."""
     matrices = tuple(_matrices(config, copy, normalization))
     device = _device_of_rows(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
     if not len(copy):

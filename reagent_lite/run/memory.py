@@ -42,7 +42,7 @@ class SimulationMemory:
 
 
 def networks(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> Need:
-    """Returns the memory for networks, gradients and optimizers of so many learners."""
+    """Returns the memory for networks, gradients and optimizers of a number of learners."""
     with torch.device("meta"):
         learner = build_learner(config, spec, torch.device("meta"))
     weights = learners * sum(p.numel() for p in learner.parameters())

@@ -66,7 +66,7 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
 
 
 def _places(env: VectorEnv) -> tuple[np.ndarray, ...]:
-    """Returns x, y and in_game of every agent, [A] each, or nothing if agents have no places."""
+    """Returns x, y and in_game of every agent, [A] each, or nothing if agents have no positions."""
     if env.in_game is None or not {"x", "y"} <= {field.name for field in env.spec.fields}:
         return ()
     size = env.spec.parameters.get("grid_length", 1.0)

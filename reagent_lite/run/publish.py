@@ -136,7 +136,7 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
     """Checks before training that the network of training.network can be exported and that its files give its values.
 
     Raises:
-        ConfigError: it cannot, or they do not; with the error of the exporter.
+        ConfigError: the export fails, or the values differ; with the error of the exporter.
     """
     if config.training.network is None or not group.is_first:
         return
@@ -146,7 +146,7 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
         require_formats(_predictor(config, source.normalization, first_learner), sample, _tolerance(config.rl))
     except Exception as error:
         expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
-        todo = "Use operations that torch.onnx.export and torch.jit.trace know"
+        todo = "Use operations that torch.onnx.export and torch.jit.trace support"
         got = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # torch adds lines on its own graph
         raise ConfigError(Problem("training.network", expected, got, todo)) from error
 
@@ -157,13 +157,13 @@ class Outcome(Result):
 
     Attributes:
         model: folder of the exported model, or a folder for each type of agents; None if publish_if blocked the export.
-        decision: what to do with the policy: choice, reason, next; None on ranks other than 0.
+        decision: recommendation for the policy: choice, reason, next; None on ranks other than 0.
         steps: optimizer steps of the whole run.
         rows: rows read in the whole run.
         rows_per_second: rows read per second since this start.
         seconds: total wall-clock time since this start.
         scores: scores of the policy by TensorBoard tag.
-        not_published: why publish_if blocked the export; None, and not printed, if it did not.
+        not_published: reason why publish_if blocked the export; None and not printed if there was an export.
         folder: folder of the run; not printed.
     """
 
@@ -179,7 +179,7 @@ class Outcome(Result):
 
     @property
     def metrics(self) -> "DataFrame":
-        """Figures of the run, metrics.jsonl, a row for each step that has some, as a frame of pandas."""
+        """Figures of metrics.jsonl as a frame of pandas, with a row for each reported step."""
         from reagent_lite.data.result_frames import frame_of_lines
 
         return frame_of_lines(Path(self.folder) / "metrics.jsonl")
@@ -231,7 +231,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     Args:
         config: the run's config.
         group: the ranks.
-        source: data or environments that were learned from.
+        source: data or environments of the run.
         learned: the trained learner and its evaluation.
         seconds: wall-clock time since this start.
     """
@@ -274,7 +274,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
 
 
 def _report_of(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
-    """Returns what the evaluation of a type of agents found; "" is all of them together."""
+    """Returns the report of the evaluation of a type of agents; "" means all types together."""
     policy = str(target_policy(config))
     evaluation = learned.evaluation.of(kind)
     return evaluation_of_run(config, policy, evaluation, learned.scores, gate)
@@ -309,7 +309,7 @@ def _write_report(config: WorkflowConfig, source: Source, facts: DataFacts, lear
 
 
 def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
-    """Returns what a run came to, for TensorBoard and trackers; on rank 0."""
+    """Returns the outcome of a run for TensorBoard and trackers; rank 0 calls it."""
     assert outcome.brief is not None
     decision = outcome.brief.decision
     assert decision is not None

@@ -20,11 +20,11 @@ from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
 from reagent_lite.run.normalization import Normalization
 
-_PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most 0.8 %
+_PRESENCE_ROWS = 4096  # a share of these rows has a standard error of at most 0.8 %
 
 
 def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
-    """Returns the files of training and eval data, and what the features of the training data are like.
+    """Returns the files of training and eval data, and statistics of the training data's features.
 
     A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
     most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.

@@ -23,9 +23,9 @@ class SimulatedPlan:
 
     Attributes:
         num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.
-        minibatch: simulated rows over all ranks.
-        types: the types of agents that learn, each from a minibatch of its own.
-        logged: the plan of the logged rows that each minibatch has as well, or None.
+        minibatch: number of simulated rows over all ranks.
+        types: number of types of agents that learn, each from its own minibatch.
+        logged: the plan of the logged rows in each minibatch, or None.
     """
 
     num_steps: int
@@ -169,7 +169,7 @@ def as_source(
         encoder: converts observations of the environment to the network's input.
         plan: the plan of the run.
         group: ranks that divide the rows of a minibatch.
-        kind: the class of the source, which says what a checkpoint holds.
+        kind: class of the source, which determines the content of a checkpoint.
     """
     config = encoder.config
     first, stop = part_of(plan.minibatch, group)

@@ -42,10 +42,10 @@ from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
 
-_FEWEST_STEPS = 100  # with Adam, a weight moves by about a learning rate at each
+_FEWEST_STEPS = 100  # with Adam, each step changes a weight by about the learning rate
 _SMALLEST_MINIBATCH = 16  # that a warning proposes
 _SHARING = ("epochs", "reads")
-"""Entries of a read plan that do not affect which rows a step reads: the run's length, and who reads which rows."""
+"""Entries of a read plan that do not affect the rows of a step: the run's length, and how ranks divide the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Stream:
         return 0 if self.rollouts is None else self.rollouts.env_steps
 
     def before_step(self, step: int) -> None:
-        """Collects experience where the schedule says so, and gathers logged rows that a graph reads."""
+        """Collects experience if it is due, and gathers logged rows for a graph."""
         if self.rollouts is not None:
             self.rollouts.collect(step)
         if isinstance(self.source, FixedBatches):
@@ -99,7 +99,7 @@ class Stream:
 
         Args:
             states: states of all ranks that saved.
-            rank: present rank.
+            rank: current rank.
             step: optimizer steps done.
         """
         if self.rollouts is None:
@@ -138,7 +138,7 @@ class Source(Protocol):
         return self.identity["data"] or self.identity["env"]
 
     def stream(self, learner: Learner) -> Stream:
-        """Returns batches for the learner; a simulation acts by the learner's present policy."""
+        """Returns batches for the learner; a simulation acts by the learner's current policy."""
         ...
 
     def evaluators(self, learner: Learner) -> Evaluators:
@@ -154,7 +154,7 @@ class Source(Protocol):
 
         Args:
             count: largest number of rows.
-            kind: type of agents that the rows are of.
+            kind: type of agents of the rows.
         """
         ...
 
@@ -386,7 +386,7 @@ def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> 
 def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) -> str | None:
     """Returns a warning if a run on logged rows takes too few optimizer steps to learn from them, and logs it.
 
-    None with a warm start, which has learned before.
+    None with a warm start, whose weights are already trained.
 
     Args:
         config: the run's config.
@@ -435,6 +435,6 @@ def _log_plan(
     if moved < 0.5 and config.rl.gamma and continues and not warm and group.is_first:
         logger.warning(
             f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} "
-            "of the way to what is learned, so that values hardly count what follows the next reward. Raise it, or "
+            "of the way to the learned network, so that values hardly include rewards after the next one. Raise it, or "
             "take more steps: more epochs, or a smaller training.minibatch_size"
         )

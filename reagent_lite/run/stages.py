@@ -4,7 +4,7 @@
                         ├─ events, with timeline.outputTableName or evalTableName ─► transitions ─► this machine's rows
                         └─ with data.shards_path: on node 0 ─► transitions ─► shards ─────────────► this machine's rows
 
-Without either the training copy is made of events as they are, by the same rules.
+Without either, the training copy is made directly from the events, by the same rules.
 
 The first process of each machine does the work and the others wait. Results of an earlier run with the same input and
 settings are used again.
@@ -36,7 +36,7 @@ Paths = dict[str, DataPath | None]
 
 
 def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths of this machine's rows, and no keys of a timeline where one is made first.
+    """Returns the config with the paths of this machine's rows; without keys of a timeline if it has been made.
 
     Raises:
         ConfigError: the config has keys of a timeline, but the data are not events.
@@ -75,7 +75,7 @@ def _folders_of(config: WorkflowConfig) -> bool:
 
 
 def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig | None:
-    """Returns how the training copy pairs events at a path of the config; None by the defaults."""
+    """Returns the settings by which the training copy pairs events at a path of the config; None means the defaults."""
     first = path == config.training_data_path
     section = config.timeline or TimelineSection()
     sample = config.query.tableSample if first else 100.0
@@ -112,7 +112,7 @@ def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath)
     """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
 
     Raises:
-        ConfigError: with the section.
+        ConfigError: the config has such keys; the error names the section.
     """
     for key, given in (("timeline", config.timeline is not None), ("query", bool(config.query.changed))):
         if given:
@@ -152,7 +152,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
 def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
     """Makes the shards of all machines, unless they exist, and returns their generations by config key.
 
-    Only node 0 calls it; what other machines have at training_data_path does not matter.
+    Only node 0 calls it; the data at training_data_path of other machines is not used.
     """
     from reagent_lite.data.shards.machines import shard
 
@@ -194,7 +194,7 @@ def _set_of(key: str) -> str:
 
 
 def _place(config: WorkflowConfig, group: Group, name: str, near: DataPath | None) -> Path:
-    """Returns the folder for a stage's output; its name has the machine's number, as several may share these places."""
+    """Returns the folder for a stage's output; its name has the machine's number, as machines may share folders."""
     gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
     settings = config.model_dump_json(include={"timeline", "query", "actions"})
     machine = f"-node-{group.node}" if group.num_nodes > 1 else ""

@@ -1,4 +1,4 @@
-"""The story of a training run, the same for named actions and for candidates."""
+"""A training run from config to exported model, for named actions and for candidates."""
 
 import time
 from collections.abc import Mapping
@@ -56,13 +56,13 @@ from reagent_lite.training.warm_start import warm_start
 
 
 class Callback:
-    """Follows a run from Python: derive a class and override the methods you need. An error in one ends the run."""
+    """Follows a run from Python; subclasses override the methods they need. An error in a method ends the run."""
 
     def on_epoch(self, figures: Mapping[str, float]) -> None:
         """Called at the end of each epoch with its line of metrics.jsonl: step, epoch, losses, returns."""
 
     def on_evaluation(self, document: Mapping[str, Any]) -> None:
-        """Called before the export with the final evaluation, as evaluation.json will hold it."""
+        """Called before the export with the final evaluation, in the form of evaluation.json."""
 
 
 _SILENT = Callback()
@@ -116,21 +116,23 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         if group.is_first:
             with suppress(Preempted), signal.deferred():  # a signal comes too late: nothing is left to continue
                 if failure := learned.checkpoints.finish():
-                    logger.warning(f"the run is not marked as ended, the same command publishes it again: {failure}")
+                    logger.warning(
+                        f"the run could not be marked as ended: {failure}; the same command publishes it again"
+                    )
         return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything a run needs for its next optimizer step; nothing has been written to the run's folder yet.
+    """The objects of a run before its next optimizer step; nothing has been written to the run's folder yet.
 
     Attributes:
         source, history: source and history of the run; the history has its config and group.
         return_bounds: range of the values that the rewards of the training data allow, or None if it is not known.
-        learner: warm-started if the config asks for it.
+        learner: the learner, warm-started if the config asks for it.
         stream: batches for the learner.
-        evaluators: evaluate the learner.
-        running: what the loop updates, at the step where an earlier start of the run ended.
+        evaluators: evaluators of the learner.
+        running: state that the loop updates, at the step at which an earlier start of the run ended.
     """
 
     source: Source
@@ -142,7 +144,7 @@ class Setup:
     running: Running
 
     def compile(self) -> None:
-        """Joins the kernels of an update and of what is written to and drawn from replay, by torch.compile."""
+        """Compiles the update, and the writes to and draws from replay, with torch.compile."""
         self.learner.compile(dynamic=False)
         self.running.optimization.compile()
         if self.stream.rollouts is not None:
@@ -191,10 +193,10 @@ def set_up(source: Source, history: History) -> Setup:
 
 
 def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Callback = _SILENT) -> Learned:
-    """Takes the optimizer steps that are left, saves checkpoints on the way and at the end, and evaluates.
+    """Takes the remaining optimizer steps, saves checkpoints in between and at the end, and evaluates.
 
     Raises:
-        Preempted: a signal ended the run, after a checkpoint where one could be written.
+        Preempted: a signal ended the run, after a checkpoint if one could be written.
     """
     history = setup.history
     stream = setup.stream
@@ -243,7 +245,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
 
 
 def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluation) -> dict[str, Any]:
-    """Returns the entries of evaluation.json on values and on what was learned, and logs what the end of a run shows.
+    """Returns the entries of evaluation.json on values and on learning, and logs their warnings.
 
     Empty if no row is logged.
     """
@@ -297,7 +299,7 @@ class _RunHooks(Hooks):
         }
         loss = report.metrics["td_loss"]
         self._note = f"loss {loss:.5g}"
-        simulated = self._setup.stream.figures()  # refuses rewards that are no numbers, which explain such a loss
+        simulated = self._setup.stream.figures()  # raises for rewards that are not numbers, the cause of such a loss
         if not np.isfinite(loss):  # reduced over ranks: all of them leave here together
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
             raise DivergenceError(Problem(f"step {report.step}", "a finite loss", str(loss), todo))
@@ -331,7 +333,7 @@ class _RunHooks(Hooks):
         due = estimates_due(report.epoch, self._setup.history.config.epochs, plan.steps_per_epoch)
         with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
             figures = self._setup.evaluators.after_epoch(final=final, estimates=due)
-            group.barrier()  # rank 0 estimates while the others have nothing left to do
+            group.barrier()  # the others wait while rank 0 computes the estimates
         return figures
 
     def after_step(self) -> None:
@@ -350,7 +352,7 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
             trackers without the packages that they need.
     """
     if config.parallel != "ddp" and group.world_size > 1:  # processes of another launcher
-        todo = "Start one process, or average their gradients by ddp"
+        todo = 'Start one process, or set parallel to "ddp"'
         raise ConfigError(Problem("parallel", f'"ddp" with {group.world_size} processes', f'"{config.parallel}"', todo))
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
         todo = "Statistics over all processes need GPUs; train with one process, or without batch normalization"

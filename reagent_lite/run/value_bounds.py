@@ -1,4 +1,4 @@
-"""The values that the rewards of the training data allow, and warnings if the learner's are others or no help."""
+"""The range of values that the rewards of the training data allow, and warnings about the learner's values."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class ReturnBounds:
 
     Attributes:
         bounds: the lowest value, at most 0, and the highest, at least 0.
-        vary: whether a policy can learn anything from them: rows differ in reward, or in discount if rewards are not 0.
+        vary: whether there is anything to learn: rows differ in reward, or in discount if rewards are not 0.
     """
 
     bounds: tuple[float, float]
@@ -68,7 +68,7 @@ class ReturnBounds:
 
         Args:
             figures: figures of the learner on evaluated rows, by TensorBoard tag.
-            learner: knows the loss.
+            learner: the learner, which has the loss.
         """
         mean = figures.get("td_target/mean")
         variance = figures.get("td_target/variance")

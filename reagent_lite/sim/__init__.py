@@ -1,1 +1,1 @@
-"""Environments in bulk: one kernel source, compiled for the CPU or a GPU, behind one protocol."""
+"""Many environments at once: one kernel source for the CPU and the GPU, behind one protocol."""

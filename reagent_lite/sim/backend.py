@@ -20,8 +20,8 @@ class Backend(Protocol):
     """A compiled environment that runs kernels over buffers on its device.
 
     Attributes:
-        spec: what it simulates.
-        device: where buffers must lie.
+        spec: description of the environment.
+        device: device on which buffers must lie.
     """
 
     spec: EnvSpec
@@ -40,11 +40,11 @@ def open_backend(
     parameters: dict[str, Any],
     math: Literal["exact", "fast"],
 ) -> Backend:
-    """Returns an environment compiled for the CPU or a GPU, or one of Gymnasium.
+    """Returns an environment compiled for the CPU or a GPU, or an environment of Gymnasium.
 
     Args:
-        env: name of one of ours, path of a `.cuh` file, or `gymnasium:` and a name.
-        backend: `auto` takes CUDA if the device is a GPU; where that fails it warns and takes the CPU.
+        env: name of an environment of this package, path of a `.cuh` file, or `gymnasium:` and a name.
+        backend: `auto` takes CUDA if the device is a GPU; if that fails, it warns and takes the CPU.
         device: the device of the learner; the CUDA build runs on it.
         parameters: constants of the dynamics to replace, or arguments of gymnasium.make.
         math: `exact` gives the same bits on every machine.

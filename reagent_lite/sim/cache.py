@@ -1,9 +1,9 @@
-"""A cache of compiled code on disk, keyed by everything that decides its bytes.
+"""A cache of compiled code on disk, keyed by everything that its bytes depend on.
 
-A file's name is `<key>-<digest of its bytes><suffix>`: one rename puts file and digest in place together, concurrent
-builders cannot mix them, and a file cut short by a full disk is noticed and built anew.
+A file's name is `<key>-<digest of its bytes><suffix>`: a single rename writes file and digest together, concurrent
+builders cannot mix them, and a file that a full disk has truncated is noticed and built again.
 
-Compiled code is executed, so only what this user or root wrote is used, from a folder that no other user can write to.
+Compiled code is executed, so only files that this user or root wrote are used, in a folder that nobody else can write.
 """
 
 import atexit
@@ -58,7 +58,7 @@ def cached(key: str, suffix: str, build: Callable[[Path], None], folder: Path | 
         key: from `make_key`.
         suffix: the suffix of the file, such as `.so`.
         build: writes the compiled file to the path it is given.
-        folder: place of compiled files; None means `cache_folder()`.
+        folder: folder of compiled files; None means `cache_folder()`.
 
     Raises:
         KernelBuildError: the folder cannot be written, or `build` raised it.

@@ -1,14 +1,14 @@
-"""The arguments of a kernel, laid out as kernels/env.cuh declares them: pointers first, then 4-byte words.
+"""The arguments of a kernel, in the layout of kernels/env.cuh: pointers first, then 4-byte words.
 
-The CPU build takes a pointer to the structure, CUDA takes it by value.
+The CPU build takes a pointer to the structure; CUDA takes the structure by value.
 """
 
 import ctypes
 from typing import ClassVar, Literal
 
 Kernel = Literal["env_reset", "env_step", "env_observe", "env_act"]
-"""Starts every environment's running episode anew; takes an action in every environment, where an episode that ends is
-followed by the next one; writes observation, mask and features of the present states; draws actions (`ActCall`)."""
+"""Restarts every environment's current episode; takes an action in every environment and starts the next episode after
+an end; writes observation, mask and features of the current states; draws actions (`ActCall`)."""
 
 
 _SHARED: list[tuple[str, type]] = [

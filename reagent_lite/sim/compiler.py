@@ -13,7 +13,7 @@ from reagent_lite.files import shipped
 KERNELS = shipped("kernels")
 """The folder of all kernel sources."""
 
-# Loops over an array of the state or over candidates are unrolled whole, or g++ vectorizes nothing around them.
+# Loops over an array of the state or over candidates are fully unrolled; otherwise g++ vectorizes nothing around them.
 _GNU_FLAGS = ("--param=max-completely-peeled-insns=1000",)
 
 
@@ -22,7 +22,7 @@ class Compiler:
     """A C++ compiler.
 
     Attributes:
-        command: to start it, before the flags.
+        command: the command, without flags.
         version: output of `--version`, part of the cache key.
     """
 

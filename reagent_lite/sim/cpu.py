@@ -17,7 +17,7 @@ from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler
 from reagent_lite.sim.sources import MACHINERY, built_from, compilation_unit, include_advice, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
-# Warnings, and lines by which compilers lead to the next error.
+# Warnings, and lines that compilers print between errors.
 _CONTEXT = re.compile(
     r"^(?:In file included|\S+: (?:In|At) |\S.*?:\d+:\d+: warning: |cc1plus: |\d+ (?:warning|error)s? )", re.MULTILINE
 )
@@ -25,19 +25,19 @@ _MOST_ERRORS = 5
 _FLAGS = (
     "-std=c++17",
     "-march=native",
-    "-fno-math-errno",  # square roots in line; the value is the same
-    "-fno-trapping-math",  # exception flags are not read: both sides of a choice may be computed, with the same values
-    "-fopenmp-simd",  # `omp simd` without libgomp: torch has its own OpenMP, and two in a process fight for the cores
+    "-fno-math-errno",  # inlines square roots; the values are the same
+    "-fno-trapping-math",  # exception flags are not read: both branches may be computed; the values are the same
+    "-fopenmp-simd",  # `omp simd` without libgomp: torch has its own OpenMP, and two in a process compete for cores
     "-fno-exceptions",
     "-fno-rtti",
     "-fPIC",
     "-shared",
-    "-nostdlib",  # nothing of it is used: the same object on any distribution
+    "-nostdlib",  # the standard library is not used: the same object on any distribution
     "-Werror=return-type",
     "-Werror=double-promotion",  # a literal without `f`
 )
 _CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
-# With fewer words of state and observation another thread costs more (about 50 us) than it saves.
+# With fewer words of state and observation per thread, a thread costs more (about 50 us) than it saves.
 _WORDS_PER_SLICE = 262144
 _ALIGNMENT = 512
 
@@ -48,7 +48,7 @@ class CpuBackend:
     """An environment compiled for this machine's CPU.
 
     Attributes:
-        spec: what it simulates.
+        spec: description of the environment.
         device: the CPU.
     """
 
@@ -63,20 +63,20 @@ class CpuBackend:
         compiler: Compiler | None = None,
         cache: Path | None = None,
     ) -> None:
-        """Compiles the environment, or finds it compiled.
+        """Compiles the environment, or loads it from the cache.
 
         Args:
             path: file of the environment.
             parameters: constants of its dynamics to replace.
             math: `exact` gives the same bits everywhere; `fast` may join a multiplication and an addition.
-            threads: slices worked on at once; None means as many as torch uses.
-            optimization: level of the compiler.
-            compiler: None means the first that is found.
-            cache: folder for compiled code; None means the user's.
+            threads: number of slices computed in parallel; None means as many as torch uses.
+            optimization: optimization level of the compiler.
+            compiler: None means the result of `find_compiler`.
+            cache: folder for compiled code; None means the user's cache.
 
         Raises:
-            KernelBuildError: no compiler, or it refuses the source; carries its message.
-            SimulationError: a parameter that the environment does not have.
+            KernelBuildError: no compiler, or it refuses the source; the error contains its message.
+            SimulationError: the environment does not have a given parameter.
         """
         self.device = torch.device("cpu")
         flags = (optimization, _CONTRACTION[math])
@@ -142,7 +142,7 @@ def _build(
 
 
 def _relevant_errors(message: str) -> str:
-    """Returns the errors that name what the environment lacks, else those outside our headers, else all of them."""
+    """Returns the errors about missing parts of the environment, else those outside our headers, else all of them."""
     errors = [
         _CONTEXT.split(block)[0].rstrip()
         for block in re.split(r"^(?=\S.*?:\d+:\d+: (?:fatal )?error: )", message, flags=re.MULTILINE)[1:]

@@ -1,8 +1,8 @@
 """The GPU build of an environment: PyCUDA launches its kernels over torch's memory, inside torch's context.
 
 One PyCUDA stream per device carries all launches: PyCUDA cannot launch on a stream that it did not create, while torch
-can work on any. Inside `on_stream` it is torch's current stream as well, so that nothing waits for anything and a CUDA
-graph captures the work of both. Launches from any other stream are right too, at the price of two events each.
+can work on any. Inside `on_stream` it is torch's current stream as well, so that no stream waits for another and a CUDA
+graph captures the work of both. Launches from other streams are correct as well, but cost two events each.
 """
 
 import atexit
@@ -32,12 +32,12 @@ _KERNELS = {"env_reset": Call, "env_step": Call, "env_observe": Call, "env_act":
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """PyCUDA's objects for one device, kept until the process ends.
+    """PyCUDA's objects for a device, kept until the process ends.
 
     Attributes:
-        context: the device's primary one, which is torch's.
-        stream: PyCUDA's, of all launches.
-        torch_stream: the same for torch.
+        context: the device's primary context, which torch uses.
+        stream: PyCUDA's stream for all launches.
+        torch_stream: the same stream for torch.
     """
 
     context: Any
@@ -67,10 +67,10 @@ class _Opened:
 
 @contextmanager
 def on_stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
-    """Makes the simulation's stream torch's current one; the streams wait for each other at both ends.
+    """Makes the simulation's stream torch's current stream; the two streams wait for each other at both ends.
 
-    Yields the stream, to pass to `torch.cuda.graph(graph, stream=...)`; None on a CPU, where the context does nothing.
-    Without a working PyCUDA it is a stream of torch's own: environments are on the CPU then, updates still captured.
+    Yields the stream, to pass to `torch.cuda.graph(graph, stream=...)`. On a CPU it yields None and does nothing.
+    Without a working PyCUDA it yields a new stream of torch: environments are then on the CPU, updates still captured.
     """
     stream = _shared_stream(device)
     if stream is None:
@@ -97,27 +97,27 @@ def _shared_stream(device: torch.device) -> torch.cuda.Stream | None:
 class CudaBackend:
     """An environment compiled for a GPU; one thread per environment or agent, and no launch waits for the device.
 
-    REAGENT_LITE_CUDA_SYNC=1, a variable of the process, waits for every launch, so that an error names its kernel.
+    The environment variable REAGENT_LITE_CUDA_SYNC=1 makes every launch wait, so that an error names its kernel.
 
     Attributes:
-        spec: what it simulates.
+        spec: description of the environment.
         device: the GPU.
     """
 
     def __init__(
         self, path: Path, parameters: dict[str, float], math: Literal["exact", "fast"], device: torch.device
     ) -> None:
-        """Compiles the environment, or finds it compiled, and loads it.
+        """Compiles the environment, or loads it from the cache.
 
         Args:
             path: file of the environment.
             parameters: constants of its dynamics to replace.
             math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
-            device: the GPU; without an index the current one.
+            device: the GPU; without an index, the current GPU.
 
         Raises:
             KernelBuildError: no GPU, no PyCUDA, no nvcc, a GPU too old, or nvcc refuses the source.
-            SimulationError: a parameter that the environment does not have.
+            SimulationError: the environment does not have a given parameter.
         """
         cuda = _driver()
         if device.type != "cuda":
@@ -136,7 +136,7 @@ class CudaBackend:
         cubin = build()
         try:
             module = _load(cubin, self.device.index)
-        except KernelBuildError as error:  # of a newer nvcc than the driver knows, whose text it may know
+        except KernelBuildError as error:  # code of an nvcc that is newer than the driver; PTX may still load
             try:
                 module = _load(build("ptx"), self.device.index)
             except KernelBuildError:
@@ -185,7 +185,7 @@ class CudaBackend:
 
 
 def spread_block(threads: int, multiprocessors: int) -> int:
-    """Returns the threads of a block, whole warps of at most 256, with which all multiprocessors have work."""
+    """Returns the number of threads per block, a multiple of a warp and at most 256, that uses all multiprocessors."""
     warps = -(-threads // (_WARP * multiprocessors))
     return _WARP * min(warps, _LARGEST_BLOCK // _WARP)
 
@@ -195,13 +195,13 @@ def _driver() -> Any:
     if problem is not None:
         raise KernelBuildError(problem)
     try:
-        # A PyCUDA built on a machine without a driver does not name the driver's library among what it needs.
+        # A PyCUDA that was built on a machine without a driver does not link to the driver's library.
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
         import pycuda.driver
 
         pycuda.driver.init()
-    except Exception as error:  # what is built elsewhere may raise anything
-        advice = "Build it anew with this machine's CUDA toolkit: pip install --force-reinstall --no-cache-dir pycuda"
+    except Exception as error:  # a package built elsewhere may raise anything
+        advice = "Build it again with this machine's CUDA toolkit: pip install --force-reinstall --no-cache-dir pycuda"
         raise KernelBuildError(Problem("simulation on a GPU", "a PyCUDA that loads", str(error), advice)) from error
     return pycuda.driver
 
@@ -215,7 +215,7 @@ def _open(index: int) -> _Opened:
     cuda = _driver()
     torch.zeros(1, device=f"cuda:{index}")  # torch makes the context that PyCUDA joins
     context = cuda.Device(index).retain_primary_context()
-    atexit.register(context.detach)  # left to its destructor, PyCUDA would detach it as one that it made
+    atexit.register(context.detach)  # otherwise PyCUDA's destructor would detach it like a context of its own
     context.push()
     try:
         stream = cuda.Stream(_NON_BLOCKING)
@@ -227,7 +227,7 @@ def _open(index: int) -> _Opened:
 
 @functools.cache
 def _load(code: Path, index: int) -> Any:
-    """Loads a module for good: unloading waits for the device, and captured graphs refer to its kernels."""
+    """Loads a module that is never unloaded: that would wait for the device, and captured graphs use its kernels."""
     cuda = _driver()
     with _open(index).current():
         try:

@@ -1,9 +1,9 @@
-"""Compilation of an environment for a GPU, and checks of what it needs.
+"""Compilation of an environment for a GPU, and checks of its requirements.
 
     file, constants, math, architecture ──nvcc──► cubin in the cache
 
-The cache key holds sources, flags and architecture, the file name also nvcc's version. A machine without nvcc takes a
-cubin of any version, from a cache that another machine filled.
+The cache key holds sources, flags and architecture; the file name also has nvcc's version. A machine without nvcc uses
+a cubin of any version from a cache that another machine has filled.
 """
 
 import importlib.util
@@ -90,7 +90,7 @@ def read_description(cubin: Path) -> str:
     """Returns the JSON description of an environment, which its cubin contains as plain text.
 
     Raises:
-        KernelBuildError: the file holds none.
+        KernelBuildError: the file has no description.
     """
     match = _DESCRIPTION.search(cubin.read_bytes())
     if match is None:
@@ -104,11 +104,11 @@ def cuda_problem(
     parameters: dict[str, float] | None = None,
     math: Literal["exact", "fast"] = "exact",
 ) -> str | None:
-    """Returns what a device lacks for simulation and how to get it, or None.
+    """Returns the problem that prevents simulation on a device, or None.
 
     Args:
         device: the GPU.
-        path: an environment; if it was compiled before for this device's architecture, no nvcc is needed.
+        path: an environment; nvcc is not needed if it has already been compiled for this device's architecture.
         parameters: constants of its dynamics to replace.
         math: as for `build_cubin`.
     """

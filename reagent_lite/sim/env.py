@@ -18,19 +18,19 @@ ObservationPolicy = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class VectorEnv:
-    """N environments whose buffers keep their addresses, so that a CUDA graph may hold them.
+    """N environments whose buffers keep their addresses, so that a CUDA graph can use them.
 
-    What an agent sees, does and gets has R = N * A rows, environment * A + agent; A is 1 but for several agents.
+    Observations, actions and rewards have R = N * A rows, environment * A + agent, with A agents per environment.
 
     Attributes:
-        spec: what is simulated.
+        spec: description of the environment.
         device: the device of all buffers.
         num_envs: N.
         num_rows: R.
-        first_env: global id of the first; an environment's random numbers depend on its global id only.
+        first_env: global id of the first environment; an environment's random numbers depend only on its global id.
         time_limit: steps until truncation.
-        observation: [R, S], what the policy sees next.
-        next_observation: [R, S], where the last transition led.
+        observation: [R, S], the current observation, from which the policy acts next.
+        next_observation: [R, S], the observation at the end of the last transition.
         action: [R], taken by `step`.
         propensity: [R], probability of `action`, written by `act`.
         reward: [R], of the last transition.
@@ -40,14 +40,14 @@ class VectorEnv:
         step_count: [N] int32, steps done in the running episode.
         episode: [N] int32, episodes finished.
         episode_return: [R], of the running episode.
-        in_game: [R] bool, whether the agent plays at `observation`; None with one agent. What an agent does after it
-            left is arbitrary: such a row counts nowhere.
+        in_game: [R] bool, whether the agent plays at `observation`; None with one agent. Rows of an agent that has left
+            are arbitrary and are ignored everywhere.
         next_in_game: [R] bool, whether it still plays at `next_observation`.
-        mask: [R, K] bool, choices at `observation`; None where all are always allowed.
+        mask: [R, K] bool, choices at `observation`; None if all are always allowed.
         next_mask: [R, K] bool, choices at `next_observation`.
         features: [R, K, F] of the choices at `observation`; None unless parametric.
-        next_features: [R, K, F], those at `next_observation`.
-        restarts: whether `load_state_dict` starts new episodes, as the state is not all there.
+        next_features: [R, K, F] of the choices at `next_observation`.
+        restarts: whether `load_state_dict` starts new episodes because the saved state is incomplete.
     """
 
     restarts = False
@@ -68,10 +68,10 @@ class VectorEnv:
         Args:
             backend: runs the kernels.
             num_envs: N.
-            first_env: global id of the first, for environments split over processes.
+            first_env: global id of the first environment, for environments split over processes.
             seed: the seed of all random numbers.
-            stream: number of the stream of random numbers, another for each use of a seed, such as evaluation.
-            time_limit: steps until truncation; None takes the environment's.
+            stream: number of the stream of random numbers; each use of a seed, such as evaluation, has its own.
+            time_limit: steps until truncation; None means the environment's limit.
             parametric: whether to keep the features of choices.
 
         Raises:
@@ -115,7 +115,7 @@ class VectorEnv:
         return ended if self.next_in_game is None else ended & self.next_in_game
 
     def _by_row(self, values: Tensor) -> Tensor:
-        """Returns values of environments, [N], once for each agent, [R]."""
+        """Repeats values of environments, [N], for each agent, [R]."""
         return values.unsqueeze(1).expand(-1, self.spec.agents).reshape(-1)
 
     def reset(self) -> None:
@@ -131,8 +131,8 @@ class VectorEnv:
 
         Args:
             q: [R, K] float32 on the device; None draws uniformly among the allowed choices.
-            epsilon: [1] float32 on the device, probability of a uniform draw where temperature is 0.
-            temperature: above 0, draws from softmax(q / temperature) instead.
+            epsilon: [1] float32 on the device, probability of a uniform draw if temperature is 0.
+            temperature: if positive, draws are from softmax(q / temperature) instead.
 
         Raises:
             SimulationError: q or epsilon has another shape or is on another device.
@@ -151,20 +151,19 @@ class VectorEnv:
         self._backend.launch("env_act", call)
 
     def step(self, *, stay: bool = False) -> None:
-        """Takes `action`; where an episode ends, the next one starts in the same step.
+        """Takes `action`; if an episode ends, the next one starts in the same step.
 
         Args:
-            stay: where an episode ends, no other one starts, and `field` has where it led: for a last step before
-                `reset`.
+            stay: if an episode ends, no other starts, and `field` has its last state: for a last step before `reset`.
         """
         self._call.stay = stay
         self._backend.launch("env_step", self._call)
 
     def advance(self, *, observe: bool = True) -> None:
-        """Takes `action` as `step` does without writing `next_observation`, `next_mask` and `next_features`.
+        """Takes `action` as `step` does, without writing `next_observation`, `next_mask` and `next_features`.
 
         Args:
-            observe: refresh observation, mask and features; false runs the dynamics alone.
+            observe: refresh observation, mask and features; false runs only the dynamics.
         """
         self._backend.launch("env_step", self._play_call if observe else self._bare_call)
 
@@ -188,11 +187,11 @@ class VectorEnv:
         raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {names}", repr(name)))
 
     def check(self) -> None:
-        """Checks that actions were valid, and present returns and observations are finite; waits for the device.
+        """Checks that actions were valid, and that current returns and observations are finite; waits for the device.
 
         Raises:
-            SimulationError: actions were not valid, in place of which the environment took allowed ones, or a return or
-                an observation is not finite.
+            SimulationError: actions were not valid (the environment took allowed ones instead), or a return or an
+                observation is not finite.
         """
         self._require_finite()
         count, complement = (word & 0xFFFFFFFF for word in self._fault.tolist())
@@ -213,18 +212,18 @@ class VectorEnv:
                 row = int(rows[0])
                 value = next(value for value in numbers[row].tolist() if not math.isfinite(value))
                 got = f"{value} in environment {self.first_env + row // self.spec.agents}"
-                todo = "The environment computes it: look at its step and observe"
+                todo = "The environment computes it: check its functions step and observe"
                 raise SimulationError(Problem(f"{what} of {self.spec.name}", "finite numbers", got, todo))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns copies of all buffers and of what the random numbers depend on."""
+        """Returns copies of all buffers, and the seed, stream and ids that random numbers depend on."""
         return {name: tensor.clone() for name, tensor in self._tensors().items()} | {"identity": self._identity()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Continues from a `state_dict`.
 
         Raises:
-            SimulationError: it was taken from other environments.
+            SimulationError: the state is from other environments.
         """
         identity = self._identity()
         if not torch.equal(tensors["identity"], identity):
@@ -236,7 +235,7 @@ class VectorEnv:
             tensor.copy_(tensors[name])
 
     def _begin(self) -> None:
-        """Starts every environment's running episode anew."""
+        """Restarts every environment's current episode."""
         self._backend.launch("env_reset", self._call)
 
     def _identity(self) -> Tensor:
@@ -262,7 +261,7 @@ class VectorEnv:
             raise SimulationError(Problem(f"{name} of {self.spec.name}", expected, got))
 
     def _require_sizes(self) -> None:
-        # a candidate's place in the counter is step * num_actions + k in 28 bits; they are drawn at the last step too
+        # a candidate's counter is step * num_actions + k, in 28 bits; candidates are drawn at the last step too
         most = min(MOST_STEPS, 2**28 // self.spec.num_actions - 1) if self.spec.candidates else MOST_STEPS
         if self.time_limit > most:
             raise SimulationError(too_long(f"simulation.time_limit of {self.spec.name}", most, self.time_limit))
@@ -287,7 +286,7 @@ class VectorEnv:
 
     @property
     def bytes_per_env(self) -> int:
-        """Bytes that the buffers of one environment take."""
+        """Size of the buffers of one environment, in bytes."""
         spec = self.spec
         words = spec.state_words + spec.agents * (2 * spec.observation_size + 4) + 3
         masks = 2 * spec.num_actions if spec.has_mask else 0
@@ -303,7 +302,7 @@ class VectorEnv:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         self._q_shape = torch.Size((rows, spec.num_actions))
-        if spec.threads_per_env > 1:  # an environment's words lie side by side
+        if spec.threads_per_env > 1:  # an environment's words are adjacent
             self._state = zeros(num, spec.state_words, dtype=torch.int32).T
         else:
             self._state = zeros(spec.state_words, num, dtype=torch.int32)
@@ -350,14 +349,14 @@ class VectorEnv:
 
 
 def require_finite_returns(returns: Tensor, environment: str) -> None:
-    """Refuses returns that are not finite; `VectorEnv.check` does not see those of episodes that others have followed.
+    """Checks that returns are finite; `VectorEnv.check` covers only current episodes.
 
     Raises:
-        SimulationError: there are some.
+        SimulationError: some are not finite.
     """
     if not returns.isfinite().all():
         where = f"rewards of {environment}"
-        todo = "The environment computes them: look at its step"
+        todo = "The environment computes them: check its function step"
         raise SimulationError(Problem(where, "finite numbers", "some that are not", todo))
 
 

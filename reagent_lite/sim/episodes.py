@@ -2,13 +2,13 @@
 
  environments ─► rounds on the device ─► rounds held on the host ─► episodes that are over, in order ─► blocks
 
-Environments play one episode after the other. PlayedEpisodes are ordered by (round in which they start, number of their
+Environments play one episode after the other. Episodes are ordered by (round in which they start, number of their
 environment), and the first ones in this order are taken: a number of episodes, or as few as cover a number of rows.
-Taking those that end first would favour short ones. An episode does not depend on what was played before it starts, so
-the first n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses
-it, which is likelier a long one: means are off by the order of one episode in all.
+To take those that end first would favour short ones. An episode does not depend on earlier episodes, so the first n in
+this order are n independent episodes. With a number of rows, the last episode is the one that crosses this number, and
+is more likely a long one: the bias of means is of the order of one episode in all.
 
-Of several agents in an environment each has an episode of its own, one after the other; it ends where the agent leaves.
+With several agents in an environment, each has its own episode, which ends when the agent leaves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,16 +40,16 @@ class PlayedEpisodes:
     Attributes:
         env: [E] global number of the environment.
         number: [E] of the episode in its environment, from 0.
-        agent: [E] number of the agent; 0 where there is one.
+        agent: [E] number of the agent; 0 with one agent.
         lengths: [E] rows.
-        terminal: [E] whether it ended by itself or the agent left; else the time limit cut it.
+        terminal: [E] whether it ended by itself or the agent left; otherwise the time limit truncated it.
         state: [R, S].
         action: [R] index of the choice taken.
         reward, propensity: [R].
-        mask: [R, K] the allowed choices; None where all are always allowed.
+        mask: [R, K] the allowed choices; None if all are always allowed.
         features: [R, K, F] of candidates that differ from step to step; else None.
-        last_state: [E, S] where the last row led.
-        last_mask, last_features: [E, K] and [E, K, F], the choices there.
+        last_state: [E, S] state after the last row.
+        last_mask, last_features: [E, K] and [E, K, F], the choices in that state.
     """
 
     env: Ints
@@ -78,14 +78,14 @@ class PlayedEpisodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """A number of episodes, or a number of rows that whole episodes are to cover."""
+    """A number of episodes, or a number of rows that whole episodes cover."""
 
     rows: int | None = None
     episodes: int | None = None
 
     @property
     def most_envs(self) -> int:
-        """The most environments that can contribute an episode."""
+        """Largest number of environments that can contribute an episode."""
         return self.rows or self.episodes or 0
 
     def of(self, lengths: Ints) -> tuple[int, bool]:
@@ -110,12 +110,12 @@ def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> I
     Memory holds the rounds since the start of the oldest unfinished episode.
 
     Args:
-        env: reset here.
-        actors: one, or those of all types of agents.
-        amount: how many.
+        env: the environments, which are reset.
+        actors: a single actor, or the actors of all types of agents.
+        amount: number of episodes or rows.
 
     Raises:
-        SimulationError: when the environment was given an action it does not have, or memory does not suffice.
+        SimulationError: an action was invalid, or memory does not suffice.
     """
     recorder = EpisodeRecorder(env)
     while True:
@@ -135,8 +135,8 @@ class EpisodeRecorder:
     """Plays environments from a reset, a chunk of rounds at a time, and keeps episodes until they are dropped.
 
     Args:
-        env: reset here.
-        rounds: steps of every environment in a chunk; None: about BLOCK_ROWS rows.
+        env: the environments, which are reset.
+        rounds: steps of every environment in a chunk; None means about BLOCK_ROWS rows.
     """
 
     def __init__(self, env: VectorEnv, rounds: int | None = None) -> None:
@@ -148,7 +148,7 @@ class EpisodeRecorder:
 
     @property
     def lengths(self) -> Ints:
-        """Rows of the episodes that are over, in the order of their starts, up to the first that is not."""
+        """Number of rows of each finished episode, in the order of their starts, up to the first unfinished one."""
         return self._list.lengths
 
     @torch.no_grad()
@@ -156,10 +156,10 @@ class EpisodeRecorder:
         """Plays a chunk of rounds.
 
         Args:
-            actors: one, or all types of agents.
+            actors: a single actor, or the actors of all types of agents.
 
         Raises:
-            SimulationError: when the environment was given an action it does not have, or memory does not suffice.
+            SimulationError: an action was invalid, or memory does not suffice.
         """
         env = self._env
         chunk = self._chunk
@@ -172,7 +172,7 @@ class EpisodeRecorder:
 
     @property
     def over(self) -> Ints:
-        """Places of all episodes that are over, in the order of their starts; the first ones are those of `lengths`."""
+        """Indices of all finished episodes, in the order of their starts; the first are those of `lengths`."""
         return self._list.over
 
     @property
@@ -181,17 +181,17 @@ class EpisodeRecorder:
         return self._list.steps_over
 
     def episodes(self, places: Ints) -> PlayedEpisodes:
-        """Returns episodes that are over, at least one, each as those of its agents."""
+        """Returns finished episodes, at least one; each agent of an environment has its own."""
         return self._list.gather(places, self._held)
 
     def drop(self, places: Ints) -> None:
-        """Drops episodes that are over."""
+        """Drops some finished episodes."""
         self._list.drop(places)
         self._held.drop(int(self._list.start[0]))
 
 
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
-    """Yields ranges [begin, stop) of at least one episode and at most BLOCK_ROWS rows; fewer rows only at the last."""
+    """Yields ranges [begin, stop) of episodes with at most BLOCK_ROWS rows, or of a single longer episode."""
     cumulative = lengths.cumsum()
     begin = 0
     rows = 0
@@ -205,7 +205,7 @@ def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
 
 
 class _Chunk(Observer):
-    """A recording of some rounds: tensors [rounds, R, ...] on the device, R = N * A rows of A agents."""
+    """Recorded rounds: tensors [rounds, R, ...] on the device, R = N * A rows of A agents."""
 
     def __init__(self, env: VectorEnv, rounds: int) -> None:
         self.rounds = rounds
@@ -227,11 +227,11 @@ class _Chunk(Observer):
         self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
 
     def before(self) -> None:
-        """Records what the policy sees."""
+        """Records the observation columns."""
         self._record(self._before)
 
     def after(self) -> None:
-        """Records action, reward and where they led; the round after the last overwrites the first."""
+        """Records action, reward and next state; the round after the last overwrites the first."""
         self._record(self._after | self._ends)
         self._round = (self._round + 1) % self.rounds
 
@@ -258,7 +258,7 @@ class _Held:
         self._num_envs = env.num_envs
         self._num_rows = env.num_rows
         self._rows: dict[str, Array] = {}
-        self._begin = self._end = 0  # the rounds held, as places in the arrays
+        self._begin = self._end = 0  # range of the held rounds in the arrays
         self.stop = 0
 
     def add(self, rows: dict[str, Array]) -> None:
@@ -275,7 +275,7 @@ class _Held:
         self._begin = self._end - (self.stop - first)
 
     def take(self, rounds: Ints, rows: Ints) -> dict[str, Array]:
-        """Returns what was recorded at pairs of round and row, {name: [n, ...]}."""
+        """Returns the records at pairs of round and row, {name: [n, ...]}."""
         index = (rounds - self.stop + self._end) * self._num_rows + rows
         return {name: values.reshape(-1, *values.shape[2:])[index] for name, values in self._rows.items()}
 
@@ -284,7 +284,7 @@ class _Held:
         capacity = len(self._rows["action"]) if self._rows else 0
         if self._end + rounds <= capacity:
             return
-        if 2 * (held + rounds) <= capacity:  # moved once in so many rounds as are held
+        if 2 * (held + rounds) <= capacity:  # moves the held rounds, at most once per that many rounds
             for values in self._rows.values():
                 values[:held] = values[self._begin : self._end]
         else:
@@ -306,7 +306,7 @@ class _Held:
 
 
 class _EpisodeList:
-    """Episodes of environments that have started and are not yielded yet, ordered by start: (round, environment).
+    """Episodes of environments that have started and are not yet yielded, ordered by start: (round, environment).
 
     Attributes:
         start: [L] first round.
@@ -335,7 +335,7 @@ class _EpisodeList:
 
         Args:
             first_round: the first round of the chunk.
-            ends: what `_Chunk` recorded of ends.
+            ends: the columns of ends of `_Chunk.on_host`.
         """
         rounds, envs = np.nonzero(ends["ended"])
         before = len(self._env)
@@ -363,12 +363,12 @@ class _EpisodeList:
         The i-th end starts the episode L + i. Two environments play episodes 0 and 1, so that L = 2:
 
             envs     1  0  1  1
-            ended    1  0  2  4    the third ends the episode that the first has started
+            ended    1  0  2  4    the third end ends the episode that started at the first end
             earlier  0  0  1  2
         """
         order = np.argsort(envs, kind="stable")  # the ends of an environment side by side
         repeated = np.diff(envs[order], prepend=-1) == 0
-        started = len(self._env) + np.roll(order, 1)  # by the end before
+        started = len(self._env) + np.roll(order, 1)  # the episode that started at the previous end
         position = np.arange(len(envs))
         first_of_env = np.maximum.accumulate(np.where(repeated, 0, position))
         ended = np.empty(len(envs), np.int64)
@@ -388,7 +388,7 @@ class _EpisodeList:
 
     @property
     def over(self) -> Ints:
-        """Places of the episodes that are over."""
+        """Indices of the finished episodes."""
         return np.flatnonzero(self._stop >= 0)
 
     @property
@@ -397,7 +397,7 @@ class _EpisodeList:
         return int((self._stop - self.start)[self.over].sum())
 
     def gather(self, places: Ints, held: _Held) -> PlayedEpisodes:
-        """Returns finished episodes of environments, each as those of its agents, with their rows."""
+        """Returns finished episodes with their rows; each agent of an environment has its own."""
 
         def each(values: Array) -> Array:
             return np.repeat(values[places], self._agents)
@@ -412,7 +412,7 @@ class _EpisodeList:
         ends = {name: values[places] for name, values in self._ends.items()}
         terminal = np.repeat(ends.pop("ended") == 1, self._agents)
         ends = {name: values.reshape(-1, *values.shape[2:]) for name, values in ends.items()}
-        if "in_game" in rows:  # who leaves early has no more rows: the last one led to what the next would have shown
+        if "in_game" in rows:  # an agent that left has no more rows: its last state is the next observation
             in_game = rows.pop("in_game")
             rows_in_game = np.add.reduceat(in_game, starts, dtype=np.int64)
             left = rows_in_game < lengths

@@ -1,8 +1,8 @@
 """Environments of Gymnasium, which step in Python: `"env": "gymnasium:CartPole-v1"`.
 
-What follows `gymnasium:` is a name that Gymnasium has registered, or module:name, where importing the module registers
-it. Actions are Discrete; observations of any space that Gymnasium flattens are flattened to float32. Where the info of
-`reset` has an `action_mask` [K], as in Taxi, that of every step says which actions are allowed next.
+`gymnasium:` precedes a name that Gymnasium has registered, or module:name if importing the module registers it. Actions
+are Discrete; observations of any space that Gymnasium flattens are flattened to float32. If the info of `reset`
+has an `action_mask` [K], as in Taxi, the mask in the info of every step gives the actions that are allowed next.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _OWN = "module:name imports a module that registers an environment of your own, 
 
 
 class GymnasiumBackend:
-    """Makes environments of one name, and draws actions by the kernel that draws those of compiled environments.
+    """Makes environments of a name; the kernel of compiled environments draws their actions.
 
     Attributes:
-        spec: what is simulated; time_limit is 0 where the environment has none of its own.
+        spec: description of the environment; time_limit is 0 if the environment has no limit.
         device: the CPU.
         first_action: number of the environment's first action.
     """
@@ -45,7 +45,7 @@ class GymnasiumBackend:
         Args:
             env: `gymnasium:` and a name.
             parameters: keyword arguments of gymnasium.make.
-            compilation: how the kernel that draws is compiled, see CpuBackend.
+            compilation: compilation of the kernel that draws actions, see CpuBackend.
 
         Raises:
             SimulationError: the environment does not exist, has other spaces, or raises.
@@ -91,12 +91,12 @@ class GymnasiumBackend:
         """Returns environments in which the step that ends an episode starts the next one.
 
         Raises:
-            SimulationError: making them raises; those that were made are closed.
+            SimulationError: an environment cannot be made; those already made are closed.
         """
         import gymnasium
 
         class Shown(gymnasium.wrappers.FlattenObservation[Any, Any, Any]):
-            """Flat observations, and of the info the mask alone: arrays of changing shapes cannot be stacked."""
+            """Flat observations, and an info with only the mask: arrays of changing shapes cannot be stacked."""
 
             def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
                 observation, info = super().reset(**settings)
@@ -118,7 +118,7 @@ class GymnasiumBackend:
 
     @contextmanager
     def named(self, what: str) -> Iterator[None]:
-        """Turns what the environment's code raises into a SimulationError with its name and place."""
+        """Turns errors of the environment's code into a SimulationError with its name and location."""
         try:
             yield
         except Exception as error:
@@ -154,8 +154,8 @@ class GymnasiumBackend:
             todo = f"Register it wrapped in gymnasium.wrappers.{wrapper}"
             problems.append(Problem(f"actions of {self.name}", "a Discrete space", str(actions), todo))
         if not observations.is_np_flattenable:
-            todo = "Wrap it in a gymnasium.ObservationWrapper that gives a Box"
-            expected = "a Box, or what gymnasium.spaces.flatten makes one of"
+            todo = "Wrap it in a gymnasium.ObservationWrapper that returns a Box"
+            expected = "a Box, or a space that gymnasium.spaces.flatten turns into a Box"
             problems.append(Problem(f"observations of {self.name}", expected, str(observations), todo))
         raise_any(problems, SimulationError)
         assert isinstance(actions, Discrete)

@@ -40,10 +40,10 @@ class GymnasiumEnv(VectorEnv):
         weakref.finalize(self, self._envs.close)
 
     def step(self, *, stay: bool = False) -> None:
-        """Takes `action`; where an episode ends, the next one starts in the same step, with `stay` as well.
+        """Takes `action`; if an episode ends, the next one starts in the same step, even with `stay`.
 
         Raises:
-            SimulationError: an environment raises, or shows no mask although it did when it was first reset.
+            SimulationError: an environment raises, or gives no mask although its first reset did.
         """
         action = self.action.numpy().astype(np.int64) + self._gymnasium.first_action
         with self._gymnasium.named("step"):
@@ -69,7 +69,7 @@ class GymnasiumEnv(VectorEnv):
         """Continues from a `state_dict` with a new episode in every environment.
 
         Raises:
-            SimulationError: it was taken from other environments.
+            SimulationError: the state is from other environments.
         """
         super().load_state_dict(tensors)
         self.episode += 1

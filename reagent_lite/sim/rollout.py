@@ -1,10 +1,10 @@
-"""Experience from environments: act, step, store, and draw batches from what is stored.
+"""Experience from environments: act, step, store, and sample batches.
 
  policy ─► act ─► step ─► replay ring ─► sample ─► TransitionBatch
    ▲ observation   └► episodes' returns
 
-Every rank has its own ring and its own environments, whose numbers continue from rank to rank. Where there are several
-types of agents, each type has a policy, and each type that learns has a ring of its rows.
+Every rank has its own ring and its own environments, whose numbers continue from rank to rank. With several types of
+agents, each type has a policy, and each type that learns has a ring of its rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,17 +22,17 @@ from reagent_lite.types import EnvStep, TransitionBatch
 Step = Callable[[], None]
 
 ONLY = ""
-"""Name of the type of all agents where there is one type."""
+"""Name of the type of agents if there is only one type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """Draws of actions while learning.
+    """Settings of exploration while learning.
 
     Attributes:
         start, end: share of uniform draws before and after the decay.
         decay_steps: environment steps of all ranks over which it falls linearly.
-        temperature: above 0 draws from softmax(q / temperature) instead.
+        temperature: if positive, draws are from softmax(q / temperature) instead.
     """
 
     start: float
@@ -41,7 +41,7 @@ class Exploration:
     temperature: float = 0.0
 
     def epsilon(self, steps: int) -> float:
-        """Returns the share of uniform draws after so many environment steps of learning."""
+        """Returns the share of uniform draws after a number of environment steps of learning."""
         return self.start + (self.end - self.start) * min(steps / self.decay_steps, 1.0)
 
 
@@ -52,9 +52,9 @@ class Actor:
     Attributes:
         policy: values of the choices on the environments' device; None draws uniformly.
         epsilon: [1] share of uniform draws.
-        temperature: above 0 draws from softmax(q / temperature) instead.
+        temperature: if positive, draws are from softmax(q / temperature) instead.
         ring: ring of its transitions; None for a type that does not learn.
-        rows: [R] numbers of the environments' rows of this type; None if all are.
+        rows: [R] numbers of this type's rows in the environments; None means all rows.
     """
 
     policy: ObservationPolicy | None
@@ -64,7 +64,7 @@ class Actor:
     rows: Tensor | None = None
 
     def rows_in(self, env: VectorEnv, envs: Tensor | None) -> Tensor | None:
-        """Returns its rows in some environments [n]; None stands for all, as in `rows`."""
+        """Returns this type's rows in some environments [n]; None means all, as in `rows`."""
         if envs is None:
             return self.rows
         every = torch.arange(env.num_rows, device=envs.device) if self.rows is None else self.rows
@@ -75,10 +75,10 @@ class Observer:
     """Reads the buffers of environments around each step; this one reads nothing."""
 
     def before(self) -> None:
-        """Reads what policies see, which the step overwrites."""
+        """Reads the observation columns before the step overwrites them."""
 
     def after(self) -> None:
-        """Reads what they did and where it led."""
+        """Reads actions, rewards and next observations."""
 
 
 def play_step(
@@ -89,16 +89,16 @@ def play_step(
     step: Callable[[], None] | None = None,
     envs: Tensor | None = None,
 ) -> None:
-    """Draws the actions of all agents, each type's by its own policy, and takes them; the order of types is irrelevant.
+    """Draws the actions of all agents by the policies of their types and takes them; the order of types is irrelevant.
 
-    Rollouts, recorded episodes, returns and pictures all play by it. Call it under torch.no_grad().
+    Rollouts, recorded episodes, returns and pictures all use it. Call it under torch.no_grad().
 
     Args:
         env: the environments.
-        actors: one, or all types of agents.
-        observer: is called before and after.
-        step: how the environments take the actions; None: by `env.step`.
-        envs: [n] the environments whose actions count, or None for all; policies are not evaluated in the others.
+        actors: a single actor, or the actors of all types of agents.
+        observer: called before and after the step.
+        step: takes the actions in the environments; None means `env.step`.
+        envs: [n] the environments whose actions are needed, or None for all; policies are not evaluated in the others.
     """
     observer.before()
     drawn = []
@@ -123,7 +123,7 @@ def play_step(
 
 
 class Experience(Protocol):
-    """Source of a RolloutSource's rows: environments of this process, or files that others write.
+    """Source of a RolloutSource's rows: environments of this process, or files of other processes.
 
     Attributes:
         actors: the actors of each type of agents, by its name.
@@ -143,11 +143,11 @@ class Experience(Protocol):
         ...
 
     def run(self, steps: int, *, informed: bool = True) -> None:
-        """Writes the rows of so many steps of every environment into the rings; see Rollout."""
+        """Writes the rows of `steps` steps of every environment into the rings; see Rollout."""
         ...
 
     def check(self) -> None:
-        """Raises the errors of what was written."""
+        """Raises the errors of the written rows."""
         ...
 
     def finished(self) -> Tensor:
@@ -155,7 +155,7 @@ class Experience(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a later start needs."""
+        """Returns the state for a later start."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,11 +167,11 @@ class Rollout(Observer):
     """Policies in environments.
 
     Args:
-        env: this rank's environments; started here.
+        env: this rank's environments, which are reset.
         actors: the actors of each type of agents, by its name.
         device: the device of the rings; environments may run elsewhere.
         capture: turns a step on fixed buffers into one that is replayed on the device.
-        unit_reward: refuse rewards outside [0, 1], for which cross-entropy is not defined.
+        unit_reward: whether to refuse rewards outside [0, 1], for which cross-entropy is not defined.
 
     Attributes:
         env, actors, device: as given.
@@ -195,7 +195,7 @@ class Rollout(Observer):
         self.device = device
         self._finished = torch.zeros(2 + len(actors), dtype=torch.float64, device=env.device)
         env.reset()
-        # what the policies saw: a step overwrites it before the transition is complete
+        # observation columns: a step overwrites them before the transition is complete
         self._seen = {name: tensor.clone() for name, tensor in self._shown().items()}
         self._uniform = [actor if actor.ring is None else replace(actor, policy=None) for actor in actors.values()]
         self._informed = capture(lambda: play_step(env, self.actors.values(), self))
@@ -210,8 +210,8 @@ class Rollout(Observer):
         """Takes steps in every environment.
 
         Args:
-            steps: how many of each.
-            informed: act by the policies; false draws uniformly where a type learns.
+            steps: number of steps of each environment.
+            informed: whether to act by the policies; otherwise types that learn draw uniformly.
         """
         for _ in range(steps):
             if informed:
@@ -220,7 +220,7 @@ class Rollout(Observer):
                 play_step(self.env, self._uniform, self)
 
     def finished(self) -> Tensor:
-        """Returns and resets [2 + actors] float64: episodes that ended, their steps, returns of an agent by type.
+        """Returns and resets [2 + actors] float64: ended episodes, their steps, and an agent's returns by type.
 
         Raises:
             SimulationError: see `check`.
@@ -235,14 +235,13 @@ class Rollout(Observer):
         """Waits for the device and raises the errors of the environments.
 
         Raises:
-            SimulationError: an environment was given an action it does not have, or paid a reward that the loss cannot
-                take.
+            SimulationError: an action was invalid, or a reward is outside the range of the loss.
         """
         self.env.check()
         require_rewards_in_range(int(self._out_of_range_rewards), self.env.spec.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the environments' state and the counts that are not reported yet."""
+        """Returns the environments' state and the counts since the last report."""
         return {
             "env": self.env.state_dict(),
             "finished": self._finished,
@@ -250,7 +249,7 @@ class Rollout(Observer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state_dict`, in the middle of its episodes where environments can, after the rings."""
+        """Restores a `state_dict` after the rings; environments that can do so continue within their episodes."""
         self.env.load_state_dict(state["env"])
         for ring in self.rings.values() if self.env.restarts else ():
             ring.end_episodes()
@@ -259,13 +258,13 @@ class Rollout(Observer):
 
     def _shown(self) -> dict[str, Tensor]:
         env = self.env
-        # features that all rows share need no copy of their own
+        # features that all rows share are not copied
         features = env.features if env.spec.candidates else None
         shown = {"observation": env.observation, "mask": env.mask, "features": features, "present": env.in_game}
         return {name: tensor for name, tensor in shown.items() if tensor is not None}
 
     def before(self) -> None:
-        """Keeps what the policies see."""
+        """Copies the observation columns."""
         for name, now in self._shown().items():
             self._seen[name].copy_(now)
 
@@ -297,10 +296,10 @@ class Rollout(Observer):
 
 
 def require_rewards_in_range(count: int, environment: str) -> None:
-    """Refuses rewards outside [0, 1], for which cross-entropy is not defined.
+    """Checks that no rewards are outside [0, 1], for which cross-entropy is not defined.
 
     Raises:
-        SimulationError: there are some.
+        SimulationError: `count` is not 0.
     """
     if count:
         expected = "numbers from 0 to 1 for rl.q_network_loss bce_with_logits"
@@ -309,12 +308,12 @@ def require_rewards_in_range(count: int, environment: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSchedule:
-    """When environments step and when the learner does.
+    """Schedule of environment steps and optimizer steps.
 
     Attributes:
-        num_envs: over all ranks.
-        warmup: steps of every environment by uniform draws before learning.
-        steps: the steps of every environment in a rollout.
+        num_envs: number of environments over all ranks.
+        warmup: steps of every environment with uniform draws before learning.
+        steps: steps of every environment in a rollout.
         updates: optimizer steps after each rollout.
         num_updates: optimizer steps of the run.
         beta: exponent of importance weights at the start; 1 at the end.
@@ -333,15 +332,15 @@ class UpdateSchedule:
 
 
 class RolloutSource:
-    """Batches of simulated transitions for this rank: of each type that learns, as many rows.
+    """Batches of simulated transitions for this rank, with the same number of rows for each type that learns.
 
     Args:
-        rollout: collects them.
+        rollout: collects the transitions.
         exploration: share of uniform draws over time.
-        schedule: when to collect.
+        schedule: schedule of environment steps.
         rows: number of rows of this rank's minibatch.
-        scale: what a ring's weights, importance over rows, are multiplied by to be shares of an optimizer step's loss.
-        transform: raw features to what the network reads.
+        scale: factor that turns a ring's weights into shares of an optimizer step's loss.
+        transform: maps raw features to the network's input.
     """
 
     def __init__(
@@ -366,7 +365,7 @@ class RolloutSource:
         self._warm = False
 
     def collect(self, step: int) -> None:
-        """Steps the environments if the schedule wants it before optimizer step `step`."""
+        """Steps the environments if they are due before optimizer step `step`."""
         schedule = self._schedule
         self._step = step
         if not self._warm:
@@ -379,7 +378,7 @@ class RolloutSource:
         self._beta.fill_(schedule.beta + (1 - schedule.beta) * step / max(schedule.num_updates, 1))
 
     def __next__(self) -> Any:
-        """Returns a TransitionBatch, or one by the name of each type that learns where there are several types."""
+        """Returns a TransitionBatch or, with several types of agents, a batch for each type that learns, by name."""
         drawn = {name: ring.sample(self._rows, beta=self._beta) for name, ring in self.rollout.rings.items()}
         self._index = {name: sample.index for name, sample in drawn.items()}
         batches: dict[str, Any] = {name: self._transform(sample.batch, self._scale) for name, sample in drawn.items()}
@@ -399,8 +398,8 @@ class RolloutSource:
 
         Args:
             states: states of all ranks that saved.
-            rank: present rank.
-            world: present number of ranks.
+            rank: current rank.
+            world: current number of ranks.
         """
         envs = sum(int(state["rollout"]["env"]["identity"][0]) for state in states)
         return regrouped(states, rank, envs * rank // world, envs * (rank + 1) // world)
@@ -426,7 +425,7 @@ class RolloutSource:
 
 
 def ring_key(name: str) -> str:
-    """Returns under which key a source's state has the ring of a type."""
+    """Returns the key of a type's ring in a source's state."""
     return f"ring.{name}".removesuffix(".")
 
 
@@ -437,14 +436,14 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
         states: the states of all ranks that saved, whose environments follow each other by global number.
         rank: number of the rank; it continues the draws of the saved rank with that number, if there was one.
         first: global number of its first environment.
-        stop: the number after that of its last environment.
+        stop: global number after its last environment.
     """
     rollouts = [state["rollout"] for state in states]
     envs = [rollout["env"] for rollout in rollouts]
     saved = sum(int(env["identity"][0]) for env in envs)
 
     def part(tensors: Sequence[Tensor], axis: int) -> Tensor:
-        """Returns the rows of the environments along an axis that has one or more rows of each."""
+        """Returns the environments' rows along an axis with one or more rows per environment."""
         rows = sum(tensor.shape[axis] for tensor in tensors) // saved
         return _slice(tensors, axis, first * rows, stop * rows)
 
@@ -454,7 +453,7 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
     rings = {}
     for key in (key for key in states[0] if key.split(".")[0] == "ring"):
         every = [state[key] for state in states]
-        rings[key] = {  # what has one dimension is the same on all ranks, but for those below
+        rings[key] = {  # tensors of one dimension are the same on all ranks, except those below
             name: part([each[name] for each in every], 1) if value.dim() > 1 else value
             for name, value in every[0].items()
             if name != "generator"
@@ -471,7 +470,7 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
 
 
 def partitioned_count(states: Sequence[dict[str, Any]], rank: int, name: str) -> Tensor:
-    """Returns a rank's part of a count that ranks sum up: that of all rollouts for rank 0, zeros for the others."""
+    """Returns a rank's part of a count that ranks sum up: the total for rank 0, zeros for the others."""
     total = torch.stack([state["rollout"][name] for state in states]).sum(0)
     return torch.zeros_like(total) if rank else total
 

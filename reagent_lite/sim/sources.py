@@ -1,7 +1,7 @@
-"""Kernel sources: where they lie, which environments there are, and the text that is compiled.
+"""Kernel sources: their files, the known environments, and the text that is compiled.
 
-name or path ──find_environment──► file ┬─read_sources──────► every text it is built from, for the cache's key
-                                        └─compilation_unit──► the few lines that a compiler is given
+name or path ──find_environment──► file ┬─read_sources──────► all source texts, for the cache's key
+                                        └─compilation_unit──► the few lines that the compiler gets
 """
 
 import hashlib
@@ -35,10 +35,10 @@ def known_environments() -> tuple[str, ...]:
 
 
 def find_environment(name_or_path: str) -> Path:
-    """Returns the file of an environment, named as one of ours or by the path of a `.cuh` file.
+    """Returns the file of an environment of this package, or of the path of a `.cuh` file.
 
     Raises:
-        SimulationError: there is none; names the known ones and the nearest.
+        SimulationError: there is none; the error names the known ones and the nearest.
     """
     if "/" in name_or_path or name_or_path.endswith(".cuh"):
         file = Path(name_or_path).expanduser().resolve()
@@ -56,7 +56,7 @@ def find_environment(name_or_path: str) -> Path:
             "simulation.env",
             f"one of {', '.join(names)}",
             repr(name_or_path),
-            f"{hint}An environment of your own is named by the path of its .cuh file, one in Python by gymnasium:name",
+            f"{hint}For your own environment give the path of its .cuh file, or gymnasium:name if it is in Python",
         )
     )
 
@@ -70,8 +70,8 @@ def _plain(name: str) -> str:
 def read_sources(environment: Path) -> dict[str, str]:
     """Returns {name: text} of every file that an environment is compiled from.
 
-    Names are relative to our kernels or to the environment's folder. An `#include "..."` leads to a file beside
-    the including one or among our kernels.
+    Names are relative to the folder of kernels or to the environment's folder. An `#include "..."` is a file beside
+    the including one or among the kernels.
 
     Raises:
         SimulationError: a file cannot be read as text.
@@ -97,9 +97,9 @@ def read_sources(environment: Path) -> dict[str, str]:
 
 
 def include_advice(environment: Path) -> str:
-    """Returns advice for an environment that does not compile: which library headers to remove; "" if it has none."""
+    """Returns advice for an environment that does not compile: the library headers to remove; "" if it has none."""
     headers = [name for text in read_sources(environment).values() for name in _LIBRARY.findall(text)]
-    return f"Do without {', '.join(headers)}: an environment has the functions of port.cuh alone" if headers else ""
+    return f"Remove {', '.join(headers)}: an environment may use only the functions of port.cuh" if headers else ""
 
 
 def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
@@ -123,12 +123,12 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
 
 
 def built_from(environment: Path, parameters: dict[str, float], *, machinery: bool = True) -> tuple[str, ...]:
-    """Returns every text that decides what an environment does; paths are left out, so that checkouts share a cache.
+    """Returns all texts that determine an environment's behaviour; without paths, so that checkouts share a cache.
 
     Args:
         environment: its file.
         parameters: constants of the dynamics that replace the file's own.
-        machinery: whether the headers that all environments are compiled with are among them.
+        machinery: whether to include the headers that all environments are compiled with.
 
     Raises:
         SimulationError: see `read_sources` and `compilation_unit`.
@@ -140,9 +140,9 @@ def built_from(environment: Path, parameters: dict[str, float], *, machinery: bo
 
 
 def identity(config: EnvironmentConfig, *more: str) -> str:
-    """Returns the sha256 that identifies an environment: of its own sources, constants, time limit and the like.
+    """Returns the sha256 that identifies an environment: of its sources, constants, time limit and similar settings.
 
-    The headers that all environments share are not part of it: within a release a change of them goes unnoticed, even
+    The headers that all environments share are not part of it: a change of them is not noticed within a release, even
     if environments then behave differently. For Gymnasium, its release is used instead of sources.
 
     Raises:
@@ -157,7 +157,7 @@ def identity(config: EnvironmentConfig, *more: str) -> str:
 
 
 def origin(config: EnvironmentConfig, spec: EnvSpec, actions: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what a file of episodes says about where they come from, as JSON.
+    """Returns the origin of simulated episodes, as JSON for the file that has them.
 
     Args:
         config: the config of the environment.
@@ -183,10 +183,10 @@ def _literal(name: str, value: float) -> str:
 
 
 def require_parameters(given: dict[str, float], spec: EnvSpec) -> None:
-    """Refuses parameters that the environment does not have.
+    """Checks that the environment has the given parameters.
 
     Raises:
-        SimulationError: one per unknown name, with the known ones.
+        SimulationError: some are unknown; the error has the known ones.
     """
     places = {f"{name}[{k}]" for name, size in spec.parameter_lists.items() for k in range(size)}
     lists = [f"{name} (a list of {size})" for name, size in spec.parameter_lists.items()]

@@ -39,12 +39,12 @@ class EnvSpec:
 
     Attributes:
         name: the name of the environment, the stem of its file.
-        num_actions: K, or the most candidates a step offers.
+        num_actions: K, or the largest number of candidates of a step.
         observation_size: S.
-        time_limit: steps until truncation unless the config sets another; 0 where the config has to set one.
-        action_feature_size: F, features of a choice for parametric learning.
-        agents: A, the agents of an environment, which act at the same time.
-        threads_per_env: threads of a GPU that share an environment; above 1, with many agents, they are a block.
+        time_limit: steps until truncation unless the config sets a limit; 0 if the config has to set it.
+        action_feature_size: F, number of features of a choice for parametric learning.
+        agents: A, number of agents of an environment, which act at the same time.
+        threads_per_env: number of GPU threads of an environment; if more than 1, with many agents, they form a block.
         candidates: whether choices and their features differ from step to step.
         masked: whether fixed actions may be forbidden in some states.
         action_bytes: width of an action id, 1 or 4.
@@ -94,11 +94,11 @@ class EnvSpec:
             parameters: constants of the dynamics in use, in order.
             action_features: [K * F].
             agent_types: [A].
-            observed: floats that the environment wrote as an observation.
+            observed: number of floats that the environment wrote as an observation.
 
         Raises:
-            SimulationError: names that do not tell actions or types apart, an agent of a type without a name, or an
-                observation of another size.
+            SimulationError: names of actions or types are not unique, an agent's type has no name, or an observation
+                has another size.
         """
         raise_any(list(self._problems(agent_types, observed)), SimulationError)
         size = self.action_feature_size
@@ -109,7 +109,7 @@ class EnvSpec:
     def _problems(self, agent_types: list[int], observed: int) -> Iterator[Problem]:
         for what, names in (("ACTION_NAMES", self.action_names), ("AGENT_TYPES", self.agent_type_names)):
             if len(set(names)) < len(names) or not all(names):
-                yield Problem(f"{what} of {self.name}", "a name for each, no two alike", ", ".join(map(repr, names)))
+                yield Problem(f"{what} of {self.name}", "a unique name for each", ", ".join(map(repr, names)))
         if not all(map(_TYPE_NAME.fullmatch, self.agent_type_names)):
             expected = "names of letters, digits, spaces, '.', '-' and '_'"
             yield Problem(f"AGENT_TYPES of {self.name}", expected, ", ".join(map(repr, self.agent_type_names)))
@@ -134,7 +134,7 @@ class EnvSpec:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that a step of one environment reads and writes, without what it shows and offers."""
+        """Bytes that a step of one environment reads and writes, without observations, masks and features."""
         state = 8 * self.state_words
         episode = 4
         step_count = 8

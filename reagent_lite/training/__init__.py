@@ -1,1 +1,1 @@
-"""The loop, its metrics, its progress and its checkpoint."""
+"""The training loop, its metrics, signals and checkpoints."""

@@ -1,7 +1,7 @@
-"""CUDA graphs: work on fixed buffers is recorded once and replayed without the host's launches.
+"""CUDA graphs: work on fixed buffers is recorded once and replayed without launches from the host.
 
-Before that torch.compile may join its kernels. What changes between replays (counters, epsilon, learning rate, the
-head of a ring) lives in device memory.
+torch.compile may fuse its kernels before. Values that change between replays (counters, epsilon, learning rate, the
+head of a ring) are in device memory.
 https://docs.pytorch.org/docs/stable/torch.compiler.html
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -27,30 +27,31 @@ _WAITS = "called a synchronizing CUDA operation"
 
 
 def eager(work: Callable[[], None]) -> Callable[[], None]:
-    """Returns the work as it is: what runs on a CPU."""
+    """Returns the work unchanged; used on a CPU."""
     return work
 
 
 @functools.cache
 def can_compile(device: torch.device) -> bool:
-    """Returns whether torch.compile makes kernels for a device here; if it cannot, a warning says why."""
+    """Returns whether torch.compile works for a device on this machine; if not, a warning has the reason."""
     try:
         torch.compile(lambda tensor: tensor + 1)(torch.zeros(1, device=device))
     except Exception as error:  # no Triton, no C compiler, no header files of Python: each library has its own errors
-        todo = "Updates have more kernels without it; a C compiler and Python's header files are often what is missing"
+        todo = "Updates have more kernels without it. Often a C compiler or Python's header files are missing"
         logger.warning(Problem("torch.compile", f"kernels for {device}", first_line(error), todo))
         return False
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of marks for profilers that it leaves out
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns about markers for profilers that it removes
     return True
 
 
 class Captured:
     """Work that is run a few times, then recorded, then replayed.
 
-    If it waits for the device in its last run before that, it stays as it is, and a warning names the call.
+    If the work waits for the device in the last run before the recording, it is not recorded, and a warning names the
+    call.
 
     Args:
-        work: reads and writes buffers that stay where they are, and never waits for the device.
+        work: reads and writes buffers with fixed addresses, and never waits for the device.
         key: key of the config that turns graphs off.
     """
 
@@ -61,7 +62,7 @@ class Captured:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Does the work once on the current stream.
+        """Runs the work once on the current stream.
 
         Raises:
             SimulationError: the work cannot be recorded.
@@ -75,7 +76,7 @@ class Captured:
         elif self._runs == _WARM_UPS:
             if waits := _waits_of(self._work):
                 expected = "no call that waits for the GPU, so that the work can be replayed as a CUDA graph"
-                todo = f"Kernels are launched one by one instead, which {self._key} false asks for"
+                todo = f"Kernels are launched one by one instead; set {self._key} to false to silence this warning"
                 logger.warning(Problem(waits[0], expected, f"{len(waits)} of them", todo))
                 self._replay = self._work
         else:
@@ -101,7 +102,7 @@ class Captured:
 
 
 def _waits_of(work: Callable[[], None]) -> list[str]:
-    """Does the work and returns the lines of its calls that wait for the device."""
+    """Runs the work and returns the lines of its calls that wait for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -119,11 +120,11 @@ def _waits_of(work: Callable[[], None]) -> list[str]:
 
 
 class FixedBatches:
-    """Batches of a source in buffers that stay where they are, which a graph reads.
+    """Batches of a source in buffers with fixed addresses, which a graph can read.
 
     Args:
         source: batches of at most `rows` rows of named actions.
-        rows: rows of each batch here; those that the source does not fill have weight 0.
+        rows: number of rows of each batch here; rows that the source does not fill have weight 0.
     """
 
     def __init__(self, source: BatchSource, rows: int) -> None:
@@ -134,7 +135,7 @@ class FixedBatches:
     def fill(self) -> None:
         """Copies the source's next batch into the buffers."""
         batch = next(self._source)
-        if self._batch is None:  # every row is one of the source: what has weight 0 is a number, too
+        if self._batch is None:  # all rows come from the source, so that rows of weight 0 are finite as well
             self._batch = self._buffers(batch)
         self._batch.weight.zero_()
         for buffer, rows in zip(_tensors(self._batch), _tensors(batch), strict=True):

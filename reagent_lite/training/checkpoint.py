@@ -1,4 +1,4 @@
-"""Checkpoints without pickle: tensors in safetensors, everything else JSON, sealed by a manifest, visible by rename.
+"""Checkpoints without pickle: tensors in safetensors, the rest in JSON, with a manifest, made visible by a rename.
 
  every rank                          rank 0, the only one that writes
  own tensors ─► one rank at a time ─► checkpoints/step_000210/  rank_0000.safetensors, rank_0001.safetensors, …
@@ -8,7 +8,7 @@
 
  LATEST: a hint for people    quarantine_step_000110/: damaged, kept for inspection    .step_000130.77.tmp/: unfinished
 
-A failure on the way leaves the checkpoint before it, and a run that goes on.
+If this fails, the previous checkpoint is kept and the run continues.
 """
 
 import json
@@ -47,7 +47,7 @@ EVALUATORS = "evaluators.safetensors"
 _EVALUATORS_BEFORE = "judge.safetensors"  # before release 0.2
 LATEST = "LATEST"
 _SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
-_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: tensors that swap places show
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: swapped tensors change the checksum
 
 Tree = dict[str, Any]
 """Nested dictionaries whose leaves are tensors and numbers."""
@@ -100,7 +100,7 @@ def read_state(data: bytes, folder: Path) -> Tree:
     """Returns the document of state.json.
 
     Raises:
-        BundleError: it is not that of a run.
+        BundleError: it is not the state of a run.
     """
     try:
         _State.model_validate_json(data)
@@ -129,7 +129,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def fitting(folder: Path) -> Iterator[None]:
-    """Turns errors about tensors of a checkpoint that are missing, or of another shape, into a BundleError."""
+    """Turns errors about missing tensors of a checkpoint, or tensors of another shape, into a BundleError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError, SafetensorError) as error:
@@ -138,12 +138,12 @@ def fitting(folder: Path) -> Iterator[None]:
 
 
 def rank_file(rank: int) -> str:
-    """Returns the name of the file that holds what one rank had for itself."""
+    """Returns the name of the file with the state that only one rank has."""
     return f"rank_{rank:04d}.safetensors"
 
 
 class CheckpointFolder:
-    """The checkpoints of a run on rank 0's disk, in the order in which they were written, not of their steps.
+    """The checkpoints of a run on rank 0's disk, in the order in which they were written, not by step.
 
     Args:
         folder: the run's checkpoints folder; it need not exist.
@@ -154,7 +154,7 @@ class CheckpointFolder:
         self._damaged: list[tuple[str, str]] = []
 
     def tidy(self) -> None:
-        """Removes unfinished checkpoints of killed runs, and puts back one that was moved aside."""
+        """Removes unfinished checkpoints of killed runs, and restores one that was moved aside."""
         for path in [*self.folder.glob(".step_*.tmp"), *self.folder.glob(".step_*.old")]:
             target = self.folder / path.name.split(".")[1]
             if path.suffix == ".old" and not target.exists():
@@ -168,12 +168,12 @@ class CheckpointFolder:
         return [path.name for path in sorted(written, key=_order, reverse=True)]
 
     def unfinished(self) -> Tree | None:
-        """Returns state.json and `name` of the newest whole checkpoint of a run that has not ended.
+        """Returns state.json and `name` of the newest complete checkpoint of a run that has not ended.
 
-        Damaged ones stay where they are until `set_damaged_aside` is called.
+        Damaged ones are not moved until `set_damaged_aside` is called.
 
         Raises:
-            BundleError: there are checkpoints, and none that can be read is whole.
+            BundleError: there are checkpoints, but none that can be read is complete.
         """
         ended = set()
         damaged = list[tuple[str, str]]()
@@ -191,19 +191,19 @@ class CheckpointFolder:
                 newest = {**state, "name": name}
                 break
         if damaged and not newest and not ended:  # starting over would discard what may still be repaired
-            expected = "a whole checkpoint of the unfinished run"
+            expected = "a complete checkpoint of the unfinished run"
             todo = "Check the disk, restore a copy, or start over with --set checkpoint.resume=false"
             raise BundleError([Problem(str(self.folder / name), expected, reason, todo) for name, reason in damaged])
         self._damaged = damaged
         return newest
 
     def set_damaged_aside(self, since: str | None) -> None:
-        """Renames the damaged checkpoints that `unfinished` met, and warns of each.
+        """Renames the damaged checkpoints that `unfinished` found, and warns about each.
 
         Args:
             since: name of the checkpoint from which the run continues, or None.
         """
-        instead = f"continuing from {since}" if since else "there is no other of an unfinished run"
+        instead = f"continuing from {since}" if since else "there is no other checkpoint of an unfinished run"
         for name, reason in self._damaged:
             aside = self._set_aside(self.folder / name)
             logger.warning(f"checkpoint {name} is damaged ({reason}): set aside as {aside}; {instead}")
@@ -224,7 +224,7 @@ class CheckpointFolder:
             within: the run's folder, which must stay the same.
 
         Raises:
-            OSError: the disk is full or fails, or the folder is away; nothing has changed then.
+            OSError: the disk is full or fails, or the folder is not mounted; nothing has changed.
             BundleError: the bytes read back differ from those written; the checkpoint has been set aside.
         """
         target = self.folder / name
@@ -236,17 +236,17 @@ class CheckpointFolder:
         except BundleError:
             self._set_aside(target)
             raise
-        # the checkpoint is complete; only people read the hint
+        # the checkpoint is complete; the hint is only for people
         with suppress(OSError), appearing_file(self.folder / LATEST, within=within) as stream:
             stream.write(name.encode() + b"\n")
 
     def keep_only(self, names: list[str]) -> None:
-        """Removes all checkpoints but these."""
+        """Removes all checkpoints except these."""
         for name in set(self.names()).difference(names):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def finish(self, name: str, within: FolderIdentity) -> None:
-        """Marks a checkpoint as the end of its run; its other files stay the same bytes. See `adding`."""
+        """Marks a checkpoint as the end of its run; its other files do not change. See `adding`."""
         folder = self.folder / name
         state = json.loads((folder / STATE).read_bytes())
         with self.adding(name, read_document(folder, CHECKPOINT), within) as temporary:
@@ -274,7 +274,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _order(folder: Path) -> tuple[int, int]:
-    """Returns a checkpoint's serial number and its step, by which checkpoints of equal number are ordered."""
+    """Returns a checkpoint's serial number and its step; the step orders checkpoints of equal serial number."""
     try:
         serial = read_document(folder, CHECKPOINT).get("serial", 0)
     except (BundleError, OSError):
@@ -288,9 +288,9 @@ class Checkpoints:
     """Writes a run's checkpoints; every rank has one and calls it at the same steps.
 
     Args:
-        folder: where they are; only rank 0 looks at it.
+        folder: folder of the checkpoints; only rank 0 accesses it.
         group: the ranks.
-        running: what is saved.
+        running: state that is saved.
         document: further entries of each state.json; `run` and `serial` are among them.
         keep: number of checkpoints of this run that are kept.
         since: name of the checkpoint from which this process continued, or None.
@@ -328,7 +328,7 @@ class Checkpoints:
         """Saves the run between two steps; every rank calls it.
 
         Returns:
-            What went wrong, the same on every rank, or "".
+            The reason of a failure, the same on every rank, or "".
         """
         step = self.running.position.step
         if self._step == step:
@@ -351,14 +351,14 @@ class Checkpoints:
                          bytes ────────► gather_bytes      one rank at a time; rank 0 writes each as it comes
                          wait ◄───────── broadcast_text    whether it was written
 
-        All ranks take part in each of the three, even if rank 0 has failed meanwhile.
+        All ranks take part in all three, even if rank 0 has failed.
         """
         group = self.group
         data = save(flat(own_state(self.running, group)))
         need = sum(group.all_gather(len(data)))
         parts = group.gather_bytes(data)
         failure = self._write(name, need, parts) if group.is_first else ""
-        for _ in parts:  # on rank 0: what a failed write has left; on others: sends this rank's part
+        for _ in parts:  # rank 0: receives the parts left by a failed write; others: send their part
             pass
         return group.broadcast_text(failure)
 
@@ -366,7 +366,7 @@ class Checkpoints:
         """Marks the newest checkpoint as the end of its run; rank 0 calls it once the model is written.
 
         Returns:
-            What went wrong, or "".
+            The reason of a failure, or "".
         """
         assert self.latest is not None
         assert self._output is not None
@@ -378,7 +378,7 @@ class Checkpoints:
         return ""
 
     def _write(self, name: str, need: int, parts: Iterator[bytes]) -> str:
-        """Writes all files and returns ""; on a failure nothing has changed, and the reason is returned."""
+        """Writes all files and returns "", or changes nothing and returns the reason of the failure."""
         assert self._output is not None
         folder = self._folder.folder
         try:
@@ -388,7 +388,7 @@ class Checkpoints:
             folder.mkdir(exist_ok=True)
             free = shutil.disk_usage(folder).free
             if free < need:
-                return f"it needs {need:,} bytes, and {free:,} are free in {folder}"
+                return f"it needs {need:,} bytes, but only {free:,} are free in {folder}"
             head = {"step": self.running.position.step, "serial": self._serial + 1}
             with self._folder.adding(name, head, self._output) as temporary:
                 for file, data in files.items():
@@ -425,19 +425,19 @@ class Checkpoints:
 
 
 def _older(folder: CheckpointFolder, name: str, group: Group) -> list[str]:
-    """Returns the names of older checkpoints, the oldest first; on other ranks than 0, nothing."""
+    """Returns the names of older checkpoints, the oldest first; empty on ranks other than 0."""
     names = folder.names() if group.is_first else [name]
     return names[names.index(name) + 1 :][::-1]
 
 
 class CheckpointSchedule:
-    """After each step on every rank: ranks agree, compare parameters, save, and end together when a signal asks.
+    """Work after each step on every rank: agree, compare parameters, save, and end together after a signal.
 
     Args:
-        config: when to save.
-        waits: how long ranks wait for each other, and how often they compare parameters.
+        config: schedule of checkpoints.
+        waits: time for which ranks wait for each other, and the interval at which they compare parameters.
         checkpoints: the run's checkpoints.
-        signal: asks the run to end.
+        signal: signal that asks the run to end.
     """
 
     def __init__(
@@ -459,11 +459,11 @@ class CheckpointSchedule:
         self._set_standing()
 
     def after_step(self) -> None:
-        """Saves and compares when it is due.
+        """Saves the run and compares parameters when they are due.
 
         Raises:
-            Preempted: some rank was asked to end; the run was saved if it could be, and all ranks end here.
-            PeerError: ranks hold different parameters.
+            Preempted: a rank was asked to end; the run was saved if possible, and all ranks end.
+            PeerError: ranks have different parameters.
         """
         done = self._running.position.step
         due = time.monotonic() - self._saved_at >= self._every_seconds
@@ -476,7 +476,7 @@ class CheckpointSchedule:
             require_equal(self._running.learner, self._group, done)
 
     def stop(self) -> NoReturn:
-        """Saves between two steps what can be saved and ends the run, as all ranks have agreed.
+        """Saves the run if possible and ends it between two steps, as all ranks have agreed.
 
         Raises:
             Preempted: always.
@@ -499,7 +499,7 @@ class CheckpointSchedule:
         failure = self._save()
         if failure:
             where = "checkpoint at the end of training"
-            todo = "Correct that and run the same command again"
+            todo = "Fix this and run the same command again"
             raise CheckpointError(
                 Problem(where, "free space on a working disk", failure, f"{todo}; {self._signal.standing}")
             )
@@ -569,7 +569,7 @@ def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], Tree]:
                 tensors[f"{index}.{name}"] = value.detach().cpu().contiguous().clone()
             else:
                 numbers.setdefault(str(index), {})[name] = value
-    # a learning rate that CUDA graphs read is a tensor
+    # the learning rate is a tensor if CUDA graphs read it
     groups = [
         {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
         for group in whole["param_groups"]
@@ -602,7 +602,7 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     """Compares a module between ranks; every rank calls it, and all raise or none.
 
     Raises:
-        PeerError: some ranks hold other values than the majority, or than rank 0 where there is no majority.
+        PeerError: some ranks have other values than the majority, or than rank 0 if there is no majority.
     """
     sums = group.all_gather(checksum(module))
     counts = Counter(sums)
@@ -613,5 +613,5 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     others = ", ".join(str(rank) for rank, value in enumerate(sums) if value != right)
     alike = ", ".join(str(rank) for rank, value in enumerate(sums) if value == right)
     got = f"parameters differ between ranks: {others} from {alike}"
-    todo = "Memory or a kernel of one of them is faulty; the previous checkpoint is good"
+    todo = "Memory or a kernel of one of them is faulty; the previous checkpoint is intact, run the same command again"
     raise PeerError(Problem(f"step {step}", "the same parameters on all ranks", got, todo))

@@ -1,4 +1,4 @@
-"""The loop: batch, loss, gradient, step, target. Nothing waits for the device between a batch and the optimizer."""
+"""The training loop. Nothing waits for the device between a batch and the optimizer's step."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -45,9 +45,9 @@ class Optimization:
 
     Attributes:
         optimizer: over the learner's trainable parameters.
-        schedule: stepped once an epoch, or None for a fixed learning rate.
+        schedule: stepped once per epoch, or None for a fixed learning rate.
         clip_norm: largest norm of a gradient, or None.
-        clipped: parameters whose gradients have one norm: those of each learner.
+        clipped: groups of parameters whose gradients are clipped by their joint norm, one for each learner.
     """
 
     optimizer: Optimizer
@@ -60,7 +60,7 @@ class Optimization:
         self._update = self.optimizer.step
 
     def compile(self) -> None:
-        """Compiles the optimizer's step, in place of its own fused kernel, which is slow for few parameters."""
+        """Compiles the optimizer's step; its own fused kernel is slow for few parameters."""
         for group in self.optimizer.param_groups:
             if group.get("fused"):
                 group.update(fused=False, foreach=True)
@@ -76,7 +76,7 @@ class Optimization:
 
     @property
     def learning_rate(self) -> float:
-        """The present learning rate."""
+        """The current learning rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def progress(self) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ class StepReport:
         end_of_epoch: whether a pass has just been completed.
         rows: rows read by all ranks since the start.
         metrics: means over steps and ranks, and times.
-        seconds: since the last report, without what hooks did to report it.
+        seconds: seconds since the last report, without the time that hooks took to report.
     """
 
     step: int
@@ -139,22 +139,22 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores such a state."""
+        """Restores a `state_dict`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Everything of a run that changes while it learns.
+    """The state of a run that changes while it learns.
 
     Attributes:
-        learner: forward(batch) -> (loss, metrics), row_errors and after_step(); all its tensors, target networks and
-            running statistics included, are its state.
+        learner: forward(batch) -> (loss, metrics), row_errors and after_step(); its state are all its tensors,
+            including target networks and running statistics.
         optimization: moments, counts, learning rates.
         source: batches of this rank.
         evaluators: models fitted so far, the same on all ranks.
         position: steps and rows done, and sums since the last report.
-        reported: returns, as JSON, what was reported so far; called when a checkpoint is written.
+        reported: returns the state of the reports so far, as JSON; called when a checkpoint is written.
     """
 
     learner: nn.Module
@@ -166,10 +166,10 @@ class Running:
 
 
 class Hooks:
-    """Called around the steps of a run on every rank; these methods do nothing."""
+    """Callbacks around the steps of a run on every rank; the methods of this class do nothing."""
 
     def before_step(self, step: int) -> None:
-        """Called with the number of the step that follows; a simulation collects experience here."""
+        """Called with the number of the next step; a simulation collects experience here."""
 
     def report(self, report: StepReport) -> None:
         """Called at the end of each epoch, and every `every_steps` steps."""
@@ -194,11 +194,11 @@ def fit(
     """Trains from the run's position to the plan's last step and keeps the position up to date.
 
     Args:
-        running: learner, optimizer and batches, minibatches_per_step of them a step.
-        plan: number of steps.
+        running: learner, optimizer and batches, of which each step takes minibatches_per_step.
+        plan: number and size of steps.
         group: averages gradients and metrics over ranks.
         hooks: called around the steps.
-        every_steps: reports between the ends of epochs, or None.
+        every_steps: number of steps between reports within an epoch, or None.
         capture: turns an update on fixed buffers into one that is replayed on the device.
     """
     optimization = running.optimization
@@ -270,7 +270,7 @@ class _Step:
 
 
 class _Clock:
-    """Host seconds since the last restart, in all and by stage; on a GPU a stage's are the time to queue its work."""
+    """Host seconds since the last restart, total and by stage; on a GPU a stage's time is that to queue its work."""
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}

@@ -94,13 +94,13 @@ class Conclusion:
 
 
 class Sink:
-    """Receives the figures of a run inside a `with` block; derive from it and override what you need."""
+    """Receives the figures of a run inside a `with` block; subclasses override the methods they need."""
 
     def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Receives the scalars of a step; a value that is not finite is None."""
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Receives what the run came to, after its last scalars."""
+        """Receives the outcome of the run, after its last scalars."""
 
     def keep(self) -> None:
         """Makes durable what was written so far.
@@ -115,13 +115,13 @@ class Sink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the sink; an error says that the run has not finished."""
+        """Closes the sink; after an error the run is not marked as finished."""
 
 
 class _FileSink(Sink):
-    """A file that grows by whole records. Those that a disk refuses are kept and written before the next ones.
+    """A file to which whole records are appended. If a disk refuses records, they are kept and written before the next.
 
-    After an error the file is opened again by its name, as what was open before a share was unmounted stays unusable.
+    After an error the file is opened again by name, as a file that was open when a share was unmounted stays unusable.
     """
 
     def __init__(self, file: Path) -> None:
@@ -140,7 +140,7 @@ class _FileSink(Sink):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # a run that has learned everything has called `keep`
+        with suppress(OSError):  # a finished run has already called `keep`
             self._flush()
         with suppress(OSError):
             self._stream.close()
@@ -162,7 +162,7 @@ class _FileSink(Sink):
             self._waiting.popleft()
 
     def _open_again(self) -> None:
-        stream = self._file.open("r+b", buffering=0)  # which makes no file below the mount point of a share
+        stream = self._file.open("r+b", buffering=0)  # creates no file below the mount point of an unmounted share
         with suppress(OSError):
             self._stream.close()
         self._stream = stream
@@ -173,7 +173,7 @@ class _FileSink(Sink):
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Notes an error of the block, and cuts off the record of which only a part was written."""
+        """Records an error of the block, and truncates a record that was only partly written."""
         try:
             yield
         except OSError:
@@ -184,7 +184,7 @@ class _FileSink(Sink):
 
 
 class JsonLines(_FileSink):
-    """metrics.jsonl, one line a step.
+    """metrics.jsonl, with a line per step.
 
     Args:
         folder: the run's folder.
@@ -203,13 +203,13 @@ class JsonLines(_FileSink):
 
 
 class TensorBoard(_FileSink):
-    """A TensorBoard event file, by the extra `report`: scalars, hyperparameters, and the decision as text.
+    """A TensorBoard event file with scalars, hyperparameters, and the decision as text; needs the extra `report`.
 
     Args:
         folder: the run's folder.
-        run: id of the run, alike in all its starts.
+        run: id of the run, the same in all its starts.
         parameters: hyperparameters by name.
-        step: where the run continues; events of later steps, which an earlier start wrote, are dropped by readers.
+        step: step at which the run continues; readers drop events of later steps, which an earlier start wrote.
     """
 
     def __init__(self, folder: Path, run: str, parameters: Mapping[str, Scalar], *, step: int = 0) -> None:
@@ -222,7 +222,7 @@ class TensorBoard(_FileSink):
         name = f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{time.monotonic_ns()}"
         super().__init__(folder / "tensorboard" / name)
         self._add(file_version="brain.Event:2")
-        if step:  # readers drop what they have from the event's step on
+        if step:  # readers drop events from this event's step on
             self._add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self._add(summary=hparams_pb(parameters, trial_id=run))
 
@@ -251,7 +251,7 @@ class TensorBoard(_FileSink):
 def file_sinks(
     folder: Path, run: str, parameters: Mapping[str, Scalar], *, lines: int = 0, step: int = 0
 ) -> Iterator[Sink]:
-    """Yields the files of figures in a run's folder; TensorBoard's only with the extra `report`, else a log line."""
+    """Yields the files of figures in a run's folder; without the extra `report` none of TensorBoard, but a log line."""
     yield JsonLines(folder, lines=lines)
     if missing := lacking("report"):
         logger.info(f"tensorboard/ is not written: no {missing}. To have it, run: {install('report')}")
@@ -262,7 +262,7 @@ def file_sinks(
 class MetricsWriter(ExitStack):
     """Writes the figures of a run to all its sinks, which its `with` block closes; ranks other than 0 have none.
 
-    Lines that a disk refuses are kept and written later, so that a disk that is full for a moment ends no run.
+    Lines that a disk refuses are kept and written later, so that a disk that is briefly full does not end the run.
 
     Args:
         lines: see the attribute.
@@ -292,7 +292,7 @@ class MetricsWriter(ExitStack):
             sink.write(step, finite)
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Writes what the run came to."""
+        """Writes the outcome of the run."""
         for sink in self._sinks:
             sink.conclude(conclusion)
 
@@ -306,6 +306,6 @@ class MetricsWriter(ExitStack):
             sink.keep()
 
     def reported(self) -> dict[str, Any]:
-        """Calls `keep` and returns what a checkpoint holds: lines and figures."""
+        """Calls `keep` and returns lines and figures for a checkpoint."""
         self.keep()
         return {"lines": self.lines, "figures": self.figures}

@@ -1,6 +1,6 @@
-"""Continues a run from a checkpoint: found by rank 0, compared with the present config, sent to all ranks.
+"""Continues a run from a checkpoint: found by rank 0, compared with the current config, sent to all ranks.
 
-newest whole, unfinished ─► same learning config? same data? ─► position in the present plan ─► tensors to every rank
+newest complete, unfinished ► same learning config? same data? ─► position in the current plan ─► tensors to every rank
                               └ no: refused, with the keys       └ another plan: beginning of the epoch
 """
 
@@ -49,23 +49,23 @@ MAY_CHANGE = {
     "what follows it": ("tracking",),
     "whether its model is exported": ("publish_if",),
 }
-"""Keys, and sections, in which a run may differ from the unfinished one that it continues, by what they decide."""
+"""Keys and sections in which a run may differ from the unfinished run that it continues, by topic."""
 LENGTH = "epochs"
-"""May grow as well where all rows are logged; a simulation depends on the length of the run."""
+"""Keys that may also grow if all rows are logged; a simulation depends on the length of the run."""
 
 IDENTITY = {"data": "training_data_path", "env": "simulation.env"}
-"""Config keys of what a run learns from, by their names in state.json."""
+"""Config keys of the sources of a run, by their names in state.json."""
 
-_BEGIN_ANEW = "Give another model_output_path, or start over with --set checkpoint.resume=false"
+_BEGIN_ANEW = "Choose another model_output_path, or start over with --set checkpoint.resume=false"
 
 Files = dict[str, bytes]
 
 
 def read_on_first(group: Group, read: Callable[[], Files]) -> Files:
-    """Returns what `read` returns on rank 0, on every rank; every rank calls it.
+    """Returns rank 0's result of `read` on every rank; every rank calls it.
 
     Raises:
-        ReagentLiteError: what `read` raised on rank 0, on every rank alike.
+        ReagentLiteError: `read` raised it on rank 0; raised on every rank.
     """
     files: Files = {}
     head = ""
@@ -87,7 +87,7 @@ def find_unfinished(config: CheckpointConfig, folder: CheckpointFolder, group: G
     """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
 
     Args:
-        config: without `resume`, the first attempt removes existing checkpoints; later attempts continue it.
+        config: without `resume`, the first attempt removes existing checkpoints; later attempts continue the first.
         folder: read and tidied by rank 0.
         group: the ranks.
     """
@@ -105,12 +105,12 @@ def find_unfinished(config: CheckpointConfig, folder: CheckpointFolder, group: G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOrder:
-    """The order in which rows are read, in which a position is counted.
+    """The order in which rows are read; a run's position refers to it.
 
     Attributes:
-        order: everything that decides which rows a step reads, as JSON.
-        steps: steps of an epoch.
-        rows: rows of an epoch over all ranks.
+        order: all settings that determine the rows of a step, as JSON.
+        steps: number of steps of an epoch.
+        rows: number of rows of an epoch over all ranks.
     """
 
     order: dict[str, Any]
@@ -135,7 +135,7 @@ class History:
         group: the ranks.
         folder: the run's checkpoints, on rank 0's disk.
         state: state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
-        run: id of the run, alike in all its starts.
+        run: id of the run, the same in all its starts.
     """
 
     config: WorkflowConfig
@@ -150,12 +150,12 @@ class History:
 
         Raises:
             ConfigError: there is an unfinished run of another learning config.
-            BundleError: there are checkpoints, and none of them is whole.
+            BundleError: there are checkpoints, but none of them is complete.
         """
         checkpoints = CheckpointFolder(folder)
         state = find_unfinished(config.checkpoint, checkpoints, group)
         if state is not None:
-            if config.training.minibatch_size is None:  # it has followed the number of rows, and keeps what it was
+            if config.training.minibatch_size is None:  # the default follows the number of rows; the run keeps its size
                 config = config.with_minibatch(state["config"]["training"]["minibatch_size"])
             logged = bool(config.training_data_path) and not config.simulated_share
             require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)
@@ -176,16 +176,16 @@ class History:
         """Refuses to continue with other data.
 
         Args:
-            identity: sha256 of data and environment, by the keys of IDENTITY; "" where there is none.
+            identity: sha256 of data and environment, by the keys of IDENTITY; "" if there is none.
 
         Raises:
-            ConfigError: the data or the environment is not that of the checkpoint.
+            ConfigError: data or environment differ from those of the checkpoint.
         """
         saved: Mapping[str, str] = identity if self.state is None else self.state["identity"]
         problems = [
             Problem(
                 IDENTITY[name],
-                f"what the unfinished run of checkpoint {self.state['name']} has learned from (sha256 {value[:12]})",
+                f"the source of the unfinished run of checkpoint {self.state['name']} (sha256 {value[:12]})",
                 f"sha256 {identity[name][:12]}",
                 f"Restore it, {_BEGIN_ANEW[0].lower()}{_BEGIN_ANEW[1:]}",
             )
@@ -196,21 +196,21 @@ class History:
             raise ConfigError(problems)
 
     def position(self, order: ReadOrder, num_steps: int) -> RunPosition:
-        """Returns where the run continues, and logs it.
+        """Returns the position at which the run continues, and logs it.
 
         Args:
-            order: read order of the present run.
+            order: read order of the current run.
             num_steps: its number of steps.
 
         Raises:
-            ConfigError: the run would be shorter than it already is.
+            ConfigError: the run has already done more steps.
         """
         if self.state is None:
             return RunPosition()
         name = self.state["name"]
         step, rows, again = position_in(self.state, order)
         if step > num_steps:
-            expected = f"at least {-(-step // order.steps)}: the unfinished run of checkpoint {name} is there already"
+            expected = f"at least {-(-step // order.steps)}, the progress of the unfinished run of checkpoint {name}"
             raise ConfigError(Problem("epochs", expected, str(self.config.epochs)))
         repeated = counted(again, "row of an epoch is", "rows of an epoch are")
         note = f"; {repeated} read again, because the minibatches have changed" if again else ""
@@ -230,8 +230,8 @@ class History:
 
         Args:
             running: the run at its position.
-            order: read order of the present run.
-            partition: divides the source's states where the ranks or the order have changed.
+            order: read order of the current run.
+            partition: divides the source's states if the ranks or the order have changed.
             identity: as in `require_same`.
             versions: versions of the software.
         """
@@ -270,12 +270,12 @@ def completed(config: WorkflowConfig, saved: Tree) -> Tree:
     """Returns a saved config with the defaults of keys that did not exist when it was saved."""
     try:
         return resolved(type(config).model_validate_json(json.dumps(saved)))
-    except ValidationError:  # it has keys that no longer exist, which the comparison names
+    except ValidationError:  # it has keys that no longer exist; the comparison names them
         return saved
 
 
 def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name: str, *, may_grow: bool) -> None:
-    """Refuses to continue a run as another one.
+    """Checks that a run has the learning config of the checkpoint that it continues.
 
     Args:
         saved: resolved config of the checkpoint.
@@ -284,7 +284,7 @@ def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name
         may_grow: whether the run may become longer.
 
     Raises:
-        ConfigError: names every key in which the two differ.
+        ConfigError: the configs differ; the error names every such key.
     """
     free = [key for keys in MAY_CHANGE.values() for key in keys] + [LENGTH] * may_grow
     before, after = leaves(saved), leaves(now)
@@ -306,8 +306,8 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int]:
     """Returns step and rows at which a run continues, and the number of rows it reads again.
 
-    With the same order that is where it stopped. With another order a step reads other rows, and only the beginnings of
-    epochs correspond.
+    With the same order, the run continues at the step after the last one. With another order a step reads other rows,
+    and the run continues at the beginning of the epoch.
     """
     step = int(state["step"])
     rows = int(state["rows"])
@@ -329,9 +329,9 @@ def restore(
     Args:
         state: the state of a History.
         folder: read by rank 0.
-        running: takes everything but its position.
+        running: the run; its position is not loaded.
         group: the ranks.
-        partition: returns the state of a rank from the states of all ranks that saved; None where nothing changed.
+        partition: returns the state of a rank from the states of all ranks that saved; None if nothing has changed.
     """
     saved = folder.folder / state["name"]
     files = read_on_first(group, lambda: read_files(saved))
@@ -340,7 +340,7 @@ def restore(
         optimizer = running.optimization.optimizer
         load_optimizer(optimizer, load(files[OPTIMIZER]), state["optimizer"])
         for parameters, settings in zip(optimizer.param_groups, state["optimizer"]["groups"], strict=True):
-            if isinstance(parameters["lr"], Tensor):  # one that CUDA graphs read stays where it is
+            if isinstance(parameters["lr"], Tensor):  # CUDA graphs read this tensor: it keeps its address
                 parameters["lr"].fill_(settings["lr"])
             else:
                 parameters["lr"] = settings["lr"]
@@ -348,7 +348,7 @@ def restore(
         running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
 
     def own_states() -> Iterator[bytes]:
-        """Yields the states of this run's ranks; where they are as saved, one is in memory at a time."""
+        """Yields the states of this run's ranks; if they are unchanged, one at a time is in memory."""
         data = ((saved / rank_file(rank)).read_bytes() for rank in range(int(state["world"]["processes"])))
         if partition is None:
             yield from data
@@ -371,18 +371,18 @@ def restore(
 
 
 def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool) -> Tree:
-    """Returns the state of a rank where the ranks or the order have changed since it was saved.
+    """Returns the state of a rank if the ranks or the order have changed since it was saved.
 
     Args:
         states: states of all ranks that saved.
         rank: the rank whose state is returned.
         source: the source's state for this rank.
-        between: continue between two reports; otherwise the sums are dropped.
+        between: whether to keep the sums since the last report.
     """
     of_rank: Tree = {"source": source, "meter": {"steps": 0}}
     if between:
         sums = [state["meter"].get("sums", {}) for state in states]
-        # each rank's share of a mean over ranks: the present number of ranks divides by itself again
+        # each rank's share of a mean over ranks, which is divided by the current number of ranks
         mean = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
         of_rank["meter"] = {"steps": states[0]["meter"]["steps"], "sums": mean}
     if rank < len(states):

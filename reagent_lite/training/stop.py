@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: acted on between two steps while it learns, at once otherwise.
+"""Signals that ask a run to end. They take effect between two steps while it learns, and at once otherwise.
 
 If the terminal is closed, with or without a signal, the run's output is lost, but the run itself is not.
 """
@@ -15,17 +15,17 @@ from reagent_lite.errors import Preempted
 
 
 class StopSignal:
-    """Listens inside its `with` block, in the main thread; elsewhere Python delivers no signals and nothing happens.
+    """Handles signals inside its `with` block in the main thread; in other threads it does nothing.
 
     The first signal raises Preempted where it arrives, unless it is deferred. In a callback whose errors Python only
-    reports (of a weak reference, of ctypes) it counts at the next `deferred` block. An error of the block after a
-    signal is taken for its consequence and becomes Preempted as well: interrupted libraries raise errors of their own.
+    prints (of a weak reference, of ctypes) it takes effect at the next `deferred` block. An error of the block after a
+    signal counts as its consequence and becomes Preempted as well: interrupted libraries raise various errors.
 
     Args:
         last: whether the process ends right after the block; signals are then ignored, so that its exit code is kept.
 
     Attributes:
-        standing: what was saved and what the same command would do, for the message.
+        standing: state of the last checkpoint and effect of the same command, for the message.
     """
 
     def __init__(self, *, last: bool = False) -> None:
@@ -47,7 +47,7 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only records signals inside the block, whose work reads `wanted`; one left over counts at its end.
+        """Only records signals inside the block, which reads `wanted`; an ignored signal takes effect at its end.
 
         Raises:
             Preempted: a signal arrived and the block did not act on it.
@@ -78,6 +78,6 @@ class StopSignal:
         if number == signal.SIGINT and self._name:
             raise KeyboardInterrupt  # a second Ctrl-C ends the process at once
         self._name = signal.Signals(number).name
-        if not (self._raised or self._deferred):  # a second one would only interrupt the cleanup
+        if not (self._raised or self._deferred):  # a second error would only interrupt the cleanup
             self._raised = True
             raise self.preempted()

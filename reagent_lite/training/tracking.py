@@ -1,8 +1,8 @@
-"""Trackers, other programs that follow a run: MLflow, and Weights & Biases.
+"""Trackers: MLflow, and Weights & Biases.
 
  MetricsWriter ─► Tracker ─► queue ─► its thread ─► MLflow's client, or W&B's process
 
-A run starts only if its trackers do. What fails later is one warning, and training goes on.
+A run starts only if its trackers start. A later failure is one warning, and training continues.
 """
 
 import importlib
@@ -28,14 +28,14 @@ _RUN_TAG = "reagent_lite.run"
 _FINISHED = "FINISHED"
 _STOPPED = "KILLED"
 _FAILED = "FAILED"
-"""Ends of a run, in MLflow's words."""
+"""MLflow's names for the end of a run."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-"""Standard output ends with the run's result, and an address that MLflow would print there may have a password."""
+"""Standard output is for the run's result, and the address that MLflow would print there may have a password."""
 _END_SECONDS = 300.0
 _STOP_SECONDS = 10.0
-"""Seconds that a run which has ended, or was stopped, waits for a tracker to send its figures."""
+"""Seconds for which a run that has ended, or was stopped, waits for a tracker to send its figures."""
 
 
 class _Client(Protocol):
@@ -54,7 +54,7 @@ class _Mlflow:
         experiment = self._experiment(config.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default"))
         started = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run}'", max_results=1)
         self._had: dict[str, int] = {}
-        """Last step of each metric in earlier starts; MLflow would keep a second value of a step beside the first."""
+        """Last step of each metric in earlier starts; MLflow would keep two values of the same step."""
         if started:
             self._run = started[0].info.run_id
             self._had = {metric.key: metric.step for metric in started[0].data.to_proto().metrics}
@@ -105,7 +105,7 @@ class _Wandb:
             resume="allow",
             name=of.folder.name,
             config=resolved(of),
-            allow_val_change=True,  # of what a run may change when it is resumed
+            allow_val_change=True,  # of config keys that may change when a run is resumed
             settings=self._wandb.Settings(reinit="create_new", finish_timeout=_END_SECONDS),
         )
 
@@ -128,7 +128,7 @@ class _Wandb:
 
 
 class Tracker(Sink):
-    """A run in another program, which a thread of its own talks to: a server that is away delays no step.
+    """A run in another program, updated by a separate thread: a server that does not answer delays no step.
 
     Args:
         name: key of the program in the section tracking.
@@ -154,14 +154,14 @@ class Tracker(Sink):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits until everything was taken, not longer than a few minutes; seconds if the run was stopped."""
+        """Waits until everything is sent: a few minutes at most, or seconds if the run was stopped."""
         failed = _STOPPED if isinstance(error, Preempted) else _FAILED
         self._calls.put(partial(self._client.finish, _FINISHED if error is None else failed))
         self._calls.put(None)
         seconds = _END_SECONDS if error is None else _STOP_SECONDS
         self._thread.join(seconds)
         if self._thread.is_alive():
-            logger.warning(f"tracking.{self._name}: not everything was taken after {seconds:.0f} s")
+            logger.warning(f"tracking.{self._name}: not everything was sent within {seconds:.0f} s")
 
     def _work(self) -> None:
         working = True
@@ -171,34 +171,34 @@ class Tracker(Sink):
                     call()
             except Exception as error:
                 working = False
-                logger.warning(f"tracking.{self._name} ends here: {_reason(error)}; metrics.jsonl has all figures")
+                logger.warning(f"tracking.{self._name} has stopped: {_reason(error)}; metrics.jsonl has all figures")
 
 
 _CLIENTS: dict[str, Callable[[Any, str, WorkflowConfig], _Client]] = {"mlflow": _Mlflow, "wandb": _Wandb}
-"""By the names of their packages, which are their keys in the section tracking as well."""
+"""Trackers by the names of their packages, which are also their keys in the section tracking."""
 
 
 def require_trackers(config: WorkflowConfig) -> None:
     """Checks that the packages of a run's trackers are installed, before data is read.
 
     Raises:
-        ConfigError: says how to install them.
+        ConfigError: a package is missing; the error has the command that installs it.
     """
     for name in _sections(config):
-        if not installed(name):  # of the extra that one alone is enough
-            todo = f"Run: {install('tracking')}, or leave the key out"
+        if not installed(name):  # a run needs only one package of the extra
+            todo = f"Run: {install('tracking')}, or remove the key"
             raise ConfigError(Problem(f"tracking.{name}", "the packages of the extra tracking", f"no {name}", todo))
 
 
 def trackers(config: WorkflowConfig, run: str) -> Iterator[Tracker]:
-    """Starts the trackers of a run one after the other, or continues what they have of it.
+    """Starts the trackers of a run one after the other, or continues their records of it.
 
     Args:
         config: the run's config.
-        run: id of the run, alike in all its starts.
+        run: id of the run, the same in all its starts.
 
     Raises:
-        ConfigError: one cannot be started.
+        ConfigError: a tracker cannot be started.
     """
     for name, section in _sections(config).items():
         logger.info(f"tracking.{name}: starting")
@@ -206,7 +206,7 @@ def trackers(config: WorkflowConfig, run: str) -> Iterator[Tracker]:
             with _environment(_START):
                 client = _CLIENTS[name](section, run, config)
         except Exception as error:
-            todo = f"Correct that, or leave the key out; {install('tracking')} brings what databases need"
+            todo = f"Fix this, or remove the key; {install('tracking')} installs the packages that databases need"
             # without the error itself: its traceback may show an address with a password
             raise ConfigError(Problem(f"tracking.{name}", "a run to write to", _reason(error), todo)) from None
         yield Tracker(name, client)
@@ -214,7 +214,7 @@ def trackers(config: WorkflowConfig, run: str) -> Iterator[Tracker]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables inside the block, unless the environment has them already."""
+    """Sets variables inside the block unless the environment already has them."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -236,6 +236,6 @@ def _reason(error: Exception) -> str:
 
 
 def _legal(name: str) -> str:
-    """Returns a name as MLflow takes it; actions and metrics of a log may have any."""
+    """Returns a name that MLflow accepts; actions and metrics of a log may have any name."""
     illegal = re.compile(r"^\.*$|[^\w.\- ]")
     return "/".join(illegal.sub(lambda match: f"_{match[0].encode().hex()}_", part) for part in name.split("/"))

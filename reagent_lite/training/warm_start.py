@@ -1,4 +1,4 @@
-"""Weights of an earlier run as the beginning of another one: from its output folder, a checkpoint, or its model."""
+"""Initial weights from an earlier run: from its output folder, a checkpoint, or its model."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -37,32 +37,32 @@ class StartsWarm(Protocol):
     name: ClassVar[str]
 
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
-        """Loads an exported model's weights and returns what starts anew, in words."""
+        """Loads an exported model's weights and returns a text that names the parts that start anew."""
         ...
 
 
 def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group: Group) -> str:
-    """Loads weights, and the optimizer's state where there is one, and returns a sentence that says what was loaded.
+    """Loads weights and, if there is one, the optimizer's state; returns a text that names the loaded parts.
 
     Args:
         path: output folder, checkpoint or exported model of an earlier run; on rank 0's disk.
         learner: a PolicyLearner, or the learners of several types of agents.
-        optimizer: None to start it anew.
-        group: rank 0 reads, all load.
+        optimizer: the optimizer, or None to start a new one.
+        group: the ranks; rank 0 reads, all load.
 
     Raises:
-        ConfigError: nothing loadable at the path, or another shape; every tensor that differs is named.
-        BundleError: a file there is altered.
+        ConfigError: nothing loadable at the path, or tensors of another shape, which the error names.
+        BundleError: a file there has been changed.
     """
     files = read_on_first(group, lambda: _read(Path(path).expanduser()))
     folder = files[_FOLDER].decode()
     if _WEIGHTS in files:
         if not isinstance(learner, StartsWarm):
             expected = f"an output folder or a checkpoint of a run of the same types of agents at {path}"
-            raise ConfigError(Problem(_KEY, expected, "an exported model, which is of one type"))
+            raise ConfigError(Problem(_KEY, expected, "an exported model, which has one type"))
         algorithm = json.loads(files[_CONFIG]).get("algorithm", "dqn")  # none in models of older releases
         if algorithm != learner.name:
-            todo = "Its outputs mean something else: set algorithm to its own, or start without it"
+            todo = "Its outputs have another meaning: set algorithm to that of the model, or start without it"
             raise ConfigError(Problem(_KEY, f"a model of algorithm {learner.name}", f"{algorithm} at {path}", todo))
         anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
         return f"warm start: weights of {folder}; {anew}"
@@ -92,7 +92,7 @@ def _read(path: Path) -> Files:
 
 
 def _find(path: Path) -> tuple[Path, FolderKind]:
-    """Accepts what an earlier run left, at any of its levels; the newest checkpoint where there are several."""
+    """Returns the folder at or below a path of an earlier run, and its kind; of several checkpoints the newest."""
     for folder in (path, path / "checkpoints"):
         if (folder / LEARNER).is_file():
             return folder, CHECKPOINT
@@ -108,7 +108,7 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
 
 
 def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
-    """Loads tensors, or refuses them and names those that are missing, unknown, or of another shape."""
+    """Loads tensors, or raises a ConfigError that names those that are missing, unknown, or of another shape."""
     expected = module.state_dict()
     differs = [
         f"{name} {_shape(saved.get(name))} instead of {_shape(expected.get(name))}"
@@ -117,7 +117,7 @@ def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
     ]
     if differs:
         more = f"; and {len(differs) - 8} more" if len(differs) > 8 else ""
-        todo = "Give algorithm, training.layers, rainbow and the features of the earlier run, or start without it"
+        todo = "Use algorithm, training.layers, rainbow and features of the earlier run, or start without it"
         raise ConfigError(Problem(_KEY, "the same network", f"at {path}: {'; '.join(differs[:8])}{more}", todo))
     module.load_state_dict(dict(saved))
 

@@ -91,7 +91,7 @@ def all_end(machines: list[Started], code: int, words: str, within: float) -> No
 def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: Literal["link", "silent"]) -> None:
     both = run.under_way(steps=2000)
     run.hosts[1].cut(how)
-    all_end(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no sign of life for 4 s", 20)
+    all_end(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no heartbeat for 4 s", 20)
     all_end(both[1:], 4, "lost node 0: run ", 20)
 
 

@@ -93,7 +93,7 @@ def test_captions() -> None:
     episode = episode_of("mountain_car", [[0, 0]] * 3, action=np.array([0, 2]), action_names=("left", "right"))
     captions = [episode.caption(step) for step in range(3)]
     assert captions == ["action: left", "action: 2", "terminated"]  # an action without a name is its number
-    assert episode_of("x", [[0]], ending="").caption(0) == "the recording stops here"
+    assert episode_of("x", [[0]], ending="").caption(0) == "the recording ends here"
 
 
 # ---- scenes

@@ -174,7 +174,7 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
         ("worth *", "1.5 * worth *", "'float' to 'double'"),
         ("return worth", "worth", "-Wreturn-type"),
         ("s.count +=", "s.cuont +=", "mine.cuh:20:"),  # a mistake is shown with its line
-        ("#define NUM", "#include <cmath>\n#define NUM", "Do without <cmath>"),
+        ("#define NUM", "#include <cmath>\n#define NUM", "Remove <cmath>"),
     ],
 )
 @pytest.mark.parametrize("compiler", ["g++", "zig"])
@@ -195,7 +195,7 @@ def test_what_is_missing_is_said_in_a_sentence(
     [
         ("SIZE 2", "SIZE 1", "all 1 floats of OBSERVATION_SIZE"),
         ("SIZE 2", "SIZE 3", "all 3 floats of OBSERVATION_SIZE"),
-        ("DECLARE", '#define ACTION_NAMES {"a", "b", "a"}\nDECLARE', "no two alike, got 'a', 'b', 'a'"),
+        ("DECLARE", '#define ACTION_NAMES {"a", "b", "a"}\nDECLARE', "a unique name for each, got 'a', 'b', 'a'"),
         ("DECLARE", '#define ACTION_NAMES {"a", "b", ""}\nDECLARE', "got 'a', 'b', ''"),
     ],
 )

@@ -264,7 +264,7 @@ def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path, caplo
     assert len(caplog.messages) == 3
     (tmp_path / "step_000005" / "state.json").write_text("{}")
     before = names(tmp_path)
-    with pytest.raises(BundleError, match="step_000005: expected a whole checkpoint"):
+    with pytest.raises(BundleError, match="step_000005: expected a complete checkpoint"):
         unfinished(tmp_path)
     assert names(tmp_path) == before  # a person may still put it right
 

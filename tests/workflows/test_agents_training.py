@@ -247,5 +247,5 @@ def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> Non
 def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:
     simulation = team["simulation"] | {"share": 0.5}
     del simulation["total_steps"], simulation["num_evaluations"]
-    with pytest.raises(ReagentLiteError, match="of one type beside training_data_path"):
+    with pytest.raises(ReagentLiteError, match="with one type of agents if there is a training_data"):
         open_simulation(checked(small | {"simulation": simulation}), ALONE)

@@ -224,7 +224,7 @@ def test_whose_record_is_in_the_file(examine: Examine, tmp_path: Path) -> None:
     file.write_text(json.dumps({"schema_version": 1, **RECORD}))
     code, rows = examine(changes, "--node_index", "0")
     assert code == 0, failures(rows)
-    assert "is left from run old of host elsewhere, pid 77" in rows["share: file"][0]["found"]
+    assert "is stale: run old of host elsewhere, pid 77" in rows["share: file"][0]["found"]
     with store() as server:
         file.write_text(json.dumps({"schema_version": 1, **RECORD, "port": server.port}))
         SignedStore(server, token="", attempt=0).set("nonce", str(RECORD["nonce"]))

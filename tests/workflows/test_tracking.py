@@ -241,7 +241,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
             writer.write(step, {"x": 1.0})
         writer.conclude(end)
     starting, ends = logged(caplog)
-    assert ends.startswith("tracking.mlflow ends here: MlflowException: ")
+    assert ends.startswith("tracking.mlflow has stopped: MlflowException: ")
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "hidden" not in "".join((*shown, starting, ends))
@@ -268,7 +268,7 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
     released.set()
     wait_until(lambda: ended == ["KILLED"])
     (warning,) = logged(caplog)
-    assert warning.startswith("tracking.wandb: not everything was taken")
+    assert warning.startswith("tracking.wandb: not everything was sent")
 
 
 def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(

@@ -1,1 +1,1 @@
-"""simulation.mode: a collector, the rows that a learner takes from collectors, and published policies."""
+"""simulation.mode: collectors, the replay of their rows in a learner, and published policies."""

@@ -1,4 +1,4 @@
-"""A collector: it plays the newest policy and writes whole episodes to the shared folder until the learner has ended.
+"""A collector: plays the newest policy and writes whole episodes to the shared folder until the learner has ended.
 
 newest policy ─► some rounds ─► finished episodes ─► a file of fifo ─► wait while the learner is far behind ─► …
 """
@@ -59,9 +59,9 @@ class Collected:
 
     Attributes:
         dataset: the shared folder.
-        files, episodes, rows: numbers of what this process wrote; each agent's part of an episode counts as one.
-        mean_return: mean over its episodes, None without one.
-        policy: version of the last policy, 0 where there was none.
+        files, episodes, rows: numbers written by this process; each agent's part counts as an episode.
+        mean_return: mean return of its episodes; None without episodes.
+        policy: version of the last policy; 0 without a policy.
         seconds: total wall-clock time.
     """
 
@@ -82,8 +82,8 @@ def collect(config: WorkflowConfig, group: Group) -> Collected:
     """Collects until the learner's run has ended.
 
     Raises:
-        Preempted: a signal came; the episodes that were over are written.
-        UnavailableError: the shared folder was away for ten minutes.
+        Preempted: a signal arrived; finished episodes have been written.
+        UnavailableError: the shared folder was unavailable for ten minutes.
         ConfigError: policies of another environment, network or release.
     """
     start = time.monotonic()
@@ -99,7 +99,7 @@ class Collector:
 
     Args:
         config: the config of the learner, with simulation.mode collect.
-        group: the group of this process alone.
+        group: the group of this single process.
         signal: asks the collector to end.
     """
 
@@ -149,7 +149,7 @@ class Collector:
         self._episodes = 0
         self._rows = 0
         self._files = 0
-        signal.standing = f"episodes that were over are in {self._folder.path}; the same command collects more"
+        signal.standing = f"finished episodes are in {self._folder.path}; the same command collects more"
 
     def run(self) -> None:
         """Plays until the learner's run ends or a signal comes, then writes the episodes that have ended."""
@@ -192,9 +192,9 @@ class Collector:
         return 0 if self._policy is None else self._policy.version
 
     def _done(self) -> bool:
-        """Looks for a newer policy, and returns whether the run that this collector played for has ended."""
+        """Looks for a newer policy, and returns whether the collector's run has ended."""
         newer = None
-        with suppress(OSError):  # it plays on by an older one, and waits once it is far ahead of that one's learner
+        with suppress(OSError):  # the collector plays the older policy, and waits once it is far ahead of the learner
             newer = self._policies.newer()
         if newer is not None:
             load_policy(self._learner, newer)
@@ -218,14 +218,14 @@ class Collector:
         return f"{unread:,} environment steps in {self._folder.path} are not learned from yet; {learner}"
 
     def _play_some(self) -> None:
-        """Plays a chunk by the newest policy, or by uniformly random actions until the learner has read its warm-up."""
+        """Plays a chunk with the newest policy; uniformly random until the learner has read its warm-up."""
         informed = self._policy is not None and self._policy.progress.env_steps >= self._warmup
         self._recorder.play(self._informed if informed else self._uniform)
 
     def _write(self) -> None:
         """Writes the episodes that have ended as one file.
 
-        Unless a signal came, it waits while the share is full, and ten minutes for one that is away.
+        Unless a signal has arrived, waits while the share is full, and up to ten minutes if it is unavailable.
         """
         over = self._recorder.over
         waiting = Waiting()
@@ -247,7 +247,7 @@ class Collector:
                     logger.warning(f"{counted(count, 'episode is', 'episodes are')} lost: {error}")
                     return
                 if cause.errno in NO_ROOM:
-                    waiting.sleep(f"no room for {rows} in {self._folder.path}: make room there")
+                    waiting.sleep(f"no room for {rows} in {self._folder.path}: free some space there")
                 else:
                     waiting.sleep(f"{rows} cannot be written: {sentence_of(cause, self._folder.path)}", DATASET_KEY)
         self._recorder.drop(over)

@@ -59,18 +59,18 @@ Chosen = list[tuple[str, int]]
 
 
 class _FileOrder:
-    """Files of the shared folder in the order of their numbers: which are read, and which come next.
+    """Files of the shared folder in the order of their numbers, with a record of those already read.
 
-    Only rank 0 looks at the folder; on other ranks the state is that of rank 0's checkpoint.
+    Only rank 0 accesses the folder; on other ranks the state is that of rank 0's checkpoint.
 
     Args:
         folder: the shared folder.
         origin: environment, parameters and release that a file must have.
 
     Attributes:
-        seen: names of the files that are read or left out.
-        through: largest number among them.
-        away: why the folder could not be read at the last attempt; "" if it could.
+        seen: names of the files that have been read or left out.
+        through: largest number of these files.
+        away: reason why the last attempt could not read the folder, or "".
     """
 
     def __init__(self, folder: EpisodeFolder, origin: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class _FileOrder:
         self.away = ""
 
     def take(self, env_steps: int) -> Chosen:
-        """Returns the next files with so many environment steps, at least one file; fewer if there are no more."""
+        """Returns the next files with `env_steps` environment steps, at least one file; fewer if there are no more."""
         chosen: Chosen = []
         self.away = ""
         try:
@@ -100,10 +100,10 @@ class _FileOrder:
         return chosen
 
     def take_again(self, names: set[str], env_steps: int) -> Chosen:
-        """Returns the newest of these files, the oldest first, with so many environment steps; waits for the folder.
+        """Returns the newest of these files with `env_steps` environment steps, oldest first; waits for the folder.
 
         Raises:
-            UnavailableError: the folder was away for ten minutes.
+            UnavailableError: the folder was unavailable for ten minutes.
         """
 
         def newest() -> Chosen:
@@ -119,10 +119,10 @@ class _FileOrder:
         return chosen[::-1]
 
     def _checked(self, file: EpisodeFile) -> Chosen:
-        """Returns a file that fits, or nothing if it does not and is left out.
+        """Returns the file if it fits the run; otherwise leaves it out and returns nothing.
 
         Raises:
-            OSError: the folder is away.
+            OSError: the folder is unavailable.
         """
         chosen: Chosen = []
         try:
@@ -137,10 +137,10 @@ class _FileOrder:
         return chosen
 
     def _warn(self) -> None:
-        """Warns of the files that were left out since the last call, with the reason of the first."""
+        """Warns about the files left out since the last call, with the reason for the first."""
         if self._left_out:
             files = counted(len(self._left_out), "file of the dataset is", "files of the dataset are")
-            logger.warning(f"{files} left out, for this reason or a similar one: {self._left_out[0]}")
+            logger.warning(f"{files} left out for this or a similar reason: {self._left_out[0]}")
             self._left_out.clear()
 
 
@@ -149,13 +149,13 @@ class _RankFiles:
 
     Args:
         folder: the shared folder.
-        encoder: knows environment and config.
-        rings: by the name of each type of agents that learns.
+        encoder: encoder of the run's observations, with environment and config.
+        rings: rings by the name of each type of agents that learns.
         device: the device of the rings.
 
     Attributes:
         totals: [2 + types] float64: episodes read, their environment steps, returns of an agent by type.
-        out_of_range_rewards: number of rewards that the loss cannot take.
+        out_of_range_rewards: number of rewards outside the range of the loss.
     """
 
     def __init__(
@@ -178,12 +178,12 @@ class _RankFiles:
         self.out_of_range_rewards = 0
 
     def add(self, name: str, env_steps: int) -> None:
-        """Adds a file, which `read` reads."""
+        """Adds a file to be read by `read`."""
         self._unread.append(name)
         self.totals[1] += env_steps
 
     def read(self) -> str:
-        """Reads the added files; returns "", or why the folder cannot be read, after which it may be called again."""
+        """Reads the added files; returns "", or the reason why the folder cannot be read; a later call continues."""
         while self._unread:
             try:
                 _from(self._folder, self._read_blocks)
@@ -206,7 +206,7 @@ class _RankFiles:
     def _write(self, steps: EnvStep, agent: Tensor) -> None:
         if self._unit_reward:
             self.out_of_range_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
-        # an episode of the environment has one of its first agent
+        # each episode of the environment has exactly one episode of its first agent
         self.totals[0] += ((steps.terminated | steps.truncated) & (agent == 0)).sum()
         for index, kind in enumerate(self._types):
             of_type = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
@@ -284,7 +284,7 @@ class CollectedReplay:
             )
 
     def _publish(self, *, finished: bool = False) -> str:
-        """Publishes the policy on rank 0; returns "", or why it was not written."""
+        """Publishes the policy on rank 0; returns "", or the reason why it was not written."""
         if not self._group.is_first:
             return ""
         progress = LearnerProgress(
@@ -314,7 +314,7 @@ class CollectedReplay:
 
         Raises:
             Preempted: on all ranks, if a signal came to one of them while it waited.
-            UnavailableError: the folder was away for ten minutes.
+            UnavailableError: the folder was unavailable for ten minutes.
         """
         wanted = self._wanted + steps * self._num_envs
         waiting = Waiting()
@@ -358,7 +358,7 @@ class CollectedReplay:
         """Raises the errors of the rows.
 
         Raises:
-            SimulationError: a reward that the loss cannot take.
+            SimulationError: a reward is outside the range of the loss.
         """
         require_rewards_in_range(self._files.out_of_range_rewards, self._spec.name)
 
@@ -370,7 +370,7 @@ class CollectedReplay:
         return totals
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns which files are read; the rows are still in them."""
+        """Returns the names of the files that have been read; the rows stay in the files."""
         names = json.dumps(sorted(self._order.seen)).encode()
         return {
             "env_steps": self.env_steps,
@@ -388,7 +388,7 @@ class CollectedReplay:
         """
         if not {"env_steps", "seen"} <= state.keys():
             expected = "a checkpoint that names the files and counts the environment steps it has read"
-            todo = "Set it to false, and the run begins anew"
+            todo = "Set it to false to start the run over"
             raise ConfigError(Problem("checkpoint.resume", expected, "one of an earlier version", todo))
         self.env_steps = int(state["env_steps"])
         self._wanted = int(state["wanted"])
@@ -404,10 +404,10 @@ def _env_steps_in(files: Chosen) -> int:
 
 
 def _from(folder: EpisodeFolder, read: Callable[[], T]) -> T:
-    """Returns what `read` returns; an error is a file's fault only if the folder is there before and after.
+    """Returns the result of `read`; an error counts as the file's only if the folder is available before and after.
 
     Raises:
-        OSError: the folder is away.
+        OSError: the folder is unavailable.
         DataError: the error of a file.
     """
     folder.require()
@@ -424,7 +424,7 @@ class CollectedSource(RolloutSource):
     rollout: CollectedReplay
 
     def collect(self, step: int) -> None:
-        """Publishes the policy if it is time to, and reads rows where the schedule says so."""
+        """Publishes the policy and reads rows if they are due before optimizer step `step`."""
         self.rollout.publish(step)
         super().collect(step)
 
@@ -433,7 +433,7 @@ class CollectedSource(RolloutSource):
         self.rollout.publish_last(step)
 
     def partition(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
-        """Returns how far the files are read; each rank fills its replay from its share of them."""
+        """Returns the progress of reading; each rank fills its replay from its share of the files."""
         rollout = states[0]["rollout"] | {"finished": partitioned_count(states, rank, "finished")}
         return {**states[0], "rollout": rollout}
 
@@ -443,7 +443,7 @@ class CollectedSource(RolloutSource):
         return self.rollout.env_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how far the files are read and the number of the next optimizer step."""
+        """Returns the progress of reading and the number of the next optimizer step."""
         return {"step": self._step, "warm": self._warm, "rollout": self.rollout.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -454,10 +454,10 @@ class CollectedSource(RolloutSource):
 
 
 def agents_of(rows: Rows, spec: EnvSpec, where: str) -> Tensor:
-    """Returns [n] the number of each row's agent, which its episode's name ends with.
+    """Returns the number of each row's agent, [n], from the end of its episode's name.
 
     Raises:
-        DataError: an agent that the environment does not have.
+        DataError: the environment does not have this agent.
     """
     agents = np.array([game_and_agent(name)[1] for name in rows.mdp_ids.to_pylist()])
     if len(agents) and agents.max() >= spec.agents:

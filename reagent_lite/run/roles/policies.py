@@ -72,7 +72,7 @@ def policies_folder(settings: DatasetConfig) -> Path:
 
 
 def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
-    """Returns the origin that files of this config's episodes carry: environment, parameters, constants, release."""
+    """Returns the origin in files of this config's episodes: environment, parameters, constants, release."""
     return origin(simulation.config, simulation.backend.spec, config.actions)
 
 
@@ -94,7 +94,7 @@ def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
 
 
 def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
-    """Returns what a learner and its collectors must share, as JSON: environment, other actors, network settings.
+    """Returns the facts that a learner and its collectors must share: environment, other actors, network settings.
 
     Two processes with the same facts compute the same values from the same tensors.
     """
@@ -115,11 +115,11 @@ def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
 
 @contextmanager
 def shared_folders(config: WorkflowConfig, *, resumed: bool = False) -> Iterator[None]:
-    """Makes the folders of a collector, or of rank 0 of a learner, and locks those that only it may change.
+    """Creates the folders of a collector, or of rank 0 of a learner, and locks those that only it may change.
 
     Args:
         config: the config.
-        resumed: whether the run goes on from a checkpoint; its dataset was there then, and is not made again.
+        resumed: whether the run continues from a checkpoint; its dataset must then exist and is not created.
 
     Raises:
         ConfigError: a folder cannot be written.
@@ -151,9 +151,9 @@ class PolicyPublisher:
     """Publishes a learner's policy.
 
     Args:
-        folder: folder of policies that no other learner uses; `shared_folders` makes it.
+        folder: folder of policies that no other learner uses; `shared_folders` creates it.
         learner: learner whose policy is published.
-        facts: what collectors must share, from `facts_of`.
+        facts: facts that collectors must share, from `facts_of`.
     """
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
@@ -170,9 +170,9 @@ class PolicyPublisher:
         return self._published is None
 
     def publish(self, progress: LearnerProgress) -> str:
-        """Publishes the policy unless it was published at the same progress; returns "", or why it was not written.
+        """Publishes the policy unless it was published at the same progress; returns "" or the reason of a failure.
 
-        Warns of each reason once until a policy can be published again.
+        Warns once about each reason until a policy is published again.
         """
         if progress == self._published:
             return ""
@@ -204,7 +204,7 @@ class PolicyReader:
 
     Args:
         folder: folder of policies, which need not exist.
-        facts: what a policy must share, from `facts_of`.
+        facts: facts that a policy must share, from `facts_of`.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class PolicyReader:
         """Returns the newest complete policy, or None if it was returned before; damaged ones are skipped.
 
         Raises:
-            ConfigError: the policy is of another environment, network or release.
+            ConfigError: the policy is from another environment, network or release.
             OSError: the folder cannot be listed.
         """
         for version in sorted(_versions(names_in(self._folder)), reverse=True):

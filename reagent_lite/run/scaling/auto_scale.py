@@ -5,8 +5,8 @@ memory, replay, length of the run ─► limit ─► num_envs ─► minibatch_
 
 Rank 0 searches on its machine while the other ranks wait. Sizes are per process, so that a choice is valid for any
 number of processes. The ratio of learned rows to environment steps stays as configured: with more environments a round
-learns from more rows. They are one minibatch while num_envs is searched, then as many minibatches as cost no time.
-Fewer and larger optimizer steps teach less, so a run keeps a number of them: its minibatch grows no further.
+learns from more rows. They are one minibatch while num_envs is searched, and then as many as cost no speed.
+Fewer and larger optimizer steps teach less, so the minibatch grows only as long as a run has enough steps.
 """
 
 import json
@@ -90,8 +90,8 @@ class Scale(NamedTuple):
 
         Args:
             num_envs: number of environments.
-            minibatch: most rows of a minibatch.
-            fewest: the smallest number of updates.
+            minibatch: largest number of rows of a minibatch.
+            fewest: smallest number of updates.
         """
         rows = self.rows(num_envs)
         updates = max(-(-rows // minibatch), fewest)
@@ -154,7 +154,7 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
         raise ConfigError(
             Problem(
                 _KEY,
-                "a number of environments that runs here",
+                "a number of environments that runs on this machine",
                 "none:\n" + "\n".join(result.lines) + "\n",
                 "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, from which the "
                 "search starts",
@@ -194,8 +194,8 @@ def _measured_or_kept(config: WorkflowConfig, group: Group, backend: Backend) ->
 def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> SearchResult:
     """Returns the smallest scale within 3 % of the fastest, and logs a table with a line for each measurement.
 
-    A choice is measured again before it is kept, and the lower of both rates counts: the best of many noisy readings is
-    often a lucky one.
+    A choice is measured again before it is kept, and the lower of both rates counts, because the best of many noisy
+    measurements is biased upwards.
 
     A minibatch that exceeds a cache is slow with any number of environments. The minibatch is therefore searched with
     the largest number of environments, which take little time beside learning. Then num_envs is searched again with
@@ -252,7 +252,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
     rows = with_minibatch(most, first.rows(most)).minibatch_size
     sizes = search(lambda size: rate(most, size), min(first.minibatch_size, rows), rows)
     minibatch = smallest(sizes) or rows
-    enough = max(fewest, min(math.ceil(minibatch / ratio), most))  # their rows fill one such minibatch
+    enough = max(fewest, min(math.ceil(minibatch / ratio), most))  # whose rows fill such a minibatch
     search(lambda num_envs: rate(num_envs, minibatch), enough, limit.num_envs)
     add("measured again before it is kept:")
     twice: set[Scale] = set()
@@ -287,7 +287,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
 
 
 def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
-    """Returns a hash of everything that affects how fast a scale is: hardware, software and config."""
+    """Returns a hash of everything that affects the speed of a scale: hardware, software and config."""
     settings = config.environments
     count = group.ranks.local_world_size
     gpus = list_gpus() if group.device.type == "cuda" else ()
@@ -313,7 +313,7 @@ class Probes:
 
     Attributes:
         world: number of processes of the run.
-        hardware: what they run on, for the log.
+        hardware: description of the hardware for the log.
     """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:

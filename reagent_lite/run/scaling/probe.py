@@ -1,7 +1,7 @@
 """Measures one scale for auto-scaling: python -m reagent_lite.run.scaling.probe FILE.
 
-The process learns in simulation as a run does for a few seconds, and writes its rate beside FILE. It reports errors as
-a worker of a run does.
+The process learns in simulation for a few seconds like a run, and writes its rate to the folder of FILE. It reports
+errors like a worker of a run.
 """
 
 import json

@@ -3,9 +3,9 @@
  slots ─► 0 1 2 … T−1   each with a row of every environment; row number = slot · N + environment
           ▲ head: next to be written; the newest n − 1 slots wait until their windows are complete
 
-Observation columns have 2 T slots: slot t is what a row saw, slot T + t what it led to.
+Observation columns have 2 T slots: slot t has a row's observation, slot T + t its next observation.
 
-Nothing here waits for the device: the count of slots lives there, so that a CUDA graph may hold writes and draws alike.
+Nothing here waits for the device: the count of slots is a tensor there, so a CUDA graph can record writes and draws.
 """
 
 from collections.abc import Callable
@@ -32,26 +32,26 @@ Columns = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """The size of a ring and how its rows are drawn.
+    """Size of a ring, its columns, and the settings of its draws.
 
     Attributes:
         num_envs: N, rows written at once.
         observation_size: S.
         num_actions: K.
-        slots: T, writes kept; T * N rows.
+        slots: T, number of writes that are kept, with T * N rows.
         gamma: discount per step inside a window.
         n_step: rows of an episode that a drawn row spans at most.
         masked: whether some choices are forbidden in some rows.
-        candidates: whether every row brings its own candidates, mask included.
-        action_feature_size: F of candidates that are kept; 0 where the learner does not read them.
+        candidates: whether every row has its own candidates and their mask.
+        action_feature_size: F of stored candidates; 0 if the learner does not read them.
         action_features: [K, F] of fixed candidates (parametric), or None.
-        prioritized: rows drawn by priority.
+        prioritized: whether rows are drawn by priority.
         alpha: exponent of priorities.
-        absences: whether some rows are of agents that have left; they have no weight.
-        needs_next_action: SARSA; rows whose next action is not known have no weight. Else next_action is 0.
-        boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
-        seed: seed of the ring's own generator; None draws from the device's default one, which a CUDA graph captures
-            by itself, while the ring's own must be registered with the graph.
+        absences: whether some rows are of agents that have left; they have weight 0.
+        needs_next_action: SARSA; rows whose next action is not known have weight 0. Otherwise next_action is 0.
+        boost: [K] reward added by action; the learner itself adds that of the first action, for every source.
+        seed: seed of the ring's own generator, which must be registered with a CUDA graph. None draws from the device's
+            default generator, which a CUDA graph captures by itself.
     """
 
     num_envs: int
@@ -73,7 +73,7 @@ class ReplaySettings:
 
     @property
     def lag(self) -> int:
-        """Number of the newest slots that are not drawn yet, as what follows them is not written."""
+        """Number of the newest slots that are not drawn yet, because their windows are incomplete."""
         return self.n_step - 1 + self.needs_next_action
 
     @property
@@ -89,7 +89,7 @@ class ReplaySettings:
 
     @property
     def step_columns(self) -> Columns:
-        """Columns of the step itself: reward and propensity; `marks` are the action and how the row ended."""
+        """Columns of the step: reward, propensity, and `marks`, which hold the action and the kind of end."""
         return {
             "scalars": ((2,), torch.float32),
             "marks": ((2,), torch.uint8 if self.num_actions <= 256 else torch.int32),
@@ -116,7 +116,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Windows:
-    """The spans of drawn rows: sums, and the row each window ends with."""
+    """Windows of drawn rows: n-step sums, and the last row of each window."""
 
     reward: Tensor
     steps: Tensor
@@ -133,8 +133,8 @@ class ReplayRing:
 
     Args:
         settings: see ReplaySettings.
-        device: where rows are kept, allocated once.
-        over_ranks: returns the largest value of a number [] over all ranks, which draw together.
+        device: device of the rows, which are allocated once.
+        over_ranks: returns the maximum of a number [] over all ranks, which draw together.
 
     Attributes:
         capacity: T * N.
@@ -180,21 +180,21 @@ class ReplayRing:
 
     @property
     def rows(self) -> int:
-        """Rows written and kept; waits for the device."""
+        """Number of rows in the ring; waits for the device."""
         return min(int(self._written), self._settings.slots) * self._settings.num_envs
 
     @property
     def most_rounds(self) -> int:
-        """Slots that one write takes at most."""
+        """Largest number of slots of one write."""
         return self._settings.slots - self._settings.lag
 
     def compile(self) -> None:
-        """Compiles writes and draws: a few kernels instead of some sixty."""
+        """Compiles writes and draws to a few kernels instead of about sixty."""
         self._store = torch.compile(self._stored, dynamic=False)
         self._select = torch.compile(self._selected, dynamic=False)
 
     def write(self, step: EnvStep, rounds: int = 1) -> None:
-        """Takes slots, in place of the oldest ones when the ring is full.
+        """Writes slots; they replace the oldest ones when the ring is full.
 
         Args:
             step: rows of `rounds` slots one after the other, each a row of every environment.
@@ -223,7 +223,7 @@ class ReplayRing:
             self._admit(self._priorities, slots, self._written - torch.arange(rounds, device=slots.device).flip(0))
 
     def end_episodes(self) -> None:
-        """Truncates the episodes of the newest rows: what is written next belongs to others."""
+        """Truncates the episodes of the newest rows; the rows written next belong to other episodes."""
         newest = (self._written - 1).remainder(self._settings.slots)
         marks = self._columns["marks"]
         ended = marks[newest, :, 1]
@@ -234,10 +234,10 @@ class ReplayRing:
 
         Args:
             rows: B.
-            beta: exponent of importance weights, a number or [1]; 1 corrects fully for priorities, and for a rank's
-                rows being drawn more often than another's.
+            beta: exponent of importance weights, a number or [1]; 1 corrects fully for priorities, and for ranks whose
+                rows are drawn more often than those of others.
         """
-        # float64: 2^24 values of float32 would not reach every row of a large ring equally often
+        # float64: with the 2^24 values of float32, rows of a large ring would not be equally likely
         share = torch.rand(rows, dtype=torch.float64, device=self._written.device, generator=self.generator)
         return self._select(share, beta)
 
@@ -264,13 +264,13 @@ class ReplayRing:
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
         """Sets priorities of drawn rows, [B], from their errors, [B] and not negative; Schaul et al. (2016), 3.3.
 
-        Rows overwritten since are left out. Does nothing where rows are drawn uniformly.
+        Rows that have been overwritten are left out. Does nothing if rows are drawn uniformly.
         """
         if self._priorities is not None:
             self._priorities.put(index, (error + _SMALLEST_ERROR) ** self._settings.alpha)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
+        """Returns the filled part of the ring's tensors, without copies; waits for the device."""
         s = self._settings
         filled = self.rows // self._settings.num_envs
         state = {name: column[:filled] for name, column in self._columns.items()}
@@ -286,7 +286,7 @@ class ReplayRing:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved ring: the same rows, the same draws; without a saved generator, with its own draws.
+        """Restores a saved ring: the same rows and, if the generator was saved, the same draws.
 
         Raises:
             SimulationError: the saved ring has another shape or other columns.
@@ -310,7 +310,7 @@ class ReplayRing:
             self._priorities.largest.copy_(state["largest_priority"])
             self._priorities.refresh()
         self._written.copy_(state["written"])
-        # the state of a generator on another type of device (a run that moved to a GPU) does not fit
+        # the state of a generator fits only the same type of device, not a run that moved to a GPU
         if "generator" in state and len(state["generator"]) == len(self.generator.get_state()):
             self.generator.set_state(state["generator"].cpu())
 
@@ -338,7 +338,7 @@ class ReplayRing:
         priorities.refresh(priorities.blocks_of(torch.cat((slots, ready)) * N, N))
 
     def _draw(self, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns row numbers of complete windows and how rare each is, all 1 if rows are drawn uniformly, [B] each.
+        """Returns row numbers of complete windows and their rarity (1 if rows are drawn uniformly), [B] each.
 
         Args:
             share: [B] uniform draws from [0, 1).
@@ -353,7 +353,7 @@ class ReplayRing:
         return row, (usable > 0).float().expand(len(share))
 
     def _windows(self, row: Tensor) -> _Windows:
-        """Returns what rows [B] span, up to the end of their episodes or n rows."""
+        """Returns the windows of rows [B]: up to the end of their episodes or n rows."""
         index = (row + self._offsets).remainder(self.capacity)
         reward, propensity = self._flat["scalars"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
         action, ended = self._flat["marks"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
@@ -371,7 +371,7 @@ class ReplayRing:
         )
 
     def _weights(self, row: Tensor, windows: _Windows, rarity: Tensor, beta: float | Tensor) -> Tensor:
-        """Returns shares in the mean, [B], of which rows that cannot be learned from have none."""
+        """Returns each row's share in the mean, [B]; 0 for rows that cannot be learned from."""
         s = self._settings
         if s.needs_next_action:
             rarity = rarity * (windows.ended != _TRUNCATED)
@@ -425,7 +425,7 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator:
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, list[int]]:
-    """Returns what a ring and a saved one must have in common, however many slots are filled."""
+    """Returns the shapes that a saved ring must share with this one, for any number of filled slots."""
     shapes = {name: list(value.shape[1:]) for name, value in state.items() if name != "generator"}
     return shapes | {"shape": state["shape"].tolist() if "shape" in state else []}
 

@@ -1,7 +1,7 @@
 """Draws from replay, and the spans of drawn rows: n-step sums, priorities, importance weights.
 
 priorities [rows] ─► sums of 32 rows each ─► cumulative ─► block of a target ─► row inside the block
-                      └ only those touched are summed anew, in float64: nothing drifts
+                      └ only changed blocks are summed again, in float64: no error accumulates
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 _BLOCK = 32
 _BELOW_ONE = 1 - 2.0**-52
-"""A product with it is below the other factor, so that a target never reaches the end of what it is looked up in."""
+"""A product with it is below the other factor, so that a target is always below the end of the cumulative sum."""
 
 
 def n_step_sum(reward: Tensor, ended: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,8 +27,8 @@ def importance_weights(rarity: Tensor, largest: Tensor, beta: float | Tensor) ->
     Schaul et al. (2016), section 3.4.
 
     Args:
-        rarity: [B] 1 / P up to a factor that is the same on all ranks, as R is; 0 for a row without a share.
-        largest: [] of the rows of all ranks.
+        rarity: [B] 1 / P up to a factor that, like R, is the same on all ranks; 0 for a row without a share.
+        largest: [] largest rarity of the rows of all ranks.
         beta: a number or [1].
     """
     usable = rarity > 0
@@ -36,17 +36,17 @@ def importance_weights(rarity: Tensor, largest: Tensor, beta: float | Tensor) ->
 
 
 class Priorities:
-    """Rows drawn in proportion to p; Schaul et al. (2016), section 3.3 and appendix B.2.1.
+    """Samples rows in proportion to their priorities p; Schaul et al. (2016), section 3.3 and appendix B.2.1.
 
-    Measured: drawing 512 of 10^7 rows takes 0.3 ms on a CPU core; a cumulative sum over the rows themselves 60 ms.
+    Measured: drawing 512 of 10^7 rows takes 0.3 ms on a CPU core; a cumulative sum over all rows takes 60 ms.
 
     Args:
-        rows: how many there are; all start with p = 0, which is never drawn.
-        device: where they are kept.
+        rows: number of rows; all start with p = 0 and are not drawn.
+        device: device of the priorities.
 
     Attributes:
         value: [rows] float32, p; change it only through `put` and `refresh`.
-        largest: [1] float32, of all p so far; new rows get it.
+        largest: [1] float32, the largest p so far, which new rows get.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -56,12 +56,12 @@ class Priorities:
         self.largest = torch.ones(1, device=device)
 
     def draw(self, share: Tensor) -> Tensor:
-        """Returns rows [B] int64, one of each of B equal parts of the whole sum, for uniform draws [B] from [0, 1)."""
+        """Returns rows [B] int64, one from each of B equal parts of the total sum, for uniform draws [B] in [0, 1)."""
         count = len(share)
         return self.rows_at((share + torch.arange(count, device=share.device)) / count)
 
     def rows_at(self, share: Tensor) -> Tensor:
-        """Returns the rows [B] int64 at which the cumulative sum passes a share [B] float64 in [0, 1] of the whole."""
+        """Returns the rows [B] int64 at which the cumulative sum passes a share [B] float64 in [0, 1] of the total."""
         edges = self._sums.cumsum(0)
         target = torch.minimum(share * edges[-1], edges[-1] * _BELOW_ONE)
         block = torch.searchsorted(edges, target, right=True).clamp_(max=len(edges) - 1)
@@ -72,25 +72,25 @@ class Priorities:
         return (block * _BLOCK + offset).clamp_(max=len(self.value) - 1)
 
     def rarity(self, index: Tensor, count: int) -> Tensor:
-        """Returns 1 / the number of times that `count` draws find rows [B] on average, [B]; 0 where p is."""
+        """Returns 1 / the expected number of times that `count` draws return rows [B], [B]; 0 where p is 0."""
         value = self.value.index_select(0, index)
         return torch.where(value > 0, self._sums.sum() / (count * value), 0).float()
 
     def put(self, index: Tensor, value: Tensor) -> None:
-        """Sets p of rows [B] that may be drawn, to value [B]; what may not be drawn stays so."""
+        """Sets p of rows [B] to value [B]; rows with p = 0 keep it."""
         value = torch.where(self.value.index_select(0, index) > 0, value, 0)
         self.value.index_copy_(0, index, value)
         self.refresh(index // _BLOCK)
         torch.maximum(self.largest, value.amax(), out=self.largest)
 
     def refresh(self, blocks: Tensor | None = None) -> None:
-        """Sums blocks [n] anew after their rows changed; all of them without an argument."""
+        """Sums blocks [n] again after their rows have changed; all blocks if None."""
         if blocks is None:
             self._sums.copy_(self._blocks.sum(1, dtype=torch.float64))
         else:
             self._sums.index_copy_(0, blocks, self._blocks.index_select(0, blocks).sum(1, dtype=torch.float64))
 
     def blocks_of(self, first: Tensor, count: int) -> Tensor:
-        """Returns the blocks that `count` rows from each of `first` [n] lie in; some may lie beyond."""
+        """Returns the blocks of `count` rows from each of `first` [n]; further blocks may be among them."""
         within = torch.arange((count - 1) // _BLOCK + 2, device=first.device)
         return (first.unsqueeze(1) // _BLOCK + within).clamp_(max=len(self._sums) - 1).flatten()
