@@ -123,7 +123,7 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     assert second.scores["simulation/leader/return/mean"] == 99  # the exported leader's two steps of 3
     assert second.model == {"follower": str(tmp_path / "second/follower")}
     # a learner of leaders is none of followers, though their networks are alike, and one type's model is no learner
-    for path, words in (("out", "learners.type_follower"), ("out/leader", "which is of one type")):
+    for path, words in (("out", "learners.type_follower"), ("out/leader", "which has one type")):
         warm = {"simulation": {"policies": model}, "training": {"warm_start_model_path": str(tmp_path / path)}}
         with pytest.raises(ReagentLiteError, match=re.escape(words)):
             trained(merged(team, warm) | {"model_output_path": str(tmp_path / "third")})
