@@ -239,8 +239,9 @@ def test_a_normalization_of_numbers_refuses_texts_with_their_line_and_the_other_
         require_texts(copy, "state", NormalizationSpec.ordered(texts), "norm.json")
 
 
-def test_a_million_levels_take_bounded_memory_and_time(tmp_path: Path) -> None:
-    file, rows = tmp_path / "log.parquet", 1_000_000
+def test_many_levels_take_bounded_memory_and_time(tmp_path: Path) -> None:
+    rows = 300_000
+    file = tmp_path / "log.parquet"
     users = pa.array([f"user {number}" for number in range(rows)])
     often = pa.array(["often" if number % 4 == 0 else None for number in range(rows)])
     table = pa.table({"country": pa.compute.coalesce(often, users), "age": np.arange(rows) % 50 / 2,
@@ -255,9 +256,9 @@ def test_a_million_levels_take_bounded_memory_and_time(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert "often" in feature.levels
     assert statistics["levels"]["often"] == rows / 4
-    # the other nine are seen once, or twice where two of 750 000 texts have one code
+    # the other nine are seen once, or twice where two of 225 000 texts have one code
     assert 18 >= rows - rows / 4 - statistics["other"] >= 9
     assert any("65,536 or more texts that count as other: 75.0%" in note for note in notes)
     assert len(copy.levels["state"][feature.feature_id]) == levels.MOST_LEVELS
     assert peak < 300e6
-    assert seconds < 60  # 10 s, several times as long with tracemalloc
+    assert seconds < 30  # 3 s, several times as long with tracemalloc
