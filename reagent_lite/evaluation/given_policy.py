@@ -16,7 +16,7 @@ from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate import COLUMN, LOGGED, UNIFORM, EvaluateConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
-from reagent_lite.data.sampling.source import Columns
+from reagent_lite.data.sampling.source import FeatureColumns
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import MODELLED
 from reagent_lite.evaluation.evaluator import EvaluationRows
@@ -85,7 +85,7 @@ def _uniform(state: Tensor, actions: Actions) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Beside(Columns):
+class _Beside(FeatureColumns):
     """States with a policy's probabilities appended.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Beside(Columns):
         last = len(self.probabilities) - 1
         probabilities = self.probabilities.index_select(0, index.clamp(max=last))
         probabilities = probabilities.masked_fill((index > last).unsqueeze(1), torch.nan)
-        return torch.cat((Columns.take(self, index), probabilities), 1)
+        return torch.cat((FeatureColumns.take(self, index), probabilities), 1)
 
 
 def _complete(width: int, state: Tensor, actions: Actions) -> Tensor:

@@ -10,9 +10,9 @@ from reagent_lite.evaluation.decision import ShipDecision
 from reagent_lite.evaluation.interval import Interval, number, percent
 
 Cell = str | int | float | Interval | None
-Kind = Literal["name", "number", "share", "bar", "words", "mark"]
+CellKind = Literal["name", "number", "share", "bar", "words", "mark"]
 """Kinds of columns: names and paths, numbers, shares, shares drawn as bars, sentences, cells without line breaks."""
-Column = tuple[str, Kind]
+Column = tuple[str, CellKind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Report:
     sections: tuple[PageSection, ...] = ()
 
 
-def written(cell: Cell, kind: Kind = "name") -> str:
+def written(cell: Cell, kind: CellKind = "name") -> str:
     """Returns a cell as the page and the model card show it."""
     if isinstance(cell, int):
         return f"{cell:,}"

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.data.sampling.source import Columns, LoggedRows
+from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows
 from reagent_lite.evaluation.behavior import Behavior, estimated_behavior
 from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.estimates import ALONE
@@ -185,7 +185,7 @@ def behavior_of(state: Array, action: NDArray[np.int64], episode: NDArray[np.int
     count = len(action)
     names = tuple(f"a{number}" for number in range(actions))
     rows = LoggedRows(
-        state=Columns(values=torch.from_numpy(state).float(), width=state.shape[1]),
+        state=FeatureColumns(values=torch.from_numpy(state).float(), width=state.shape[1]),
         next_index=torch.arange(count),
         scalars=torch.ones(count, 4),
         choices=torch.from_numpy(np.stack((action, action), 1)),

@@ -23,7 +23,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
-from reagent_lite.report.content import Kind, PageSection, Report, Table
+from reagent_lite.report.content import CellKind, PageSection, Report, Table
 from reagent_lite.report.page import render
 from reagent_lite.report.run import FeatureFacts, config_section, features_section
 from reagent_lite.report.sections import (
@@ -170,8 +170,8 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
         mean_weight_by_step=tuple(0.9**k for k in range(200)),
     )  # fmt: skip
     digest = "0123456789abcdef" * 4
-    wide: tuple[Kind, ...] = ("name", "name", "mark", "share", "number", "number", "number")
-    paths: tuple[Kind, ...] = ("name", "words", "name", "number")
+    wide: tuple[CellKind, ...] = ("name", "name", "mark", "share", "number", "number", "number")
+    paths: tuple[CellKind, ...] = ("name", "words", "name", "number")
     feature = {"feature_type": title, "mean": -0.0001234, "stddev": 0.0001234}
     return Report(
         title=name, notes=(name,), facts=((title, name), (title, digest[:16])),

@@ -20,7 +20,7 @@ from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
 from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 
-Kind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
+ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
 MOST_LEVELS = 100
 """Largest number of columns of a category, as norm_params.max_unique_enum_values by default."""
@@ -29,7 +29,7 @@ _SHARE_OF_LEVELS = 0.9
 """Share of a category's values that have a column of their own."""
 _FLAGS = {"true": True, "false": False}
 _SHOWN = 5
-_KINDS: dict[type, Kind] = {
+_KINDS: dict[type, ValueKind] = {
     bool: "flag", int: "integer", float: "number", Decimal: "number", str: "text", dict: "map", list: "list",
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ class LogColumn:
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     values: Values = field(repr=False)
     counts: dict[str, int] = field(repr=False)
 
@@ -131,7 +131,7 @@ def _described(values: dict[str, Values]) -> tuple[LogColumn, ...]:
 
 def _column(name: str, values: Values) -> LogColumn:
     kinds = {_kind(value) for value in values if value is not None}
-    kind: Kind = "empty"
+    kind: ValueKind = "empty"
     if len(kinds) == 1:
         (kind,) = kinds
     elif kinds == {"integer", "number"}:
@@ -144,7 +144,7 @@ def _column(name: str, values: Values) -> LogColumn:
     return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()))
 
 
-def _kind(value: Any) -> Kind:
+def _kind(value: Any) -> ValueKind:
     if isinstance(value, date):
         return "time"
     return next((kind for type_, kind in _KINDS.items() if isinstance(value, type_)), "other")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.data.copy.spool import write_npy
-from reagent_lite.data.sampling.source import Columns
+from reagent_lite.data.sampling.source import FeatureColumns
 from reagent_lite.files import appearing_file
 from reagent_lite.types import NormalizationSpec
 
@@ -81,7 +81,7 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
 
 def open_columns(
     matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, device: torch.device
-) -> Columns:
+) -> FeatureColumns:
     """Returns the columns that prepare_columns wrote, on a device or memory-mapped.
 
     Where there are none, rows are normalized as they are gathered.
@@ -91,14 +91,16 @@ def open_columns(
     return _columns(matrix, width, device, transform.to(device))
 
 
-def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
+def raw_columns(matrix: np.ndarray[Any, Any]) -> FeatureColumns:
     """Returns the columns of a training copy's matrix as they are, NaN where absent, memory-mapped."""
     return _columns(matrix, matrix.shape[1], torch.device("cpu"), None)
 
 
-def _columns(matrix: np.ndarray[Any, Any], width: int, device: torch.device, transform: nn.Module | None) -> Columns:
+def _columns(
+    matrix: np.ndarray[Any, Any], width: int, device: torch.device, transform: nn.Module | None
+) -> FeatureColumns:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the map is read-only: nothing is written
         values = torch.from_numpy(matrix)
     placed = values.to(device)
-    return Columns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)
+    return FeatureColumns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)

@@ -26,7 +26,7 @@ _BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, for lists of any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class FeatureColumns:
     """A matrix of raw or normalized features, row-major.
 
     Attributes:
@@ -65,7 +65,7 @@ class Candidates:
         longest: length of the longest list.
     """
 
-    features: Columns
+    features: FeatureColumns
     offsets: Tensor
     now: Tensor
     after: Tensor
@@ -99,7 +99,7 @@ class LoggedRows:
         usable: [n] rows that may be learned from; None where all are.
     """
 
-    state: Columns
+    state: FeatureColumns
     next_index: Tensor
     scalars: Tensor
     choices: Tensor
@@ -189,8 +189,8 @@ def build_rows(
     copy: TrainingCopy,
     spans: Spans,
     usable: NDArray[np.int64] | None,
-    state: Columns,
-    candidate_features: Columns | None = None,
+    state: FeatureColumns,
+    candidate_features: FeatureColumns | None = None,
     *,
     metric_names: Sequence[str] | None = None,
 ) -> LoggedRows:
@@ -228,7 +228,7 @@ def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     parametric = spec.parametric
     first = torch.zeros(1, dtype=torch.int32, device=device)
     candidates = Candidates(
-        features=Columns(
+        features=FeatureColumns(
             values=torch.zeros(1, spec.num_action_features, device=device), width=spec.num_action_features
         ),
         offsets=torch.tensor([0, 1], device=device),
@@ -237,7 +237,9 @@ def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
         longest=1,
     )
     return LoggedRows(
-        state=Columns(values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features),
+        state=FeatureColumns(
+            values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features
+        ),
         next_index=first,
         scalars=torch.tensor([[0.0, 1.0, 0.0, 1.0]], device=device),
         choices=first.view(1, 1).expand(1, 2),
@@ -344,7 +346,7 @@ def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], dev
     return torch.from_numpy(np.stack((now, after), axis=1)).to(device)
 
 
-def _lists(copy: TrainingCopy, features: Columns, spans: Spans, device: torch.device) -> Candidates:
+def _lists(copy: TrainingCopy, features: FeatureColumns, spans: Spans, device: torch.device) -> Candidates:
     lengths = np.diff(copy.list_offsets)
     return Candidates(
         features=features,

@@ -26,7 +26,7 @@ _TRUNCATED = 2
 _ABSENT = 4
 _SMALLEST_ERROR = 1e-6
 
-Columns = dict[str, tuple[tuple[int, ...], torch.dtype]]
+RingColumns = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape of a row and type, by name."""
 
 
@@ -77,10 +77,10 @@ class ReplaySettings:
         return self.n_step - 1 + self.needs_next_action
 
     @property
-    def observation_columns(self) -> Columns:
+    def observation_columns(self) -> RingColumns:
         """Observation columns."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
-        columns: Columns = {"observation": ((S,), torch.float32)}
+        columns: RingColumns = {"observation": ((S,), torch.float32)}
         if self.masked or self.candidates:
             columns["mask"] = ((K,), torch.bool)
         if self.candidates and F:
@@ -88,7 +88,7 @@ class ReplaySettings:
         return columns
 
     @property
-    def step_columns(self) -> Columns:
+    def step_columns(self) -> RingColumns:
         """Columns of the step: reward, propensity, and `marks`, which hold the action and the kind of end."""
         return {
             "scalars": ((2,), torch.float32),
@@ -398,7 +398,7 @@ class ReplayRing:
         )
 
 
-def _bytes(columns: Columns) -> int:
+def _bytes(columns: RingColumns) -> int:
     return sum(prod(shape) * kind.itemsize for shape, kind in columns.values())
 
 
