@@ -1,5 +1,6 @@
 """Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: Logged) -> Non
             for r in logged
         ]  # fmt: skip
         assert sorted(map(str, seen)) == sorted(map(str, expected))
+
+
+def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: Logged) -> None:
+    rows = discrete[1]
+    ends = np.flatnonzero(rows.scalars[:, 2] == 0)
+    others = np.flatnonzero(rows.scalars[:, 2] > 0)
+    assert 0 < len(ends) < len(rows.scalars)
+    assert not rows.only(ends).continues
+    assert rows.only(np.append(ends, others[0])).continues
+    assert replace(rows, usable=None).continues
+    assert not replace(rows, usable=None, scalars=rows.scalars[ends]).continues
 
 
 @pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
