@@ -184,6 +184,26 @@ def test_levels_are_the_most_frequent_in_the_order_of_their_texts(tmp_path: Path
     assert {str(one): count for one, count in count_others(copy, "state", spec_of(feature)).items()} == {"country": 10}
 
 
+def test_other_values_of_candidates_count_in_each_row_that_lists_them(tmp_path: Path) -> None:
+    """Seven rows list x, y and z, three list x and z: of the levels x and z, y is other in seven rows."""
+    lists = [["x", "y", "z"]] * 7 + [["x", "z"]] * 3
+    rows = [
+        {
+            "state_features": {"age": 1.0},
+            "action": {"country": kinds[0]},
+            "possible_actions": [{"country": kind} for kind in kinds],
+            "reward": 1.0,
+        }
+        for kinds in lists
+    ]
+    file = tmp_path / "log.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copy = prepare_training_copy(str(file), actions=None, directory=str(tmp_path / "copies"))
+    feature, _, _ = fitted(summarize_copy(copy, "action", NormParams(), 0), most=2)
+    assert feature.levels == ("x", "z")
+    assert list(count_others(copy, "action", spec_of(feature)).values()) == [7]
+
+
 def spec_of(feature: FeatureSpec) -> NormalizationSpec:
     return NormalizationSpec.ordered({feature.feature_id: feature})
 
