@@ -67,7 +67,7 @@ class TrainEvalLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredEpisodes:
-    """ScoredEpisodes episodes of all machines, and this process's rows of them.
+    """Scored episodes of all machines, and this process's rows of them.
 
     Attributes:
         hashes: [n] hashes of the scored episodes of all machines, ascending; the same on every rank.

@@ -11,6 +11,7 @@ from torch import Tensor
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.returns import estimates
+from reagent_lite.rl.likelihood import Contributions, intervals
 from reagent_lite.sim.spec import EnvSpec
 
 MODEL = "model"
@@ -63,6 +64,8 @@ class Played:
         episodes: number of episodes of each policy.
         longest: steps of a model's longest episode.
         policies: results by key: MODEL first, then AGAINST and RANDOM, uniformly random actions.
+        discounted: discounted return of MODEL, to be compared with that of a log. Its interval counts all returns that
+            any policy earned as possible, as rare ones may be missing in MODEL's episodes; undefined if all are equal.
         differences: MODEL minus the policy of the key, episode by episode.
     """
 
@@ -72,6 +75,7 @@ class Played:
     episodes: int
     longest: int
     policies: dict[str, PlayedPolicy]
+    discounted: Interval
     differences: dict[str, Earned]
 
     @classmethod
@@ -98,6 +102,7 @@ class Played:
             episodes=model.shape[1],
             longest=max(int(table[2].max()) for key, table in tables.items() if key != RANDOM),
             policies=policies,
+            discounted=_mean_among(model[1], torch.stack([table[1] for table in tables.values()]), level),
             differences={
                 key: Earned(total=total, discounted=discounted)
                 for key, (total, discounted) in zip(others, pairs, strict=True)
@@ -129,6 +134,15 @@ class Played:
         return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
 
 
+def _mean_among(values: Tensor, possible: Tensor, level: float) -> Interval:
+    """Returns the mean of values [E] with the interval of an empirical likelihood that knows what is possible."""
+    ones = torch.ones_like(values)
+    bounds = (float(possible.min()), float(possible.max()))
+    contributions = Contributions(total=values, size=ones, weight=ones, outcome=values, bounds=bounds)
+    ((low, high),) = intervals([(contributions, None)], level)
+    return Interval(value=float(values.mean()), low=low, high=high)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedReturn:
     """The return per episode that a log's estimates estimate.
@@ -149,7 +163,7 @@ class EstimatedReturn:
 
     @classmethod
     def of(cls, overlap: Overlap | None, *, gamma: float, by_time: bool, horizon: int) -> "EstimatedReturn":
-        """Returns the quantity that scored episodes estimate; without any, that of episodes without rows."""
+        """Returns the return that scored episodes estimate; `overlap` is None if no episode was scored."""
         return cls(
             gamma=gamma,
             by_time=by_time,
@@ -159,8 +173,8 @@ class EstimatedReturn:
         )
 
     def simulated(self, played: Played) -> Interval | None:
-        """Returns the model's discounted return in simulation; None if it is another quantity."""
-        return None if any(self.obstacles(played)) else played.policies[MODEL].discounted
+        """Returns the model's discounted return in simulation; None if it is another quantity or has no interval."""
+        return played.discounted if played.discounted.defined and not any(self.obstacles(played)) else None
 
     def obstacles(self, played: Played) -> Iterator[str]:
         """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""

@@ -3,10 +3,19 @@
 tests/benchmarks/coverage.py prints the whole table, with 500 logs per regime.
 """
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
 import pytest
+import torch
 from oracles.hidden_loggers import HiddenLogger
-from oracles.regimes import Regime, measure
+from oracles.regimes import CONFIG, Regime, measure, page_of
 from oracles.users import Users
+
+from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.decision import FindingSource, Standing, decide, evidence_of
+from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 
 LOGS = 40
 # of 40 logs: what an interval that misses in 5 % exceeds once in a thousand times, and a decision false in 2.5 %
@@ -54,6 +63,30 @@ def test_rows_of_a_user_count_together_if_users_are_episodes() -> None:
     alone = measure(Users(users=60, rows=50, together=False), LOGS, seed=1000)
     assert alone["cover"] < 0.7
     assert alone["cover difference"] >= 1 - MOST_MISSES
+
+
+@pytest.mark.parametrize("rate", [0.004, 0.02, 0.2])
+def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(rate: float) -> None:
+    """1,000 logged episodes and 100 simulated ones, of which often none has an event."""
+    told_apart = 0
+    for seed in range(LOGS):
+        rng = np.random.default_rng(seed)
+        column = np.full((1000, 1), 0.5)
+        rewards = (rng.random((1000, 1)) < rate).astype(float)
+        page = page_of(column, column, rewards, 0 * column, 0 * column, 0 * column)
+        generator = torch.Generator().manual_seed(seed)
+        result = evaluate_page(page, gamma=1.0, config=CONFIG, generator=generator)
+        tables = {}
+        for policy in (MODEL, RANDOM):
+            returns = torch.from_numpy(rng.random(100) < rate).double()
+            tables[policy] = torch.stack((returns, returns, torch.ones(100), torch.zeros(100)))
+        spec = cast(Any, SimpleNamespace(name="events", parameters={}))
+        played = Played.of(spec, 1, tables, level=0.95, resamples=100, seed=seed)
+        estimated_return = EstimatedReturn.of(result.overlap, gamma=1.0, by_time=False, horizon=1000)
+        findings = decide(evidence_of(result, played, estimated_return)).findings
+        beside = [finding.standing for finding in findings if finding.source is FindingSource.BESIDE]
+        told_apart += bool({Standing.BETTER, Standing.WORSE}.intersection(beside))
+    assert told_apart / LOGS <= MOST_FALSE
 
 
 def test_a_logger_that_the_estimated_policy_cannot_be_decides_nothing() -> None:
