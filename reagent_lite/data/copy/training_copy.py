@@ -201,10 +201,11 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     Args:
         actions: names of discrete actions in output order; None for parametric ones.
     """
-    from reagent_lite.data.copy.build import SpooledLog, build
+    from reagent_lite.data.copy.build import build
+    from reagent_lite.data.copy.transition_log import TransitionLog
 
     with scratch_folder() as folder:
-        manifest = build((), SpooledLog(folder, actions), None, {})
+        manifest = build((), TransitionLog(folder, actions), None, {})
         return dataclasses.replace(_opened(folder, manifest), folder=Path())
 
 
@@ -264,14 +265,15 @@ def _built(
     progress: Show | None,
     settings: dict[str, Any],
 ) -> CopyManifest:
-    from reagent_lite.data.copy.build import SpooledLog, build
-    from reagent_lite.data.copy.events import EventLog
+    from reagent_lite.data.copy.build import build
+    from reagent_lite.data.copy.event_log import EventLog
     from reagent_lite.data.copy.first_look import hold_events
+    from reagent_lite.data.copy.transition_log import TransitionLog
     from reagent_lite.data.logs import tell_apart
 
     apart = tell_apart(files, path, folder)
     if not hold_events(files):
-        return build(apart.files, SpooledLog(folder, actions), progress, settings, apart.notes)
+        return build(apart.files, TransitionLog(folder, actions), progress, settings, apart.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})

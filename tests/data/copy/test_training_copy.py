@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.logs import write_lines
 
-from reagent_lite.data.copy.build import find_order
+from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.rows.hashes import list_hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists

@@ -20,8 +20,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.copy.build import VECTORS, Order, SpooledLog
-from reagent_lite.data.copy.lists import share
+from reagent_lite.data.copy.lists import SharedLists
+from reagent_lite.data.copy.order import Order
+from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, Reader
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import readers_of
@@ -44,7 +45,54 @@ from reagent_lite.errors import DataError, Problem, counted
 _ROWS_AT_ONCE = 1 << 16
 
 
-class EventLog(SpooledLog):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedEvents(Transitions):
+    """R transitions of events; rows are numbers in the order of the files.
+
+    Attributes:
+        order: the copy's order of their first rows.
+        events: [n] the events that are kept, in order.
+        spans: the span of each transition among these.
+        goes_on: [R] whether a row follows.
+        terminal, truncated: [R], see SpannedRows.
+        following: [R] the row that follows, any where none does.
+        cut: [R] number of the last row among those that a limit cut, any of other rows.
+    """
+
+    events: NDArray[np.int64]
+    spans: SpannedRows
+    goes_on: Mask
+    following: NDArray[np.int64]
+    cut: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, order: Order, kept: NDArray[np.int64], spans: SpannedRows, cut: NDArray[np.int64]) -> PairedEvents:
+        """Returns the transitions of the events `kept` of an order; `cut` are the rows that a limit cut."""
+        events = order.rows[kept]
+        last = len(kept) - 1
+        codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
+        terminal = spans.terminal
+        truncated = spans.truncated
+        return cls(
+            order=Order(
+                rows=events[spans.at],
+                episode=episode.astype(np.int32),
+                sequence=spans.episodes.sequence[spans.at],
+                mdp_ids=order.mdp_ids.take(pa.array(codes)),
+                alone=np.empty(0, np.int64),
+                duplicates=0,
+            ),
+            events=events,
+            spans=spans,
+            goes_on=~terminal & ~truncated,
+            terminal=terminal,
+            truncated=truncated,
+            following=events[np.minimum(spans.end + 1, last)],
+            cut=np.searchsorted(cut, events[spans.end]),
+        )
+
+
+class EventLog(SpooledLog[PairedEvents]):
     """Events in temporary files, which become transitions when the arrays are written.
 
     Of next values only those of rows that a limit cut are spooled.
@@ -58,14 +106,12 @@ class EventLog(SpooledLog):
     } | {"reward": np.float64, "shown": np.uint8, "possible": np.uint8}
 
     def __init__(self, folder: Path, config: TimelineConfig) -> None:
+        super().__init__(folder, contract_of(config))
         self.config = config
-        contract = contract_of(config)
-        super().__init__(folder, contract.actions, contract)
-        self.has_sequence = True
         self._blocks: list[Checked] = []
         self._refused: dict[str, set[str]] = {}
         self._cut: list[NDArray[np.int64]] = []
-        self._found = Checked()
+        self._facts = Checked()
         self._files: Sequence[InputFile] = ()
 
     @property
@@ -111,62 +157,37 @@ class EventLog(SpooledLog):
     def check(self, files: Sequence[InputFile]) -> None:
         """Raises the faults that were collected, unless their episodes are left out."""
         for checked in self._blocks:
-            self._found.add(checked)
-        self._found.faults = self.faults
+            self._facts.add(checked)
+        self._facts.faults = self.faults
         self._files = files
-        require_taken(self.config, self._found)
+        require_taken(self.config, self._facts)
 
-    def write(self) -> None:
-        """Writes every array in the copy's order, and removes the spools.
+    def transitions(self) -> PairedEvents:
+        """Returns the transitions; counts and reports them.
 
         Raises:
-            DataError: sequence numbers that do not say in which order rows happened; a row that leads to one without a
-                possible action.
+            DataError: a row that leads to one without a possible action.
             NoRowsError: no event leads anywhere that is known.
         """
         counts = Counts()
-        pairs = self._pairs(counts)
-        order = pairs.order
-        self.save("episode", order.episode)
-        self.save("sequence", order.sequence)
-        self.save("episode_hash", order.episode_hashes())
-        for name, values in self._vectors(pairs).items():
-            self.save(name, values.astype(VECTORS[name], copy=False))
-        self.count(order, pairs.terminal, pairs.truncated.astype(np.uint8))
-        self._write_paired_states(pairs)
-        self._write_metrics(pairs)
-        self.write_matrix("mask", len(order.rows), self.spools["mask"].gathered(order.rows))
-        self.write_matrix("next_mask", len(order.rows), self._next("mask", pairs))
-        if self.actions is None:
-            now = self.spools["lists"].whole(order.rows)
-            after = np.concatenate([*self._next("lists", pairs)])
-        else:
-            now = after = np.empty((0, 4), np.int64)
-        shared = share(now, after)
-        self._without_absent("action", (("candidates", rows) for rows in shared.candidates()))
-        self.write_lists(shared)
-        self.remove()
-
-    def _pairs(self, counts: Counts) -> _Pairs:
-        """Returns the transitions; counts and reports them."""
         if not self.num_rows:
-            require_rows(self.config, self._found, counts)
-        order = self.order()
+            require_rows(self.config, self._facts, counts)
+        order = self.order(by_sequence=True)
         ends = [self.read_vector(name, order.rows) for name in ("bootstrap", "truncated", "shown")]
         section = self.config.timeline
         episodes = Episodes.of(section, order.episode, order.sequence, (ends[0] == 0, ends[1] > 0, ends[2] > 0))
         at, twice = episodes.once(self._of_whole_episodes(order, counts), counts)
-        require_rows(self.config, self._found, counts)
+        require_rows(self.config, self._facts, counts)
         counts.duplicates = self._first_places(order.rows[twice])
         once = episodes.only(at)
         longest = longest_rows(self.config, lambda: once.lengths)
         at, kept = once.no_longer(longest, at, counts)
         counts.figures.update(kept.figures())
-        log_figures(self.config, self._found, counts, self._files)
-        pairs = _Pairs.of(order, at, kept.spans(), np.concatenate(self._cut))
-        self.report = report_of(self.config, self._found, longest, counts, [len(pairs.order.rows)])
+        log_figures(self.config, self._facts, counts, self._files)
+        pairs = PairedEvents.of(order, at, kept.spans(), np.concatenate(self._cut))
+        self.report = report_of(self.config, self._facts, longest, counts, [len(pairs.order.rows)])
         if not len(pairs.order.rows):
-            raise none_complete(self.config, self._found, counts)
+            raise none_complete(self.config, self._facts, counts)
         self._require_choices(pairs)
         return pairs
 
@@ -182,7 +203,7 @@ class EventLog(SpooledLog):
         file, line = (self.spools[name].whole(rows).tolist() for name in ("origin_file", "origin_line"))
         return heapq.nsmallest(MAX_DUPLICATES, zip(file, line, strict=True))
 
-    def _require_choices(self, pairs: _Pairs) -> None:
+    def _require_choices(self, pairs: PairedEvents) -> None:
         possible = self.read_vector("possible")
         lacking = pairs.goes_on & (possible[pairs.following] == 0)
         if lacking.any():
@@ -190,68 +211,79 @@ class EventLog(SpooledLog):
             got = f"none, nor in {counted(int(lacking.sum()) - 1, 'other row')}"
             raise DataError(Problem(self._files[file].place(line), NEXT_ACTION, got))
 
-    def _vectors(self, pairs: _Pairs) -> dict[str, NDArray[Any]]:
-        first_rows = pairs.order.rows
-        spans = pairs.spans
+    def vectors_of(self, transitions: PairedEvents) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yields the vectors [R] that are not known from the order, by name."""
+        rows = transitions.order.rows
+        spans = transitions.spans
         action = self.read_vector("action")
-        propensity = self.read_vector("propensity", first_rows)
+        propensity = self.read_vector("propensity", rows)
         gamma = self.config.timeline.gamma
         reward = self.read_vector("reward")
         absent = np.isnan(propensity)
-        next_action = np.where(pairs.goes_on, action[pairs.following], NONE)
         self.counts.update(
-            unknown_action_rows=int((action[first_rows] == NONE).sum()),
+            unknown_action_rows=int((action[rows] == NONE).sum()),
             propensity_absent_rows=int(absent.sum()),
             next_action_not_possible_rows=0,
             rows_without_mdp_id=0,
         )
-        return {
-            "action": action[first_rows],
-            "next_action": next_action,
-            "reward": reward[first_rows] if gamma is None else spans.summed(reward[pairs.events], gamma),
-            "time_diff": spans.time_diff.astype(np.float64),
-            "step": spans.steps,
-            "propensity": np.where(absent, 1, propensity),
-            "bootstrap": ~pairs.terminal,
-            "truncated": pairs.truncated,
-            "origin_file": self.read_vector("origin_file", first_rows),
-            "origin_line": self.read_vector("origin_line", first_rows),
-        }
+        yield "action", action[rows]
+        yield "next_action", np.where(transitions.goes_on, action[transitions.following], NONE)
+        yield "reward", reward[rows] if gamma is None else spans.summed(reward[transitions.events], gamma)
+        yield "time_diff", spans.time_diff.astype(np.float64)
+        yield "step", spans.steps
+        yield "propensity", np.where(absent, 1, propensity)
+        yield "bootstrap", ~transitions.terminal
+        yield "truncated", transitions.truncated
+        for name in ("origin_file", "origin_line"):
+            yield name, self.read_vector(name, rows)
 
-    def _write_paired_states(self, pairs: _Pairs) -> None:
+    def write_states(self, transitions: PairedEvents) -> None:
         """Writes the rows' states, then the other states that follow a row, each once."""
-        rows = pairs.order.rows
-        total = len(pairs.order.rows)
+        rows = transitions.order.rows
+        following = transitions.following
+        goes_on = transitions.goes_on
+        total = len(rows)
         position = np.full(self.num_rows, -1)
         position[rows] = np.arange(total)
-        beside = np.unique(pairs.following[pairs.goes_on & (position[pairs.following] < 0)])
+        beside = np.unique(following[goes_on & (position[following] < 0)])
         position[beside] = total + np.arange(len(beside))
-        limits, limit = np.unique(pairs.cut[pairs.truncated], return_inverse=True)
+        limits, limit = np.unique(transitions.cut[transitions.truncated], return_inverse=True)
         numbers = np.arange(total)
-        next_index = np.where(pairs.goes_on, position[pairs.following], numbers)
-        next_index[pairs.truncated] = total + len(beside) + limit
-        self.save_next(next_index, pairs.goes_on & (next_index == numbers + 1), total + len(beside) + len(limits))
+        next_index = np.where(goes_on, position[following], numbers)
+        next_index[transitions.truncated] = total + len(beside) + limit
+        total += len(beside) + len(limits)
+        self.save_next(next_index, goes_on & (next_index == numbers + 1), total)
         states = self.spools["state"]
         nexts = self.spools["next_state"]
         used = np.concatenate((rows, beside))
         if len(used) < self.num_rows or len(limits) < nexts.num_rows:
             self._without_absent("state", (("state", used), ("next_state", limits)))
-        total += len(beside) + len(limits)
         self.write_matrix("state", total, chain(states.gathered(used), nexts.gathered(limits)))
-        for spool in (states, nexts):
-            spool.remove()
 
-    def _write_metrics(self, pairs: _Pairs) -> None:
+    def metrics_of(self, transitions: PairedEvents) -> Iterable[NDArray[np.float32]]:
+        """Yields chunks of the metrics [R, M]."""
         spool = self.spools["metrics"]
         timeline = self.config.timeline
-        rows = pairs.order.rows
         if timeline.steps > 1 and "metrics" in timeline.rewardColumns:
-            values = spool.whole(pairs.events).astype(np.float64)
-            chunks = iter([pairs.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)])
-        else:
-            self._without_absent("metric", (("metrics", rows),))
-            chunks = spool.gathered(rows)
-        self.write_matrix("metrics", len(rows), self.metrics(chunks))
+            values = spool.whole(transitions.events).astype(np.float64)
+            return [transitions.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)]
+        self._without_absent("metric", (("metrics", transitions.order.rows),))
+        return spool.gathered(transitions.order.rows)
+
+    def next_of(self, name: str, transitions: PairedEvents) -> Iterator[NDArray[Any]]:
+        """Yields values at the next state: those of the following row, or the row's own where a limit cut, else 0."""
+        for start in range(0, len(transitions.cut), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            values = self.spools[name].whole(transitions.following[part])
+            values[~transitions.goes_on[part]] = 0
+            cut = transitions.truncated[part]
+            values[cut] = self.spools[f"next_{name}"].whole(transitions.cut[part][cut])
+            yield values
+
+    def write_lists(self, shared: SharedLists) -> None:
+        """Writes the lists of rows and of their next states."""
+        self._without_absent("action", (("candidates", rows) for rows in shared.candidates()))
+        super().write_lists(shared)
 
     def _without_absent(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
         """Forgets the columns of matrices that have no value in the rows that are used, (spool, its rows) each."""
@@ -263,63 +295,3 @@ class EventLog(SpooledLog):
                 present |= ~np.isnan(values).all(axis=0)
         for name in itertools.compress(names, ~present):
             del columns[name]
-
-    def _next(self, name: str, pairs: _Pairs) -> Iterator[NDArray[Any]]:
-        """Yields values at the next state: those of the following row, or the row's own where a limit cut, else 0."""
-        for start in range(0, len(pairs.cut), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            values = self.spools[name].whole(pairs.following[part])
-            values[~pairs.goes_on[part]] = 0
-            cut = pairs.truncated[part]
-            values[cut] = self.spools[f"next_{name}"].whole(pairs.cut[part][cut])
-            yield values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairs:
-    """R transitions of events; rows are numbers in the order of the files.
-
-    Attributes:
-        order: the copy's order of their first rows.
-        events: [n] the events that are kept, in order.
-        spans: the span of each transition among these.
-        goes_on: [R] whether a row follows.
-        terminal, truncated: [R], see SpannedRows.
-        following: [R] the row that follows, any where none does.
-        cut: [R] number of the last row among those that a limit cut, any of other rows.
-    """
-
-    order: Order
-    events: NDArray[np.int64]
-    spans: SpannedRows
-    goes_on: Mask
-    terminal: Mask
-    truncated: Mask
-    following: NDArray[np.int64]
-    cut: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, order: Order, kept: NDArray[np.int64], spans: SpannedRows, cut: NDArray[np.int64]) -> _Pairs:
-        """Returns the spans of events that are kept of an order; `cut` are the rows that a limit cut."""
-        events = order.rows[kept]
-        last = len(kept) - 1
-        codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
-        terminal = spans.terminal
-        truncated = spans.truncated
-        return cls(
-            order=Order(
-                rows=events[spans.at],
-                episode=episode.astype(np.int32),
-                sequence=spans.episodes.sequence[spans.at],
-                mdp_ids=order.mdp_ids.take(pa.array(codes)),
-                alone=np.empty(0, np.int64),
-                duplicates=0,
-            ),
-            events=events,
-            spans=spans,
-            goes_on=~terminal & ~truncated,
-            terminal=terminal,
-            truncated=truncated,
-            following=events[np.minimum(spans.end + 1, last)],
-            cut=np.searchsorted(cut, events[spans.end]),
-        )

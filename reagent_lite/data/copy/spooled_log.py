@@ -1,0 +1,330 @@
+"""The rows of a log in temporary files, in the order of the files, which become the arrays of a training copy.
+
+blocks ─► checked rows ─► append: a spool for each vector and matrix ─► write: each in the order of the copy
+
+Transitions and events differ in what they spool, and in how transitions come from it: transition_log.py, event_log.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.data.copy.lists import SharedLists, list_records, share
+from reagent_lite.data.copy.order import Order, find_order
+from reagent_lite.data.copy.spool import Spool, write_npy
+from reagent_lite.data.faults_by_kind import FaultsByKind
+from reagent_lite.data.formats.blocks import Block, Reader
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.rows.columns import require_one_order
+from reagent_lite.data.rows.contract import ALONE, Contract
+from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary
+from reagent_lite.data.rows.matrices import Lists, Mask
+from reagent_lite.data.rows.reading import Rows, read_rows
+from reagent_lite.errors import counted, listed
+
+VECTORS: dict[str, DTypeLike] = {
+    "action": np.int32,
+    "next_action": np.int32,
+    "reward": np.float32,
+    "time_diff": np.float32,
+    "step": np.uint8,
+    "propensity": np.float32,
+    "bootstrap": np.float32,
+    "truncated": np.uint8,
+    "sequence": np.int64,
+    "origin_file": np.int32,
+    "origin_line": np.int64,
+    "episode": np.int64,
+}
+MATRICES: dict[str, tuple[DTypeLike, str]] = {
+    "state": (np.float32, "state"),
+    "next_state": (np.float32, "state"),
+    "mask": (np.uint8, "choice"),
+    "next_mask": (np.uint8, "choice"),
+    "metrics": (np.float32, "metric"),
+    "candidates": (np.float32, "action"),
+    "lists": (np.int64, "record"),
+    "next_lists": (np.int64, "record"),
+}
+"""Type of each matrix, and the keys of its columns; see `SpooledLog.keys`."""
+_PLACES = {"origin_file", "origin_line", "episode"}
+_RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transitions:
+    """The R transitions of a copy.
+
+    Attributes:
+        order: the rows with which they begin, in the copy's order.
+        terminal, truncated: [R] how they end.
+    """
+
+    order: Order
+    terminal: Mask
+    truncated: Mask
+
+
+T = TypeVar("T", bound=Transitions)
+
+
+class SpooledLog(ABC, Generic[T]):
+    """The rows of all blocks in temporary files, until the arrays are written.
+
+    Attributes:
+        folder: where they and the arrays are.
+        actions: names of discrete actions; None for parametric ones.
+        keys: {key: column} of matrices: ids of features of states and candidates and names of metrics as found,
+            choices, and the columns of records of lists.
+        vocabulary: texts of features.
+        counts: as in TrainingCopy, once the arrays are written.
+        report: rows read and left out of a log of events, as in the manifest; empty for transitions.
+    """
+
+    vectors: ClassVar[dict[str, DTypeLike]] = VECTORS
+
+    def __init__(self, folder: Path, contract: Contract) -> None:
+        self.folder = folder
+        self.actions = contract.actions
+        self.contract = contract
+        self._checked: set[int] = set()
+        choices = {number: number for number in range(len(self.actions or ()))}
+        record = {column: column for column in _RECORD}
+        numbered = {name: dict[Any, int]() for name in ("state", "action", "metric")}
+        self.keys: dict[str, dict[Any, int]] = {**numbered, "choice": choices, "record": record}
+        self.spools: dict[str, Spool[Any]] = {
+            **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
+            **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
+        }
+        self.vocabulary = Vocabulary()
+        self._mdp_ids: list[pa.Array] = []
+        self._num_mdp_ids = 0
+        self.num_rows = 0
+        self.counts: Counter[str] = Counter()
+        self.report: dict[str, Any] = {}
+        self.seen_columns: set[str] = set()
+        self.faults = FaultsByKind()
+        self._orders: dict[str, str] = {}
+
+    @property
+    def readers(self) -> dict[str, Reader] | None:
+        """Readers of the files; None: those of the columns that training reads."""
+        return None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the log that a user should read, once the arrays are written."""
+        return _notes(self.counts, self.seen_columns)
+
+    def read(self, block: Block) -> Rows:
+        """Returns the checked rows of a block; called in any thread."""
+        if block.file_number not in self._checked:
+            self.contract.require_columns(block.table.column_names, block.where(0))
+            self._checked.add(block.file_number)
+        return read_rows(block, self.contract)
+
+    @abstractmethod
+    def append(self, rows: Rows) -> None:
+        """Adds a block; its faults are collected."""
+
+    @abstractmethod
+    def check(self, files: Sequence[InputFile]) -> None:
+        """Raises the faults that were collected, and those of the log as a whole."""
+
+    @abstractmethod
+    def transitions(self) -> T:
+        """Returns the transitions of all rows."""
+
+    @abstractmethod
+    def vectors_of(self, transitions: T) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yields the vectors [R] that are not known from the order, by name."""
+
+    @abstractmethod
+    def write_states(self, transitions: T) -> None:
+        """Writes the states, and where next states are among them."""
+
+    @abstractmethod
+    def metrics_of(self, transitions: T) -> Iterable[NDArray[np.float32]]:
+        """Yields chunks of the metrics [R, M]."""
+
+    @abstractmethod
+    def next_of(self, name: str, transitions: T) -> Iterator[NDArray[Any]]:
+        """Yields chunks [R, columns] of the matrix "mask" or "lists" at the next state."""
+
+    def collect_faults(self, rows: Rows) -> None:
+        """Adds the faults of a block, its columns, and whether its sequence numbers are integers or times."""
+        self.seen_columns |= set(rows.block.table.column_names)
+        self._orders = {**rows.faults.orders, **self._orders}
+        self.faults.merge(rows.faults.by_kind())
+
+    def learn_texts(self, rows: Rows) -> None:
+        """Adds the texts of features of a block.
+
+        Raises:
+            DataError: a feature with numbers in some rows and texts in others.
+        """
+        self.vocabulary.add(rows.faults.levels)
+        texts: dict[str, set[int]] = {"state": set(), "action": set()}
+        for column, levels in rows.faults.levels.items():
+            texts[SIDE_OF[column]] |= levels.keys()
+        for matrix in (rows.state, rows.next_state):
+            self.vocabulary.require_one_kind("state", matrix, texts["state"], rows.block)
+        for lists in (rows.lists, rows.next_lists):
+            if lists is not None:
+                self.vocabulary.require_one_kind("action", lists.features, texts["action"], rows.block, lists.rows)
+
+    def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
+        """Adds the rows' own values, and `other` values by name in place of those that they have."""
+        for name in self.vectors.keys() - _PLACES:
+            self.spools[name].append(other[name] if name in other else getattr(rows, name))
+        self.spools["origin_file"].append(np.full(len(rows), rows.block.file_number))
+        self.spools["origin_line"].append(rows.block.lines)
+        episode = rows.episode.astype(np.int64) + self._num_mdp_ids
+        self.spools["episode"].append(np.where(rows.episode < 0, -1, episode))
+        self.spools["state"].append(_canonical(rows.state.values), rows.state.ids)
+        self.spools["metrics"].append(rows.metrics.values, rows.metrics.names)
+        self.spools["mask"].append(rows.mask, tuple(range(rows.mask.shape[1])))
+        self._spool_lists("lists", rows.lists)
+        self._mdp_ids.append(rows.mdp_ids)
+        self._num_mdp_ids += len(rows.mdp_ids)
+        self.num_rows += len(rows)
+
+    def spool_next(self, rows: Rows, which: slice | NDArray[np.int64]) -> None:
+        """Adds the next values of some of the rows."""
+        self.spools["next_state"].append(_canonical(rows.next_state.values[which]), rows.next_state.ids)
+        self.spools["next_mask"].append(rows.next_mask[which], tuple(range(rows.mask.shape[1])))
+        self._spool_lists("next_lists", rows.next_lists, which)
+
+    def _spool_lists(self, name: str, lists: Lists | None, which: slice | NDArray[np.int64] = slice(None)) -> None:
+        if lists is not None:
+            candidates = self.spools["candidates"]
+            self.spools[name].append(list_records(lists, candidates.num_rows)[which], _RECORD)
+            candidates.append(lists.features.values, lists.features.ids)
+
+    def write(self) -> None:
+        """Writes every array in the copy's order, and removes the spools.
+
+        Raises:
+            DataError: sequence numbers that do not say in which order rows happened; a row that leads to one without a
+                possible action.
+            NoRowsError: no event leads anywhere that is known.
+        """
+        transitions = self.transitions()
+        order = transitions.order
+        num = len(order.rows)
+        self.save("episode", order.episode)
+        self.save("sequence", order.sequence)
+        self.save("episode_hash", order.episode_hashes())
+        for name, values in self.vectors_of(transitions):
+            self.save(name, values.astype(VECTORS[name], copy=False))
+        self.counts.update(
+            rows=num,
+            episodes=order.num_episodes,
+            terminal_rows=int(transitions.terminal.sum()),
+            truncated_rows=int(transitions.truncated.sum()),
+        )
+        self.write_states(transitions)
+        for name in ("state", "next_state"):
+            self.spools[name].remove()  # which are most of the bytes
+        self.write_matrix("metrics", num, self._without_gaps(self.metrics_of(transitions)))
+        self.write_matrix("mask", num, self.spools["mask"].gathered(order.rows))
+        self.write_matrix("next_mask", num, self.next_of("mask", transitions))
+        lists = after = np.empty((0, len(_RECORD)), np.int64)
+        if self.actions is None:
+            lists = self.spools["lists"].whole(order.rows)
+            after = np.concatenate([lists[:0], *self.next_of("lists", transitions)])
+        self.write_lists(share(lists, after))
+        for spool in self.spools.values():
+            spool.remove()
+
+    def order(self, *, by_sequence: bool) -> Order:
+        """Returns the order of all rows, by sequence number or as in the files."""
+        sequence = self.read_vector("sequence")
+        slots = self.read_vector("episode")
+        order = find_order(slots, self._mdp_ids, sequence if by_sequence else None)
+        require_one_order(self._orders, order.duplicates)
+        return order
+
+    def read_vector(self, name: str, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Returns some rows of a vector, or all, and removes its spool."""
+        values = self.spools[name].whole(rows)
+        self.spools[name].remove()
+        return values
+
+    def save(self, name: str, values: NDArray[Any]) -> None:
+        """Writes a vector as the copy has it."""
+        with (self.folder / f"{name}.npy").open("wb") as stream:
+            write_npy(stream, values.dtype, values.shape, [values])
+
+    def save_next(self, next_index: NDArray[np.int64], follows: Mask, total: int) -> None:
+        """Writes where next states are, of `total` states."""
+        self.save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
+        self.save("follows", follows)
+        self.counts["side_rows"] = total - len(follows)
+
+    def write_matrix(self, name: str, rows: int, chunks: Iterable[NDArray[Any]]) -> None:
+        """Writes a matrix with the columns of its spool."""
+        spool = self.spools[name]
+        with (self.folder / f"{name}.npy").open("wb") as stream:
+            write_npy(stream, spool.dtype, (rows, spool.width), chunks)
+
+    def write_lists(self, shared: SharedLists) -> None:
+        """Writes the lists of rows and of their next states."""
+        total = int(shared.length.sum())
+        self.save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
+        self.save("actions_list", shared.now)
+        self.save("next_list", shared.after)
+        chunks = chain.from_iterable(map(self.spools["candidates"].gathered, shared.candidates()))
+        self.write_matrix("candidates", total, chunks)
+        if self.actions is None:
+            self.counts.update(lists=len(shared.length), candidates=total)
+
+    def _without_gaps(self, chunks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+        """Yields metrics with 0 for those that are absent, which it counts."""
+        for values in chunks:
+            self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
+            yield np.nan_to_num(values, nan=0.0)
+
+
+def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Sets every NaN to the same bits, so that rows can be compared by their bits."""
+    absent = np.isnan(values)
+    return np.where(absent, np.float32(np.nan), values) if absent.any() else values
+
+
+def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
+    """Returns sentences about a log that a user should read."""
+    rows = counted(counts["rows"], "row")
+    some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
+    sentences = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
+    if columns.isdisjoint(EPISODE_COLUMNS):
+        sentences.append(ALONE)
+        counts = Counter({**counts, "rows_without_mdp_id": 0})  # said already
+    sentences += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
+    if ignored := sorted(columns - COLUMNS.keys()):
+        sentences.append(f"columns that training does not use: {listed(ignored)}")
+    return tuple(sentences)
+
+
+_OF_ALL_ROWS = {
+    "propensity_absent_rows": 'no propensity; weighted estimates need it, or evaluation.propensities "estimate"',
+    "unknown_action_rows": "no action and no part in training",
+    "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
+}
+_COUNTED = {
+    "duplicate_rows": ("row shares", "rows share", "mdp_id and sequence_number with another row"),
+    "metrics_absent_values": ("metric value is absent and counts", "metric values are absent and count", "as 0"),
+    "next_action_not_possible_rows": ("row has", "rows have", "a next_action that is not among possible_next_actions"),
+    "rows_without_mdp_id": ("row has", "rows have", "no mdp_id; each counts as an episode of its own"),
+}

@@ -1,0 +1,108 @@
+"""The training copy of transitions: sorted, and written without the next states that are the following row's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.reading import Rows
+from reagent_lite.errors import DataError, Problem
+
+_OF_ORDER = {"sequence", "episode", "bootstrap", "truncated"}
+
+
+class TransitionLog(SpooledLog[Transitions]):
+    """Transitions in temporary files."""
+
+    def __init__(self, folder: Path, actions: tuple[str, ...] | None) -> None:
+        super().__init__(folder, Contract(actions=actions))
+        self._has_sequence = False
+        self._first_without_sequence: str | None = None
+
+    def append(self, rows: Rows) -> None:
+        """Adds a block; its faults are collected."""
+        self.collect_faults(rows)
+        if self.faults.kinds:
+            return
+        self.counts.update(rows.counts)
+        self.learn_texts(rows)
+        self.spool(rows)
+        self.spool_next(rows, slice(None))
+        self._has_sequence |= bool(rows.has_sequence.any())
+        if self._first_without_sequence is None and not rows.has_sequence.all():
+            self._first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
+
+    def check(self, files: Sequence[InputFile]) -> None:
+        """Raises the faults that were collected, and those of the log as a whole."""
+        self.faults.require_none()
+        if self._has_sequence and self._first_without_sequence is not None:
+            raise DataError(Problem(self._first_without_sequence, "a sequence_number, as other rows have one", "none"))
+        ends = [name for name, column in COLUMNS.items() if column.needed == "ends"]
+        episodes = sorted(self.seen_columns.intersection(EPISODE_COLUMNS))
+        if episodes and self.seen_columns.isdisjoint(ends):
+            expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
+            todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"
+            raise DataError(Problem(files[0].place(), expected, "none of them", todo))
+
+    def transitions(self) -> Transitions:
+        """Returns the transitions of all rows."""
+        order = self.order(by_sequence=self._has_sequence)
+        self.counts["duplicate_rows"] = order.duplicates
+        return Transitions(
+            order=order,
+            terminal=self.read_vector("bootstrap", order.rows) == 0,
+            truncated=self.read_vector("truncated", order.rows) > 0,
+        )
+
+    def vectors_of(self, transitions: Transitions) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yields the vectors [R] that are not known from the order, by name."""
+        yield "bootstrap", ~transitions.terminal
+        yield "truncated", transitions.truncated
+        for name in VECTORS.keys() - _OF_ORDER:
+            yield name, self.read_vector(name, transitions.order.rows)
+
+    def write_states(self, transitions: Transitions) -> None:
+        """Writes the states of all rows, then the next states that are not the state of the following row.
+
+        state          row 0, row 1, ..., row R - 1 │ side row 0, side row 1, ...
+        next_index[i]  i + 1  where row i + 1 is of the same episode and has row i's next state, bit for bit
+                       i      at a true end
+                       R + k  else, of the k-th such row
+        """
+        order = transitions.order
+        rows = order.rows
+        same = np.zeros(self.num_rows, bool)
+        start = 0
+        states = self.spools["state"]
+        nexts = self.spools["next_state"]
+        for after, state in zip(nexts.gathered(rows), states.gathered(np.roll(rows, -1)), strict=True):
+            same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
+            start += len(after)
+        same &= ~transitions.terminal
+        same[:-1] &= order.episode[:-1] == order.episode[1:]
+        same[-1:] = False
+        follows = same.copy()
+        follows[:-1] &= order.sequence[:-1] < order.sequence[1:]
+        side = np.flatnonzero(~same & ~transitions.terminal)
+        total = self.num_rows + len(side)
+        next_index = np.arange(self.num_rows) + same
+        next_index[side] = np.arange(self.num_rows, total)
+        self.save_next(next_index, follows, total)
+        self.write_matrix("state", total, chain(states.gathered(rows), nexts.gathered(rows[side])))
+
+    def metrics_of(self, transitions: Transitions) -> Iterable[NDArray[np.float32]]:
+        """Yields chunks of the metrics [R, M]."""
+        return self.spools["metrics"].gathered(transitions.order.rows)
+
+    def next_of(self, name: str, transitions: Transitions) -> Iterator[NDArray[Any]]:
+        """Yields chunks [R, columns] of the matrix "mask" or "lists" at the next state."""
+        return self.spools[f"next_{name}"].gathered(transitions.order.rows)
