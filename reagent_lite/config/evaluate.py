@@ -26,9 +26,6 @@ from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
 _OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_from_scored")
-_OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
-"""Keys of `evaluation` that also have an effect without a log."""
-
 UNIFORM = "uniform"
 LOGGED = "logged"
 COLUMN = "column:"
@@ -123,7 +120,7 @@ class EvaluateConfig(Section):
             lambda config: not config.data_path and config.simulation is not None,
             (
                 *("columns", "items", "training_copy_dir", "timeline", "query", "write_scored_rows"),
-                *keys_of("evaluation", LogEvaluationConfig, but=(*_OF_INTERVALS, *_OF_TRAINING)),
+                *keys_of("evaluation", LogEvaluationConfig, but=("confidence_level", *_OF_TRAINING)),
             ),
             "its default without data_path",
             "Only used with a log",

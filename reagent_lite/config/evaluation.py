@@ -34,7 +34,7 @@ class EvaluationConfig(Section):
     """Lowest and highest possible reward of a row. Intervals of weighted estimates allow for rewards and returns in
     this range, even if no scored row has them; absent: for the range of the scored rows."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
-    """Resamples of episodes for the intervals of estimates by a fitted model and of returns in simulation."""
+    """Resamples of episodes for the intervals of estimates by a fitted model."""
     max_episodes: Annotated[int, Field(ge=2)] = 10_000
     """Largest number of scored episodes of all machines; from more episodes, seed and mdp_id draw a sample."""
     max_horizon: Count = 1000

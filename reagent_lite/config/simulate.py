@@ -72,7 +72,7 @@ class ValueOfConfig(PlayConfig):
     gamma: Share = 0.99
     """Discount per step of the discounted return."""
     confidence_level: Fraction = 0.95
-    """Confidence level of the intervals (percentile bootstrap over episodes)."""
+    """Confidence level of the intervals (empirical likelihood over episodes)."""
 
 
 class SimulateConfig(EnvironmentConfig):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
-from reagent_lite.evaluation.returns import estimates
 from reagent_lite.rl.likelihood import Contributions, intervals
 from reagent_lite.sim.spec import EnvSpec
 
@@ -64,8 +63,6 @@ class Played:
         episodes: number of episodes of each policy.
         longest: steps of a model's longest episode.
         policies: results by key: MODEL first, then AGAINST and RANDOM, uniformly random actions.
-        discounted: discounted return of MODEL, to be compared with that of a log. Its interval counts all returns that
-            any policy earned as possible, as rare ones may be missing in MODEL's episodes; undefined if all are equal.
         differences: MODEL minus the policy of the key, episode by episode.
     """
 
@@ -75,23 +72,26 @@ class Played:
     episodes: int
     longest: int
     policies: dict[str, PlayedPolicy]
-    discounted: Interval
     differences: dict[str, Earned]
 
     @classmethod
-    def of(
-        cls, spec: EnvSpec, time_limit: int, tables: Mapping[str, Tensor], *, level: float, resamples: int, seed: int
-    ) -> "Played":
+    def of(cls, spec: EnvSpec, time_limit: int, tables: Mapping[str, Tensor], *, level: float) -> "Played":
         """Returns means with intervals, given the table of `returns.play` of each policy on the same starts."""
-        model = tables[MODEL]
-        others = {key: model[:2] - table[:2] for key, table in tables.items() if key != MODEL}
-        earned = torch.cat([*(table[:2] for table in tables.values()), *others.values()]).T
-        figures = estimates(earned, level=level, resamples=resamples, seed=seed)
-        pairs = iter(zip(figures[::2], figures[1::2], strict=True))
+        earned = {key: table[:2] for key, table in tables.items()}
+        all_episodes = torch.cat(list(earned.values()), dim=1)
+        lowest = all_episodes.amin(1)
+        highest = all_episodes.amax(1)
         policies = {}
-        for (key, table), (total, discounted) in zip(tables.items(), pairs, strict=False):
+        for key, table in tables.items():
+            total, discounted = _means(earned[key], lowest, highest, level)
             length, cut_share = table[2:].mean(1).tolist()
             policies[key] = PlayedPolicy(total=total, discounted=discounted, length=length, cut_share=cut_share)
+        differences = {}
+        for key in tables.keys() - {MODEL}:
+            pairs = earned[MODEL] - earned[key]
+            largest = pairs.abs().amax(1)  # an episode may differ as much the other way round
+            total, discounted = _means(pairs, -largest, largest, level)
+            differences[key] = Earned(total=total, discounted=discounted)
         return cls(
             env=spec.name,
             parameters={
@@ -99,14 +99,10 @@ class Played:
                 for name, value in spec.parameters.items()
             },
             time_limit=time_limit,
-            episodes=model.shape[1],
+            episodes=all_episodes.shape[1] // len(tables),
             longest=max(int(table[2].max()) for key, table in tables.items() if key != RANDOM),
             policies=policies,
-            discounted=_mean_among(model[1], torch.stack([table[1] for table in tables.values()]), level),
-            differences={
-                key: Earned(total=total, discounted=discounted)
-                for key, (total, discounted) in zip(others, pairs, strict=True)
-            },
+            differences=differences,
         )
 
     @property
@@ -134,13 +130,27 @@ class Played:
         return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
 
 
-def _mean_among(values: Tensor, possible: Tensor, level: float) -> Interval:
-    """Returns the mean of values [E] with the interval of an empirical likelihood that knows what is possible."""
-    ones = torch.ones_like(values)
-    bounds = (float(possible.min()), float(possible.max()))
-    contributions = Contributions(total=values, size=ones, weight=ones, outcome=values, bounds=bounds)
-    ((low, high),) = intervals([(contributions, None)], level)
-    return Interval(value=float(values.mean()), low=low, high=high)
+def _means(values: Tensor, lowest: Tensor, highest: Tensor, level: float) -> list[Interval]:
+    """Returns the row means of episodes' results [n, E] with intervals by empirical likelihood.
+
+    Any result between `lowest` and `highest` [n] is possible, as rare ones may be missing in these episodes. If the
+    two are equal, the interval has no width.
+    """
+    ones = torch.ones_like(values[0])
+    ranges = list(zip(lowest.tolist(), highest.tolist(), strict=True))
+    parts = [
+        Contributions(total=row, size=ones, weight=ones, outcome=row, bounds=possible)
+        for row, possible in zip(values, ranges, strict=True)
+    ]
+    means = []
+    for part, possible, (low, high) in zip(
+        parts, ranges, intervals([(part, None) for part in parts], level), strict=True
+    ):
+        value = part.value
+        if possible[0] == possible[1]:
+            low = high = value
+        means.append(Interval(value=value, low=low, high=high).within(*possible))
+    return means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +183,9 @@ class EstimatedReturn:
         )
 
     def simulated(self, played: Played) -> Interval | None:
-        """Returns the model's discounted return in simulation; None if it is another quantity or has no interval."""
-        return played.discounted if played.discounted.defined and not any(self.obstacles(played)) else None
+        """Returns the model's discounted return in simulation; None if it is another quantity or all are equal."""
+        discounted = played.policies[MODEL].discounted
+        return discounted if discounted.low < discounted.high and not any(self.obstacles(played)) else None
 
     def obstacles(self, played: Played) -> Iterator[str]:
         """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""

@@ -9,9 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from reagent_lite.evaluation.interval import Interval
-from reagent_lite.rl.bootstrap import percentile_interval
-from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
 from reagent_lite.sim.rollout import Actor, Observer, Step, play_step
 
@@ -97,20 +94,3 @@ def play(
     require_finite_returns(results.total, env.spec.name)
     on_step(count)
     return tuple(results.table(player) for player in players)
-
-
-def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Interval, ...]:
-    """Returns the column means of episodes' results [E, C], all on the same resamples of episodes.
-
-    Intervals are those of the percentile bootstrap: they stay within the range of episodes' results, and returns need
-    not be normally distributed. Efron & Tibshirani (1993), An Introduction to the Bootstrap, section 13.3.
-    """
-    values = samples.double().cpu()
-    first = values[:1]  # sums of differences from it, so that equal values have an interval of width 0
-    drawn = draw_resamples(len(values), resamples, torch.Generator().manual_seed(seed))
-    sums = torch.cat([counts.double() @ (values - first) for counts in drawn.blocks()])
-    means = first + sums / len(values)
-    bounds = (percentile_interval(column, level) for column in means[1:].T)
-    return tuple(
-        Interval(value=mean, low=low, high=high) for mean, (low, high) in zip(means[0].tolist(), bounds, strict=True)
-    )

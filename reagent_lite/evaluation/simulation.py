@@ -2,9 +2,8 @@
 
 1 open     the environment is compiled and every model checked against it, so that errors come before long work
 2 play     an episode in each of E environments ─► returns, discounted returns, lengths
-3 compare  means with percentile bootstrap intervals over episodes, and differences episode by episode
+3 compare  means with intervals by empirical likelihood, and differences episode by episode
 
-The percentile bootstrap does not assume normal returns, and its intervals stay within the range of episodes' returns.
 Actions are drawn with the same probabilities as in estimates from a log, given as logits.
 """
 
@@ -76,19 +75,11 @@ class Arena:
             SimulationError: an observation or reward of the environment is not finite.
         """
         env = self._env
-        settings = self._config.evaluation
         tables = {}
         for model in self._models:
             tables[model.key] = self._table(model.key, _LogProbabilities(model, self._config, env.spec), gamma)
         tables[RANDOM] = self._table(RANDOM, None, gamma)
-        return Played.of(
-            env.spec,
-            env.time_limit,
-            tables,
-            level=settings.confidence_level,
-            resamples=settings.bootstrap_resamples,
-            seed=self._config.seed,
-        )
+        return Played.of(env.spec, env.time_limit, tables, level=self._config.evaluation.confidence_level)
 
     def _table(self, key: str, policy: "_LogProbabilities | None", gamma: float) -> Tensor:
         count = self._env.num_envs

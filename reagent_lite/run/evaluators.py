@@ -428,15 +428,7 @@ class SimulationEvaluator(Evaluator):
             limit: largest number of steps of an episode.
         """
         spec = self._simulation.backend.spec
-        evaluation = self._config.evaluation
-        played = Played.of(
-            spec,
-            limit,
-            tables,
-            level=evaluation.confidence_level,
-            resamples=evaluation.bootstrap_resamples,
-            seed=self._config.seed,
-        )
+        played = Played.of(spec, limit, tables, level=self._config.evaluation.confidence_level)
         earned = played.policies[MODEL]
         self.latest = earned.total.value
         scores = {tag_of(kind, tag): value for tag, value in played.scores().items()}

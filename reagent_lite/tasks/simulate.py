@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from reagent_lite.data.writing.files import TableWriter
 
 LEVEL = 0.95  # of the interval of the log's mean return
-RESAMPLES = 2000
 # streams of random numbers, different from those of training runs with the same seed
 LOG = 16
 TRUTH = 17
@@ -344,14 +343,7 @@ def _value(
         (table,) = play(
             env, (_actor(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
         )
-    played = Played.of(
-        backend.spec,
-        env.time_limit,
-        {MODEL: table},
-        level=wanted.confidence_level,
-        resamples=RESAMPLES,
-        seed=config.seed,
-    )
+    played = Played.of(backend.spec, env.time_limit, {MODEL: table}, level=wanted.confidence_level)
     earned = played.policies[MODEL]
     logger.info(
         f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "

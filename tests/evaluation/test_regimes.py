@@ -81,7 +81,7 @@ def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(
             returns = torch.from_numpy(rng.random(100) < rate).double()
             tables[policy] = torch.stack((returns, returns, torch.ones(100), torch.zeros(100)))
         spec = cast(Any, SimpleNamespace(name="events", parameters={}))
-        played = Played.of(spec, 1, tables, level=0.95, resamples=100, seed=seed)
+        played = Played.of(spec, 1, tables, level=0.95)
         estimated_return = EstimatedReturn.of(result.overlap, gamma=1.0, by_time=False, horizon=1000)
         findings = decide(evidence_of(result, played, estimated_return)).findings
         beside = [finding.standing for finding in findings if finding.source is FindingSource.BESIDE]

@@ -21,7 +21,6 @@ def played(folder: Path, model: Path, env: str, episodes: int = 1000, **keys: An
     simulation = {"env": env, "evaluation_episodes": episodes, **keys.pop("simulation", {})}
     tree = {"model": str(model), "output_path": str(folder / "report" / "e.json"), "gamma": 0.9,
             "simulation": simulation, **keys}  # fmt: skip
-    tree["evaluation"] = {"bootstrap_resamples": 1000, **keys.get("evaluation", {})}
     outcome = evaluate(check(EvaluateConfig, tree))
     return outcome, json.loads(Path(outcome.report).read_text())
 

@@ -120,7 +120,7 @@ def game(first: Interval, other: Interval, difference: Interval, *, against: boo
         name: PlayedPolicy(total=one, discounted=one, length=1234.5, cut_share=0.125)
         for name, one in ((MODEL, first), (key, other))
     }
-    return Played(env="x", parameters={}, time_limit=200, episodes=10, longest=150, policies=policies, discounted=first,
+    return Played(env="x", parameters={}, time_limit=200, episodes=10, longest=150, policies=policies,
                   differences={key: Earned(total=difference, discounted=difference)})  # fmt: skip
 
 

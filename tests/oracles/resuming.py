@@ -139,7 +139,6 @@ def simulated(folder: Path, **sections: Tree) -> Tree:
         "use_gpu": False,
         "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1},
         "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"bootstrap_resamples": 100},
         "simulation": {"env": "cartpole_v0", "num_envs": 8, "total_steps": 300, "warmup_steps": 100,
                        "num_evaluations": 2, "evaluation_episodes": 4},
     }  # fmt: skip

@@ -21,7 +21,6 @@ def role(folder: Path, mode: str, **simulation: Any) -> Tree:
         "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1, "multi_steps": 2},
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 64},
-        "evaluation": {"bootstrap_resamples": 100},
         "simulation": {"mode": mode, "env": "gridworld", "num_envs": 8, "total_steps": 6000, "warmup_steps": 1000,
                        "num_evaluations": 2, "evaluation_episodes": 10,
                        "dataset": {"path": str(folder / "data"), "publish_every_steps": 50}, **simulation},

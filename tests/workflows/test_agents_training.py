@@ -39,7 +39,6 @@ def team(tmp_path: Path) -> Tree:
         "rl": {"gamma": 0.5, "target_update_rate": 0.1, "epsilon": 0.0, "softmax_policy": False},
         "training": {"layers": [-1, 32, -1], "activations": ["relu", "linear"], "minibatch_size": 128,
                      "learning_rate": 0.02, "l2_decay": 0.0},
-        "evaluation": {"bootstrap_resamples": 100},
         "simulation": {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "num_envs": 16,
                        "total_steps": 8000, "warmup_steps": 2000, "epsilon_end": 0.5, "num_evaluations": 2,
                        "evaluation_episodes": 20},

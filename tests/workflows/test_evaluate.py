@@ -493,7 +493,8 @@ LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
         (LOG | {"model": "logged", "policy": "greedy"}, "policy: expected its default"),
         (LOG | PLAY | {"against": "uniform"}, "simulation: expected absent"),
         (LOG | {"model": "logged", "output_path": "e.json", "actions": ["a"]}, None),
-        (PLAY | {"evaluation": {"confidence_level": 0.9, "bootstrap_resamples": 500}}, None),
+        (PLAY | {"evaluation": {"confidence_level": 0.9}}, None),
+        (PLAY | {"evaluation": {"bootstrap_resamples": 500}}, "evaluation.bootstrap_resamples: expected its default"),
     ],
 )
 def test_keys_that_contradict(keys: dict[str, Any], said: str | None) -> None:

@@ -45,7 +45,6 @@ def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, 32, -1], "activations": ["relu", "linear"], "minibatch_size": 128,
                      "learning_rate": 0.005, "l2_decay": 0.0},
-        "evaluation": {"bootstrap_resamples": 200},
         "simulation": {"env": env, "num_envs": 16, "total_steps": 8000, "warmup_steps": 2000, "num_evaluations": 2,
                        "evaluation_episodes": 20, **simulation},
     }  # fmt: skip

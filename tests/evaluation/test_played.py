@@ -1,0 +1,77 @@
+"""Intervals of returns in simulation: by the normal approximation, by the chance of an unseen event, by simulation."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reagent_lite.evaluation.played import MODEL, RANDOM, Played
+
+LOGS = 400
+# of 400 comparisons: what a decision that is false in 2.5 % exceeds once in a thousand times
+MOST_FALSE = 21 / LOGS
+
+
+def played(model: Tensor, other: Tensor | None = None) -> Played:
+    """Returns policies with these returns, which are half as large when discounted."""
+    tables = {
+        key: torch.stack((total, total / 2, torch.ones_like(total), torch.zeros_like(total)))
+        for key, total in ((MODEL, model), (RANDOM, other))
+        if total is not None
+    }
+    spec = cast(Any, SimpleNamespace(name="events", parameters={}))
+    return Played.of(spec, 200, tables, level=0.95)
+
+
+def test_the_interval_of_many_episodes_is_that_of_a_normal_mean() -> None:
+    total = torch.linspace(0, 10, 500, dtype=torch.float64)
+    policy = played(total).policies[MODEL]
+    half = 1.96 * float(total.std()) / 500**0.5
+    assert policy.total.value == pytest.approx(5.0)
+    assert policy.total.low == pytest.approx(5 - half, abs=0.02)
+    assert policy.total.high == pytest.approx(5 + half, abs=0.02)
+    assert policy.discounted.high == pytest.approx(policy.total.high / 2)
+
+
+def test_differences_are_taken_episode_by_episode() -> None:
+    """Returns differ from episode to episode a hundred times as much as the policies do."""
+    rng = np.random.default_rng(0)
+    start = torch.from_numpy(rng.normal(0, 100, 400))
+    difference = played(start + torch.from_numpy(rng.normal(1, 1, 400)), start).differences[RANDOM].total
+    half = 1.96 * 400**-0.5
+    assert difference.value == pytest.approx(1, abs=2 * half)
+    assert difference.high - difference.low == pytest.approx(2 * half, rel=0.2)
+
+
+@pytest.mark.parametrize("episodes", [100, 1000])
+def test_equal_returns_are_no_proof_that_the_others_return_is_impossible(episodes: int) -> None:
+    """An event of chance 3 / n is missing in n episodes in 5 % of all cases; Hanley & Lippman-Hand (1983)."""
+    other = torch.zeros(episodes, dtype=torch.float64)
+    total = played(torch.ones_like(other), other).policies[MODEL].total
+    assert total.value == total.high == 1
+    assert 1 - total.low == pytest.approx(3 / episodes, rel=0.4)
+
+
+def test_returns_that_no_policy_varies_have_no_width() -> None:
+    equal = torch.full((1000,), 86.60203251420378, dtype=torch.float64)
+    total = played(equal, equal).policies[MODEL].total
+    assert total.low == total.value == total.high == pytest.approx(86.60203251420378)
+
+
+@pytest.mark.parametrize("kind", ["event", "lognormal", "rare and large"])
+def test_policies_that_play_alike_are_seldom_told_apart(kind: str) -> None:
+    draw = {
+        "event": lambda rng: (rng.random(100) < 0.02).astype(float),
+        "lognormal": lambda rng: rng.lognormal(0, 1.5, 100),
+        "rare and large": lambda rng: 100 * (rng.random(100) < 0.01) + rng.normal(0, 1, 100),
+    }[kind]
+    sides = [0, 0]
+    for seed in range(LOGS):
+        rng = np.random.default_rng(seed)
+        difference = played(*(torch.from_numpy(draw(rng)) for _ in (MODEL, RANDOM))).differences[RANDOM].total
+        sides[0] += difference.low > 0
+        sides[1] += difference.high < 0
+    assert max(sides) / LOGS <= MOST_FALSE
