@@ -1,11 +1,14 @@
 """Intervals of returns in simulation: by the normal approximation, by the chance of an unseen event, by simulation."""
 
+import itertools
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
@@ -61,10 +64,24 @@ def test_returns_that_no_policy_varies_have_no_width() -> None:
     assert total.low == total.value == total.high == pytest.approx(86.60203251420378)
 
 
-@pytest.mark.parametrize("kind", ["event", "lognormal", "rare and large"])
+@pytest.mark.parametrize(("episodes", "rate"), [(100, 0.02), (1000, 0.004), (1000, 0.02)])
+def test_policies_with_the_same_chance_of_an_event_are_seldom_told_apart(episodes: int, rate: float) -> None:
+    """The exact chance, over the numbers of events that each of two policies has, in different episodes."""
+    chance = 0.0
+    counts = range(int(3 * episodes * rate) + 6)
+    for ours, others in itertools.product(counts, counts):
+        model = torch.zeros(episodes, dtype=torch.float64)
+        other = model.clone()
+        model[:ours] = 1
+        other[ours : ours + others] = 1
+        if ours > others and played(model, other).differences[RANDOM].total.low > 0:
+            chance += math.prod(binom.pmf(count, episodes, rate) for count in (ours, others))
+    assert chance < 0.025
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "rare and large"])
 def test_policies_that_play_alike_are_seldom_told_apart(kind: str) -> None:
     draw = {
-        "event": lambda rng: (rng.random(100) < 0.02).astype(float),
         "lognormal": lambda rng: rng.lognormal(0, 1.5, 100),
         "rare and large": lambda rng: 100 * (rng.random(100) < 0.01) + rng.normal(0, 1, 100),
     }[kind]
