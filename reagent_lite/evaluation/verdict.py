@@ -10,7 +10,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Events, Overlap
-from reagent_lite.rl.estimators import SWITCH_TAU
+from reagent_lite.rl.sums import SWITCH_TAU
 
 # The mean of correct weights is 1. A significant deviation of more than a tenth is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1
