@@ -302,7 +302,7 @@ def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level
 
 def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimate:
     named = (("model", model), ("against", against))
-    whose, worse = max(named, key=lambda pair: [*Verdict].index(pair[1].verdict))
+    whose, worse = max(named, key=lambda pair: pair[1].verdict.severity)
     reason = f"{whose}: {worse.reason}"
     if worse.verdict is Verdict.TRUSTWORTHY:
         reason = _REASONS[figure.side]
