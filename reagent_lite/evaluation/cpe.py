@@ -37,7 +37,7 @@ from reagent_lite.rl.estimators import (
     mean_return,
     mean_reward,
 )
-from reagent_lite.rl.likelihood import Contributions, intervals
+from reagent_lite.rl.likelihood import Contributions, Question, intervals
 from reagent_lite.rl.sums import EpisodeSums, Evidence
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
@@ -64,13 +64,22 @@ class Basis:
 
     Attributes:
         samples: [1 + R] the estimate, followed by the estimate of every resample.
-        contributions: contribution of each episode; None for an estimate that has only the bootstrap.
+        question: contributions of the episodes; None for an estimate that has only the bootstrap.
         missing: why there is no estimate; empty if there is one.
     """
 
     samples: Tensor
-    contributions: Contributions | None
+    question: Question | None
     missing: str = ""
+
+    def minus(self, other: "Basis") -> "Basis":
+        """Returns the basis of the difference from another estimate, from the same episodes."""
+        question = None
+        if self.question is not None and other.question is not None:
+            question = (self.question[0], other.question[0])
+        # sums are taken in different orders: what differs by rounding is equal
+        equal = torch.isclose(self.samples, other.samples, rtol=1e-9, atol=0.0)
+        return Basis(samples=(self.samples - other.samples).masked_fill(equal, 0.0), question=question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,11 +302,8 @@ def differences(model: CPEResult, against: CPEResult) -> dict[str, tuple[Estimat
 
 
 def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level: float) -> tuple[Estimate, ...]:
-    pairs = [(estimate.basis, other.basis) for estimate, other in zip(ours, theirs, strict=True)]
-    return tuple(
-        _difference(estimate, other, figure)
-        for estimate, other, figure in zip(ours, theirs, figures_of(pairs, level), strict=True)
-    )
+    bases = [estimate.basis.minus(other.basis) for estimate, other in zip(ours, theirs, strict=True)]
+    return tuple(map(_difference, ours, theirs, figures_of(bases, level)))
 
 
 def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimate:
@@ -354,7 +360,7 @@ def _bases(
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
         if name in missing:
-            bases[name] = Basis(samples=samples[name] * torch.nan, contributions=None, missing=missing[name])
+            bases[name] = Basis(samples=samples[name] * torch.nan, question=None, missing=missing[name])
             continue
         evidence = estimator.evidence
         if evidence is not None and evidence not in known:
@@ -363,7 +369,7 @@ def _bases(
                 logged = logged_returns if estimator.sequential else logged_rewards
                 shift = float((logged(sums, outcome).outcome - known[evidence].outcome).mean())
                 known[evidence] = replace(known[evidence], bounds=(bounds[0] - shift, bounds[1] - shift))
-        bases[name] = Basis(samples=samples[name], contributions=None if evidence is None else known[evidence])
+        bases[name] = Basis(samples=samples[name], question=None if evidence is None else (known[evidence], None))
     return bases
 
 
@@ -386,17 +392,16 @@ def _family(
     logged = continued = bases[mean_return.name if sequential else mean_reward.name]
     if sequential:
         rest = bases[continuation.name]
-        continued = Basis(samples=logged.samples + rest.samples, contributions=rest.contributions)
+        continued = Basis(samples=logged.samples + rest.samples, question=rest.question)
     references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
-    questions: list[tuple[Basis, Basis | None]] = [(logged, None), (continued, None)]
-    questions += [(bases[name], None) for name in names]
-    questions += [(bases[name], references[name]) for name in names]
-    logged_figure, continued_figure, *figures = figures_of(questions, level)
+    estimated = [bases[name] for name in names]
+    differences = [bases[name].minus(references[name]) for name in names]
+    logged_figure, continued_figure, *figures = figures_of([logged, continued, *estimated, *differences], level)
     figure_of = dict(zip(names, figures[: len(names)], strict=True))
     difference_of = dict(zip(names, figures[len(names) :], strict=True))
 
-    outcomes = logged.contributions
-    assert outcomes is not None, "the log always has outcomes"
+    assert logged.question is not None, "the log always has outcomes"
+    outcomes, _ = logged.question
     low, high = outcomes.outcomes
     for name in () if sequential else names:  # a policy may earn returns that no logged episode has
         if ESTIMATORS[name].evidence is not None:
@@ -448,33 +453,18 @@ def _family(
     )
 
 
-def figures_of(questions: Sequence[tuple[Basis, Basis | None]], level: float) -> list[Interval]:
-    """Returns each estimate, or its difference from another one, with an interval that contains it.
+def figures_of(bases: Sequence[Basis], level: float) -> list[Interval]:
+    """Returns each estimate or difference with an interval that contains it.
 
     Args:
-        questions: an estimate, and the estimate that is subtracted from it or None.
+        bases: the estimates and differences.
         level: confidence level.
     """
-    distinct: dict[tuple[int, int], tuple[Contributions, Contributions | None]] = {}
-    keys = []
-    for basis, minus in questions:
-        added = basis.contributions
-        subtracted = None if minus is None else minus.contributions
-        key = None
-        if added is not None and (minus is None or subtracted is not None):
-            key = (id(added), id(subtracted))
-            distinct[key] = (added, subtracted)
-        keys.append(key)
-    ends = dict(zip(distinct, intervals(list(distinct.values()), level), strict=True))
+    distinct = list(dict.fromkeys(basis.question for basis in bases if basis.question is not None))
+    ends = dict(zip(distinct, intervals(distinct, level), strict=True))
     figures = []
-    for (basis, minus), key in zip(questions, keys, strict=True):
-        samples = basis.samples if minus is None else _differences_of(basis.samples, minus.samples)
-        value = float(samples[0])
-        low, high = percentile_interval(samples[1:], level) if key is None else ends[key]
+    for basis in bases:
+        value = float(basis.samples[0])
+        low, high = percentile_interval(basis.samples[1:], level) if basis.question is None else ends[basis.question]
         figures.append(Interval(value=value, low=min(low, value), high=max(high, value)))
     return figures
-
-
-def _differences_of(samples: Tensor, others: Tensor) -> Tensor:
-    """Returns samples - others, [1 + R]; 0 if the difference is rounding, as sums are taken in different orders."""
-    return (samples - others).masked_fill(torch.isclose(samples, others, rtol=1e-9, atol=0.0), 0.0)

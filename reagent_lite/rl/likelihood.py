@@ -34,7 +34,7 @@ _HALVINGS = 30
 _POINTS_AT_ONCE = 2**17  # 1 MB per column, with about ten copies
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Contributions:
     """Contributions of n episodes to an estimate sum(total) / sum(size).
 
