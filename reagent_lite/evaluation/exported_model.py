@@ -119,14 +119,14 @@ class ExportedModel:
         path: its folder.
         bundle: its bundle, loaded and verified.
         config: config it was trained with, as JSON.
-        normalization: specs by column, "state" and for candidates "action".
+        reading: its normalization and the shape of its networks, used by models of its policy as well.
     """
 
     key: str
     path: Path
     bundle: Bundle
     config: dict[str, Any]
-    normalization: dict[str, NormalizationSpec]
+    reading: Reading
 
     @classmethod
     def load(cls, key: str, path: str) -> "ExportedModel":
@@ -145,7 +145,12 @@ class ExportedModel:
             advice = "Export the model again"
             raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
-        return cls(key=key, path=folder, bundle=bundle, config=config, normalization=specs)
+        reading = Reading(
+            normalization=specs,
+            training=check(TrainingConfig, config.get("training", {})),
+            missing_as_zero=bool(config.get("rl", {}).get("set_missing_value_to_zero", False)),
+        )
+        return cls(key=key, path=folder, bundle=bundle, config=config, reading=reading)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -185,15 +190,6 @@ class ExportedModel:
         if config.policy == "greedy":
             return EpsilonGreedy()
         return Softmax(config.temperature or self.config.get("rl", {}).get("temperature") or Q_TEMPERATURE)
-
-    @property
-    def reading(self) -> Reading:
-        """Its normalization and the shape of its networks, used by models of its policy as well."""
-        return Reading(
-            normalization=self.normalization,
-            training=check(TrainingConfig, self.config.get("training", {})),
-            missing_as_zero=bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False)),
-        )
 
 
 class ExportedPolicy:

@@ -59,11 +59,10 @@ def evaluation_sections(
         where: name of the file with the complete figures.
     """
     level = settings.confidence_level
-    overlap = evidence.overlap
     return (
         estimates_section(evidence, level, where, plain=evidence.seen or decision.choice is Choice.NOT_ENOUGH),
         simulated_section(evidence.played, names, level, note),
-        weights_section(overlap, settings.min_effective_episodes),
+        weights_section(evidence.overlap, settings.min_effective_episodes),
     )
 
 
