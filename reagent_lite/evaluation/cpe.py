@@ -64,7 +64,7 @@ class Basis:
 
     Attributes:
         samples: [1 + R] the estimate, followed by the estimate of every resample.
-        question: contributions of the episodes; None for an estimate that has only the bootstrap.
+        question: contributions of the episodes, for its likelihood interval; None if the bootstrap gives the interval.
         missing: why there is no estimate; empty if there is one.
     """
 

@@ -141,9 +141,14 @@ class ExportedModel:
         columns = ("state", "action") if bundle.parametric else ("state",)
         lacking = [name for name in columns if name not in encoded]
         if lacking:
-            where = str(folder / NORMALIZATION_FILE)
-            advice = "Export the model again"
-            raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
+            raise BundleError(
+                Problem(
+                    str(folder / NORMALIZATION_FILE),
+                    f"parameters of {' and '.join(lacking)} features",
+                    "none",
+                    "Export the model again",
+                )
+            )
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
         reading = Reading(
             normalization=specs,
@@ -226,7 +231,12 @@ class ExportedPolicy:
             propensities = self._policy.propensities(q.masked_fill(~allowed, 0.0), allowed)
         lost = decides & (propensities.sum(1) == 0)  # NaN in a restriction leaves no choice
         if not propensities.isfinite().all() or (~q.isfinite() & allowed).any() or lost.any():
-            where = f"{self._model.key} {self._model.path}"
-            advice = "Train again: a model that diverged has no policy"
-            raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers", advice))
+            raise BundleError(
+                Problem(
+                    f"{self._model.key} {self._model.path}",
+                    "probabilities of every choice",
+                    "values that are no numbers",
+                    "Train again: a model that diverged has no policy",
+                )
+            )
         return propensities

@@ -64,18 +64,14 @@ def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None
         sequential: whether whole episodes are weighted instead of rows.
         events: rare outcomes that the policy met.
     """
+    count, unit = (overlap.effective_episodes, "episode") if sequential else (overlap.effective_rows, "row")
     mean = overlap.mean_weight
-    count = effective(*_effective(overlap, sequential=sequential))
-    reason = f"{count}, mean weight {mean.written(mean.value)}{f', {events}' if events else ''}"
-    faults = _faults(overlap, sequential=sequential)
+    reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}{f', {events}' if events else ''}"
+    faults = _faults(overlap, count, unit, sequential=sequential)
     return max(faults, key=lambda fault: fault[0].severity, default=(Verdict.TRUSTWORTHY, reason))  # the first of them
 
 
-def _effective(overlap: Overlap, *, sequential: bool) -> tuple[float, str]:
-    return (overlap.effective_episodes, "episode") if sequential else (overlap.effective_rows, "row")
-
-
-def _faults(overlap: Overlap, *, sequential: bool) -> Iterator[Reasoned]:
+def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> Iterator[Reasoned]:
     """Yields what speaks against weighted estimates, the most telling first."""
     if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
         yield (
@@ -87,7 +83,6 @@ def _faults(overlap: Overlap, *, sequential: bool) -> Iterator[Reasoned]:
         )
     if overlap.num_episodes < _FEWEST:
         yield Verdict.DO_NOT_USE, _ONE_EPISODE
-    count, unit = _effective(overlap, sequential=sequential)
     if count < overlap.enough:
         yield Verdict.DO_NOT_USE, f"weights leave {effective(count, unit)}, fewer than {overlap.enough:g}"
     calibration = overlap.calibration
