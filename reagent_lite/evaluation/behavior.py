@@ -225,16 +225,16 @@ class LoggedChoices:
         return 1 / self.mask.sum(1).clamp(min=1).double()
 
 
+@dataclass(frozen=True, slots=True)
 class FoldedSoftmax:
     """A softmax policy for each fold, mixed with uniform choices.
 
-    Args:
+    Attributes:
         parameters: [FOLDS, A (S + 1) + 1] weights and biases of A actions or features of a candidate, and the log odds
             of the share of uniform choices.
     """
 
-    def __init__(self, parameters: Tensor) -> None:
-        self.parameters = parameters
+    parameters: Tensor
 
     @classmethod
     def uniform(cls, spec: SourceSpec) -> FoldedSoftmax:

@@ -244,10 +244,10 @@ def estimates_of_page(
     tags: dict[str, float] = {}
     if not len(rows):
         return tags
-    whole = torch.ones(1, len(torch.unique_consecutive(page.episode[rows])), dtype=torch.uint8)
     for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
         part = page.only(first, first + _OUTCOMES_AT_ONCE)
         sums = sums_of_rows(part, rows, gamma)
+        whole = torch.ones(1, sums.num_episodes, dtype=torch.uint8)
         for name, estimates in zip(part.names, sums.estimates([whole], (*LOGGED, *CHEAP_ESTIMATORS)), strict=True):
             keys = [estimator.name for estimator in CHEAP_ESTIMATORS if estimator.name not in missing]
             tags |= {f"CPE/{name}/{key}": float(estimates[key]) for key in keys}
