@@ -355,7 +355,7 @@ def _bases(
         missing: estimators without an estimate, with the reason.
         bounds: range of possible rewards, if the config gives one.
     """
-    known: dict[Evidence, Contributions] = {}
+    contributions: dict[Evidence, Contributions] = {}
     bases = {}
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
@@ -363,13 +363,17 @@ def _bases(
             bases[name] = Basis(samples=samples[name] * torch.nan, question=None, missing=missing[name])
             continue
         evidence = estimator.evidence
-        if evidence is not None and evidence not in known:
-            known[evidence] = evidence(sums, outcome)
+        if evidence is not None and evidence not in contributions:
+            contributions[evidence] = evidence(sums, outcome)
             if bounds is not None:
                 logged = logged_returns if estimator.sequential else logged_rewards
-                shift = float((logged(sums, outcome).outcome - known[evidence].outcome).mean())
-                known[evidence] = replace(known[evidence], bounds=(bounds[0] - shift, bounds[1] - shift))
-        bases[name] = Basis(samples=samples[name], question=None if evidence is None else (known[evidence], None))
+                shift = float((logged(sums, outcome).outcome - contributions[evidence].outcome).mean())
+                contributions[evidence] = replace(
+                    contributions[evidence], bounds=(bounds[0] - shift, bounds[1] - shift)
+                )
+        bases[name] = Basis(
+            samples=samples[name], question=None if evidence is None else (contributions[evidence], None)
+        )
     return bases
 
 
