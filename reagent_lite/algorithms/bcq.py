@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from reagent_lite.rl.policies import LOWEST, likely_enough
+from reagent_lite.rl.policies import LOWEST, likely_enough, uniform
 from reagent_lite.types import SourceSpec
 
 
@@ -44,12 +44,9 @@ class LoggingPolicy(nn.Module):
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__()
         width = spec.num_action_features if spec.parametric else len(spec.action_names)
-        self.weight: Tensor
-        self.bias: Tensor
-        self.share: Tensor
-        self.register_buffer("weight", torch.zeros(width, spec.num_state_features))
-        self.register_buffer("bias", torch.zeros(width))
-        self.register_buffer("share", torch.zeros(()))
+        self.weight = nn.Buffer(torch.zeros(width, spec.num_state_features))
+        self.bias = nn.Buffer(torch.zeros(width))
+        self.share = nn.Buffer(torch.zeros(()))
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         """Returns logarithms of probabilities [B, K, 1] for state [B, S], mask [B, K] and features [B, K, F]."""
@@ -57,6 +54,4 @@ class LoggingPolicy(nn.Module):
         if features is not None:
             utility = (features * utility.unsqueeze(1)).sum(2)
         chosen = utility.masked_fill(~mask, LOWEST).softmax(1)
-        allowed = mask.to(chosen.dtype)
-        uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
-        return (chosen * (1 - self.share) + uniform * self.share).log().unsqueeze(2)
+        return (chosen * (1 - self.share) + uniform(mask, chosen.dtype) * self.share).log().unsqueeze(2)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.algorithms.policy_learner import soft_update
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network, chosen_values
 from reagent_lite.rl.td import discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
@@ -28,7 +29,14 @@ _FIRST = 0.1  # scale of the initial random outputs; at 0 gradients cancel, and 
 
 PolicyProbabilities = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 for choices that are not allowed."""
+Read = Callable[[Tensor, Actions], tuple[Tensor, Actions]]
+"""Normalizes states and choices."""
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+def unchanged(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
+    """Reads states and choices that are normalized already."""
+    return state, actions
 
 
 class CPEHeads(nn.Module):
@@ -43,6 +51,8 @@ class CPEHeads(nn.Module):
         value_network: forward(state, mask, features) -> [B, K, T].
         gamma: discount per step.
         target_update_rate: soft update of the target network.
+        num_outcomes: T, the reward and the metrics.
+        read: normalizes the states and choices that the networks are called with.
     """
 
     def __init__(
@@ -53,6 +63,7 @@ class CPEHeads(nn.Module):
         gamma: float,
         target_update_rate: float,
         num_outcomes: int,
+        read: Read = unchanged,
     ) -> None:
         super().__init__()
         self.reward_network = reward_network
@@ -60,12 +71,10 @@ class CPEHeads(nn.Module):
         self.target_network = copy.deepcopy(value_network).requires_grad_(False)
         self.gamma = gamma
         self.target_update_rate = target_update_rate
-        self.reward_scale: Tensor
-        self.value_scale: Tensor
-        self.mean: Tensor
-        self.register_buffer("reward_scale", torch.ones(num_outcomes))
-        self.register_buffer("value_scale", torch.ones(num_outcomes))
-        self.register_buffer("mean", torch.zeros(num_outcomes))
+        self.reward_scale = nn.Buffer(torch.ones(num_outcomes))
+        self.value_scale = nn.Buffer(torch.ones(num_outcomes))
+        self.mean = nn.Buffer(torch.zeros(num_outcomes))
+        self._read = read
 
     def forward(self, batch: TransitionBatch, next_propensities: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its two parts.
@@ -74,22 +83,20 @@ class CPEHeads(nn.Module):
         """
         outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
         with torch.no_grad():
-            next_q = self._values(self.target_network, batch.next_state, batch.next_actions)
+            next_q = self._values(*self._read(batch.next_state, batch.next_actions))
             next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
             d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
             target = (outcomes + d * next_value) / self.value_scale - self.mean
-        predicted = chosen_values(self.reward_network, batch.state, batch.actions, batch.action)
-        value = chosen_values(self.value_network, batch.state, batch.actions, batch.action)
+        state, actions = self._read(batch.state, batch.actions)
+        predicted = chosen_values(self.reward_network, state, actions, batch.action)
+        value = chosen_values(self.value_network, state, actions, batch.action)
         reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale + self.mean).square().sum(1)).sum()
         value_loss = (batch.weight * (value - target).square().sum(1)).sum()
         return reward_loss + value_loss, {"reward_loss": reward_loss.detach(), "value_loss": value_loss.detach()}
 
     def after_step(self) -> None:
-        """Soft update: target <- rate * online + (1 - rate) * target."""
-        with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.target_network.parameters()), list(self.value_network.parameters()), self.target_update_rate
-            )
+        """Moves the target network towards the value network."""
+        soft_update(self.target_network, self.value_network, self.target_update_rate)
 
     @torch.no_grad()
     def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
@@ -98,8 +105,9 @@ class CPEHeads(nn.Module):
         Values are those of the target network, an average over the last steps with less variance than the online
         network.
         """
+        state, actions = self._read(state, actions)
         rewards = (self.reward_network(state, actions.mask, actions.features) + self.mean) * self.reward_scale
-        return rewards, self._values(self.target_network, state, actions)
+        return rewards, self._values(state, actions)
 
     def set_scales(self, sums: Tensor) -> None:
         """Sets the units from the sums of `scale_sums` over all training rows of all processes.
@@ -122,13 +130,18 @@ class CPEHeads(nn.Module):
         d = discount(self.gamma, batch.steps, batch.bootstrap).double()
         return torch.cat((real.sum().view(1), (real @ d).view(1), real @ outcomes, real @ outcomes.square()))
 
-    def _values(self, network: nn.Module, state: Tensor, actions: Actions) -> Tensor:
-        values: Tensor = (network(state, actions.mask, actions.features) + self.mean) * self.value_scale
+    def _values(self, state: Tensor, actions: Actions) -> Tensor:
+        values: Tensor = (self.target_network(state, actions.mask, actions.features) + self.mean) * self.value_scale
         return values * actions.mask.unsqueeze(2)
 
 
 def build_cpe_heads(
-    spec: SourceSpec, settings: NetworkSettings, *, gamma: float, target_update_rate: float
+    spec: SourceSpec,
+    settings: NetworkSettings,
+    *,
+    gamma: float,
+    target_update_rate: float,
+    read: Read = unchanged,
 ) -> CPEHeads:
     """Returns heads as wide and deep as the Q-network, with one small initial output per choice and outcome.
 
@@ -143,7 +156,12 @@ def build_cpe_heads(
         *_, last_weight, _ = network.parameters()
         last_weight.data.mul_(_FIRST)
     return CPEHeads(
-        reward_network, value_network, gamma=gamma, target_update_rate=target_update_rate, num_outcomes=num_outcomes
+        reward_network,
+        value_network,
+        gamma=gamma,
+        target_update_rate=target_update_rate,
+        num_outcomes=num_outcomes,
+        read=read,
     )
 
 
@@ -162,14 +180,12 @@ class EarlyStopping:
         horizon = float((heads.value_scale / heads.reward_scale).max())
         self._first = max(FEWEST_STEPS, math.ceil(5 * horizon / heads.target_update_rate))
         self._loss = loss
-        self._steps = 0
         self._best = math.inf
         self._waited = 0
 
-    def __call__(self) -> bool:
-        """Returns whether the fit ends; call it after every step."""
-        self._steps += 1
-        if self._steps < self._first or self._steps % _CHECK_EVERY:
+    def __call__(self, steps: int) -> bool:
+        """Returns whether the fit ends after a number of steps; call it after every step."""
+        if steps < self._first or steps % _CHECK_EVERY:
             return False
         loss = self._loss()
         if loss < self._best * (1 - _LEAST_GAIN):
@@ -204,7 +220,7 @@ def fit_heads(
     """
     totals: dict[str, Tensor] = {}
     count = 0
-    for batch in batches:
+    for count, batch in enumerate(batches, start=1):
         with torch.no_grad():
             next_propensities = policy(batch.next_state, batch.next_actions)
         value, metrics = (loss or heads)(batch, next_propensities)
@@ -213,7 +229,6 @@ def fit_heads(
         optimizer.step()
         heads.after_step()
         totals = {name: totals.get(name, 0) + metric for name, metric in metrics.items()}
-        count += 1
-        if stop is not None and stop():
+        if stop is not None and stop(count):
             break
     return {name: total / count for name, total in totals.items()}

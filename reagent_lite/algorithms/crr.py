@@ -9,9 +9,10 @@ The paper samples actions and also has a target network of the actor; with few c
 
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.actor_critic import ActorCritic, imitation
+from reagent_lite.algorithms.actor_critic import ActorCritic
 from reagent_lite.algorithms.policy_learner import TargetSettings, configured_network, evaluating, reward_boost
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.algorithm import CRRConfig
@@ -63,28 +64,20 @@ class CRR(ActorCritic):
             reward_boost=reward_boost(config),
         )
 
-    def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
-        outputs = allowed_values(self.critic, batch.state, batch.actions)
-        logits = self.logits(batch)
-        rows, self.row_errors = self.td_losses(outputs, batch)
-        weights = self.weights(self.head(outputs.detach()), logits.detach(), batch.actions.mask, batch.action)
-        td_loss = batch.weight.dot(rows)
-        actor_loss = imitation(batch, logits, weights)
-        return td_loss + actor_loss, {"td_loss": td_loss.detach(), "actor_loss": actor_loss.detach()}
-
-    def weights(self, q: Tensor, logits: Tensor, mask: Tensor, action: Tensor) -> Tensor:
-        """Returns w(s, a) of the logged actions, [B], for q, logits and mask [B, K]."""
-        advantage = chosen(q, action) - expected_value(q, _ACTOR.propensities(logits, mask))
+    def weights(self, batch: TransitionBatch, outputs: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns w(s, a) of the logged actions, [B]; see `ActorCritic.weights`."""
+        q = self.head(outputs)
+        advantage = chosen(q, batch.action) - expected_value(q, _ACTOR.propensities(logits, batch.actions.mask))
         if self.section.weights == "binary":
-            return (advantage > 0).to(q.dtype)
-        return (advantage / self.section.beta).exp().clamp(max=self.section.max_weight)
+            return (advantage > 0).to(q.dtype), {}
+        return (advantage / self.section.beta).exp().clamp(max=self.section.max_weight), {}
 
-    def next_value(self, batch: TransitionBatch) -> Tensor:
-        """Returns the mean of the target network's Q(s', .) under the actor, [B]."""
+    @torch.no_grad()
+    def next_outputs(self, batch: TransitionBatch) -> Tensor:
+        """Returns the mean of the target network's Q(s', .) under the actor, [B, 1]."""
         state = batch.next_state
         actions = batch.next_actions
         with evaluating(self.actor):
             logits = allowed_values(self.actor, state, actions).squeeze(2)
         q = self.head(allowed_values(self.target_network, state, actions))
-        return expected_value(q, _ACTOR.propensities(logits, actions.mask))
+        return expected_value(q, _ACTOR.propensities(logits, actions.mask)).unsqueeze(1)

@@ -8,7 +8,7 @@ y = r + boost + gamma^steps * bootstrap * Q_target(s', a'),   a' = argmax over a
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.policy_learner import (
     Assign,
-    BatchEvaluation,
     PolicyLearner,
     TargetSettings,
     configured_network,
@@ -28,8 +27,8 @@ from reagent_lite.algorithms.policy_learner import (
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, Scorer
-from reagent_lite.rl.losses import conservative_loss, constant_loss, imitation_loss
-from reagent_lite.rl.td import Bounds, chosen, double_q_value, greedy_value, td_target
+from reagent_lite.rl.losses import conservative_loss, imitation_loss
+from reagent_lite.rl.td import Bounds, chosen, double_q_value, greedy_value
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 
@@ -73,9 +72,8 @@ class DQN(PolicyLearner):
         reward_boost: Tensor | None = None,
         behavior_cloning: nn.Module | None = None,
     ) -> None:
-        super().__init__(q_network, settings, reward_boost)
+        super().__init__(q_network, head, settings, reward_boost)
         self.q_network = q_network
-        self.head: nn.Module = head
         self.behavior_cloning = behavior_cloning
         self._imitates = behavior_cloning is not None and not isinstance(behavior_cloning, LoggingPolicy)
 
@@ -88,7 +86,7 @@ class DQN(PolicyLearner):
         if rainbow.bcq and config.evaluation.propensities == "estimate":
             behavior_cloning = LoggingPolicy(spec)
         elif rainbow.bcq:
-            behavior_cloning = build_q_network(spec, network_settings(config, outputs=1, dueling=False))
+            behavior_cloning = build_q_network(spec, network_settings(config.training))
         return cls(
             configured_network(config, spec, outputs=head.outputs, dueling=rainbow.dueling_architecture),
             head,
@@ -103,14 +101,6 @@ class DQN(PolicyLearner):
             reward_boost=reward_boost(config),
             behavior_cloning=behavior_cloning,
         )
-
-    def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
-        """Returns the Q-network with its weight decay, and BCQ's behavior-cloning network without."""
-        decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else config.training.l2_decay
-        groups = [{"params": list(self.q_network.parameters()), "weight_decay": decay}]
-        if self.behavior_cloning is not None and self._imitates:
-            groups.append({"params": list(self.behavior_cloning.parameters()), "weight_decay": 0.0})
-        return groups
 
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
         """Loads the Q-network, and the behavior-cloning network of a model trained with BCQ."""
@@ -150,7 +140,7 @@ class DQN(PolicyLearner):
             logged_outputs = chosen(outputs, batch.action)
         else:
             logged_outputs = chosen_values(self.q_network, batch.state, actions, batch.action)
-        rows, self.row_errors = self._td_losses(logged_outputs, *self._target_parts(batch))
+        rows, self.row_errors = self.td_losses(logged_outputs, self.next_outputs(batch), batch)
         loss = batch.weight.dot(rows)
         metrics = {"td_loss": loss.detach()}
         if alpha:
@@ -165,40 +155,7 @@ class DQN(PolicyLearner):
         return loss, metrics
 
     @torch.no_grad()
-    def evaluate(self, batch: TransitionBatch) -> BatchEvaluation:
-        """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
-        outputs = allowed_values(self.q_network, batch.state, batch.actions)
-        next_value, reward, d = parts = self._target_parts(batch)
-        losses, _ = self._td_losses(chosen(outputs, batch.action), *parts)
-        q = self.head(outputs)
-        return BatchEvaluation(
-            q=q,
-            scores=q,
-            choices=self.restriction(batch.state, batch.actions.mask, batch.actions.features),
-            td_loss=batch.weight.dot(losses),
-            target=td_target(reward, d, self.head(next_value.unsqueeze(1)).squeeze(1), self.settings.value_bounds),
-        )
-
-    def constant_loss(self, mean: float, variance: float) -> float | None:
-        """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
-
-        None for distributions: mean and variance do not determine the minimum of their loss.
-        """
-        return constant_loss(mean, variance, self.head.kind) if isinstance(self.head, ScalarHead) else None
-
-    @torch.no_grad()
-    def _target_parts(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the next choice's outputs [B, H], reward with its boost [B], and discount [B]."""
-        return self._next_value(batch), *self.rewards(batch)
-
-    def _td_losses(
-        self, logged_outputs: Tensor, next_value: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns loss and priority of each row; logged_outputs [B, H] are those of the online network."""
-        bounds = self.settings.value_bounds
-        return self.head.loss(logged_outputs, next_value, reward, discount, bounds)  # type: ignore[operator,no-any-return]
-
-    def _next_value(self, batch: TransitionBatch) -> Tensor:
+    def next_outputs(self, batch: TransitionBatch) -> Tensor:
         """Returns the target network's outputs [B, H] of the next choice; 0 if no choice is allowed."""
         state = batch.next_state
         actions = batch.next_actions

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.actor_critic import ActorCritic, imitation
+from reagent_lite.algorithms.actor_critic import ActorCritic
 from reagent_lite.algorithms.policy_learner import (
     TargetSettings,
     configured_network,
@@ -20,7 +20,7 @@ from reagent_lite.algorithms.policy_learner import (
 )
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.algorithm import IQLConfig
-from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
+from reagent_lite.models.q_networks import build_q_network, chosen_values
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.losses import expectile_loss
 from reagent_lite.rl.td import Bounds
@@ -64,35 +64,29 @@ class IQL(ActorCritic):
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),
             configured_network(config, spec, outputs=1, dueling=False),
-            build_q_network(state_value_spec, network_settings(config, outputs=1, dueling=False)),
+            build_q_network(state_value_spec, network_settings(config.training)),
             ScalarHead(config.rl.q_network_loss),
             TargetSettings.of(config, return_bounds),
             config.iql or IQLConfig(),
             reward_boost=reward_boost(config),
         )
 
-    def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
-        outputs = allowed_values(self.critic, batch.state, batch.actions)
-        logits = self.logits(batch)
-        rows, self.row_errors = self.td_losses(outputs, batch)
+    def weights(self, batch: TransitionBatch, outputs: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns w(s, a) of the logged actions, [B], and the loss of V; see `ActorCritic.weights`."""
         with torch.no_grad():
             logged_outputs = chosen_values(self.target_network, batch.state, batch.actions, batch.action)
             q = self.head(logged_outputs.unsqueeze(1)).squeeze(1)
         value = self.state_value(batch.state)
         weights = (self.section.beta * (q - value.detach())).exp().clamp(max=self.section.max_weight)
-        td_loss = batch.weight.dot(rows)
-        actor_loss = imitation(batch, logits, weights)
-        value_loss = batch.weight.dot(expectile_loss(value, q, self.section.expectile))
-        parts = {"td_loss": td_loss, "actor_loss": actor_loss, "value_loss": value_loss}
-        return td_loss + actor_loss + value_loss, {name: part.detach() for name, part in parts.items()}
+        return weights, {"value_loss": batch.weight.dot(expectile_loss(value, q, self.section.expectile))}
 
     def state_value(self, state: Tensor) -> Tensor:
         """Returns V(s), [B]."""
         mask = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
         return self.value(state, mask, None).view(-1)  # type: ignore[no-any-return]
 
-    def next_value(self, batch: TransitionBatch) -> Tensor:
-        """Returns V(s'), [B]; 0 if no choice is allowed."""
+    @torch.no_grad()
+    def next_outputs(self, batch: TransitionBatch) -> Tensor:
+        """Returns V(s'), [B, 1]; 0 if no choice is allowed."""
         with evaluating(self.value):
-            return self.state_value(batch.next_state) * batch.next_actions.mask.any(1)
+            return (self.state_value(batch.next_state) * batch.next_actions.mask.any(1)).unsqueeze(1)

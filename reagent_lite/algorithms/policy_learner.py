@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network, custom_network
+from reagent_lite.config.training import TrainingConfig
+from reagent_lite.models.q_networks import NetworkSettings, allowed_values, build_q_network, custom_network
 from reagent_lite.models.restrictions import Unrestricted
-from reagent_lite.models.value_heads import Scorer
-from reagent_lite.rl.td import Bounds, discount
+from reagent_lite.models.value_heads import ScalarHead, Scorer
+from reagent_lite.rl.losses import constant_loss
+from reagent_lite.rl.td import Bounds, chosen, discount, td_target
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
@@ -76,6 +78,7 @@ class PolicyLearner(nn.Module, ABC):
 
     Args:
         online: the network that learns values; the target network is a copy that follows it.
+        head: turns the network's outputs of a choice into a value; see models.value_heads.
         settings: parameters of the targets.
         reward_boost: [K] added to the reward by action, or None.
 
@@ -90,9 +93,12 @@ class PolicyLearner(nn.Module, ABC):
     score: ClassVar[str] = "value"
     """Meaning of a score, for the model card."""
 
-    def __init__(self, online: nn.Module, settings: TargetSettings, reward_boost: Tensor | None) -> None:
+    def __init__(
+        self, online: nn.Module, head: nn.Module, settings: TargetSettings, reward_boost: Tensor | None
+    ) -> None:
         super().__init__()
         self.settings = settings
+        self.head = head
         self.target_network = copy.deepcopy(online).requires_grad_(False).eval()
         self.reward_boost: Tensor | None
         self.register_buffer("reward_boost", reward_boost)
@@ -108,19 +114,8 @@ class PolicyLearner(nn.Module, ABC):
         """Returns the loss, a sum weighted by `batch.weight`, and its parts, td_loss among them."""
 
     @abstractmethod
-    def evaluate(self, batch: TransitionBatch) -> BatchEvaluation:
-        """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
-
-    @abstractmethod
-    def constant_loss(self, mean: float, variance: float) -> float | None:
-        """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
-
-        None if mean and variance do not determine it.
-        """
-
-    @abstractmethod
-    def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
-        """Returns the trainable parameters as groups of an optimizer, with their weight decay."""
+    def next_outputs(self, batch: TransitionBatch) -> Tensor:
+        """Returns the outputs [B, H] whose value the next state has, without a gradient; 0 if no choice is allowed."""
 
     @abstractmethod
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
@@ -141,6 +136,49 @@ class PolicyLearner(nn.Module, ABC):
         """Module that limits the allowed choices of the policy, in targets, evaluation, simulation and export alike."""
         return Unrestricted()
 
+    def td_losses(self, logged_outputs: Tensor, next_outputs: Tensor, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Returns TD loss and priority of each row, [B].
+
+        Args:
+            logged_outputs: [B, H] of the online network for the logged choice.
+            next_outputs: result of `next_outputs`.
+            batch: the rows.
+        """
+        bounds = self.settings.value_bounds
+        return self.head.loss(logged_outputs, next_outputs, *self.rewards(batch), bounds)  # type: ignore[operator,no-any-return]
+
+    @torch.no_grad()
+    def evaluate(self, batch: TransitionBatch) -> BatchEvaluation:
+        """Returns values and targets of a batch, and its TD loss, weighted by `batch.weight`."""
+        outputs = allowed_values(self.online, batch.state, batch.actions)
+        next_outputs = self.next_outputs(batch)
+        next_value = self.head(next_outputs.unsqueeze(1)).squeeze(1)
+        losses, _ = self.td_losses(chosen(outputs, batch.action), next_outputs, batch)
+        q = self.head(outputs)
+        return BatchEvaluation(
+            q=q,
+            scores=q,
+            choices=self.restriction(batch.state, batch.actions.mask, batch.actions.features),
+            td_loss=batch.weight.dot(losses),
+            target=td_target(*self.rewards(batch), next_value, self.settings.value_bounds),
+        )
+
+    def constant_loss(self, mean: float, variance: float) -> float | None:
+        """Returns a TD loss that the best constant value does not exceed, for targets of this mean and variance.
+
+        None for distributions: mean and variance do not determine the minimum of their loss.
+        """
+        return constant_loss(mean, variance, self.head.kind) if isinstance(self.head, ScalarHead) else None
+
+    def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
+        """Returns the trainable parameters as groups of an optimizer; only the online network has weight decay."""
+        online = list(self.online.parameters())
+        ids = {id(parameter) for parameter in online}
+        others = [p for p in self.parameters() if p.requires_grad and id(p) not in ids]
+        decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else config.training.l2_decay
+        groups = [{"params": online, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+        return [group for group in groups if group["params"]]
+
     def train(self, mode: bool = True) -> Self:
         """Sets the online networks' mode; the target network always evaluates."""
         super().train(mode)
@@ -148,19 +186,21 @@ class PolicyLearner(nn.Module, ABC):
         return self
 
     def after_step(self) -> None:
-        """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
-        rate = self.settings.target_update_rate
-        target = self.target_network
-        online = self.online
-        with torch.no_grad():
-            torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
-            for old, new in zip(target.buffers(), online.buffers(), strict=True):
-                old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
+        """Moves the target network towards the online network."""
+        soft_update(self.target_network, self.online, self.settings.target_update_rate)
 
     def rewards(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns reward with its boost [B], and the factor of the next value [B]."""
         reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
         return reward, discount(self.settings.gamma, batch.steps, batch.bootstrap)
+
+
+@torch.no_grad()
+def soft_update(target: nn.Module, online: nn.Module, rate: float) -> None:
+    """Sets target <- rate * online + (1 - rate) * target, running statistics included."""
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
+    for old, new in zip(target.buffers(), online.buffers(), strict=True):
+        old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
 
 
 @contextmanager
@@ -185,9 +225,8 @@ def reward_boost(config: WorkflowConfig) -> Tensor | None:
     return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
 
 
-def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> NetworkSettings:
+def network_settings(training: TrainingConfig, *, outputs: int = 1, dueling: bool = False) -> NetworkSettings:
     """Returns the config's settings for a network with `outputs` numbers per choice."""
-    training = config.training
     return NetworkSettings(
         hidden=training.layers[1:-1],
         activations=training.activations[:-1],
@@ -201,6 +240,6 @@ def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> 
 
 def configured_network(config: WorkflowConfig, spec: SourceSpec, *, outputs: int, dueling: bool) -> nn.Module:
     """Returns a network of the class in training.network, else a network of this package."""
-    settings = network_settings(config, outputs=outputs, dueling=dueling)
+    settings = network_settings(config.training, outputs=outputs, dueling=dueling)
     network_class = config.training.network
     return build_q_network(spec, settings) if network_class is None else custom_network(network_class, spec, settings)

@@ -10,7 +10,7 @@ with the least loss on rows that are not fitted to. Nothing is drawn: the same r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.algorithms.bcq import LoggingPolicy
+from reagent_lite.algorithms.cpe_heads import Read, unchanged
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.sampling.shards import Shards
@@ -27,7 +28,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.calibration import Calibration, Tally
 from reagent_lite.evaluation.episodes import TrainEvalLogs, spread
-from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+from reagent_lite.types import SourceSpec, TransitionBatch
 
 FOLDS = 5
 _PENALTIES = (1_000.0, 100.0, 10.0, 1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -37,14 +38,6 @@ _MOST_VALUES = 2**23  # of the fitted rows of a process, 64 MiB
 _MOST_PRODUCTS = 2**30  # of the loss of these rows, some tenths of a second; a fit takes it some hundred times
 _BLOCK_VALUES = 2**20
 _RARE = 10.0  # choices that are expected less often in all rows count as impossible: their number is not known
-
-Read = Callable[[Tensor, Actions], tuple[Tensor, Actions]]
-"""Normalizes states and choices."""
-
-
-def unchanged(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
-    """Reads states and choices that are normalized already."""
-    return state, actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,16 +225,16 @@ class LoggedChoices:
         return 1 / self.mask.sum(1).clamp(min=1).double()
 
 
+@dataclass(frozen=True, slots=True)
 class FoldedSoftmax:
     """A softmax policy for each fold, mixed with uniform choices.
 
-    Args:
+    Attributes:
         parameters: [FOLDS, A (S + 1) + 1] weights and biases of A actions or features of a candidate, and the log odds
             of the share of uniform choices.
     """
 
-    def __init__(self, parameters: Tensor) -> None:
-        self.parameters = parameters
+    parameters: Tensor
 
     @classmethod
     def uniform(cls, spec: SourceSpec) -> FoldedSoftmax:

@@ -135,8 +135,8 @@ def tally(
         "by_propensity": _by_propensity(group.all_reduce(bins), rows) if propensities_known else [],
         "candidates": {_length(k): count / rows for k, count in enumerate(group.all_reduce(lengths).tolist()) if count},
         "features": {
-            str(name): {"logged": logged, "policy": policy, "difference": _difference(logged, policy)}
-            for name, logged, policy in zip(ids, *map(_figures, mean, stddev), strict=True)
+            str(name): _compared(means, stddevs)
+            for name, means, stddevs in zip(ids, mean.T.tolist(), stddev.T.tolist(), strict=True)
         },
     }
 
@@ -209,21 +209,17 @@ def _by_propensity(bins: Tensor, rows: float) -> list[dict[str, float]]:
     ]
 
 
-def _figures(mean: Tensor, stddev: Tensor) -> list[dict[str, float | None]]:
-    pairs = zip(mean.tolist(), stddev.tolist(), strict=True)
-    return [{"mean": finite(column_mean), "stddev": finite(column_stddev)} for column_mean, column_stddev in pairs]
+def _compared(means: Sequence[float], stddevs: Sequence[float]) -> dict[str, Any]:
+    """Returns means and standard deviations of log and policy, and the standardized difference of the means.
 
-
-def _difference(logged: dict[str, float | None], policy: dict[str, float | None]) -> float | None:
-    """Returns the standardized difference of means, (policy - logged) / sqrt(mean variance). Austin (2009)."""
-    logged_mean = logged["mean"]
-    logged_stddev = logged["stddev"]
-    policy_mean = policy["mean"]
-    policy_stddev = policy["stddev"]
-    if logged_mean is None or policy_mean is None or logged_stddev is None or policy_stddev is None:
-        return None
-    scale = math.sqrt((logged_stddev**2 + policy_stddev**2) / 2)
-    return (policy_mean - logged_mean) / scale if scale > 0 else None
+    The difference is (policy - logged) / sqrt(mean variance). Austin (2009).
+    """
+    logged, policy = (
+        {"mean": finite(mean), "stddev": finite(stddev)} for mean, stddev in zip(means, stddevs, strict=True)
+    )
+    scale = math.sqrt((stddevs[0] ** 2 + stddevs[1] ** 2) / 2)
+    difference = finite((means[1] - means[0]) / scale) if scale > 0 else None
+    return {"logged": logged, "policy": policy, "difference": difference}
 
 
 def candidate_features(

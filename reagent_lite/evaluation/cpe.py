@@ -37,8 +37,8 @@ from reagent_lite.rl.estimators import (
     mean_return,
     mean_reward,
 )
-from reagent_lite.rl.likelihood import Contributions, intervals
-from reagent_lite.rl.sums import EpisodeSums, Estimator, Evidence
+from reagent_lite.rl.likelihood import Contributions, Question, intervals
+from reagent_lite.rl.sums import EpisodeSums, Evidence
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
@@ -48,6 +48,14 @@ MODELLED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estima
 _GROUP_ROWS = 2**17
 _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
+_CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
+"""The weighted estimate that checks the model of one-step, and of sequential estimates."""
+_REASONS = {
+    1: "model is better",
+    0: "the interval contains 0: no difference is shown",
+    -1: "against is better",
+}
+"""By the side of 0 on which a difference lies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +64,22 @@ class Basis:
 
     Attributes:
         samples: [1 + R] the estimate, followed by the estimate of every resample.
-        contributions: contribution of each episode; None for an estimate that has only the bootstrap.
+        question: contributions of the episodes, for its likelihood interval; None if the bootstrap gives the interval.
+        missing: why there is no estimate; empty if there is one.
     """
 
     samples: Tensor
-    contributions: Contributions | None
+    question: Question | None
+    missing: str = ""
+
+    def minus(self, other: "Basis") -> "Basis":
+        """Returns the basis of the difference from another estimate, from the same episodes."""
+        question = None
+        if self.question is not None and other.question is not None:
+            question = (self.question[0], other.question[0])
+        # sums are taken in different orders: what differs by rounding is equal
+        equal = torch.isclose(self.samples, other.samples, rtol=1e-9, atol=0.0)
+        return Basis(samples=(self.samples - other.samples).masked_fill(equal, 0.0), question=question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,24 +203,18 @@ def evaluate_page(
         drawn = resamples(num_episodes, count, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
-            sums = sums_of_rows(part, rows, gamma, ESTIMATORS)
-            samples = sums.estimates(drawn.blocks())
+            sums = sums_of_rows(part, rows, gamma)
+            samples = sums.estimates(drawn.blocks(), (*LOGGED, *ESTIMATORS.values()))
             overlap = overlap or replace(
                 measure_overlap(page, rows, sums, samples[0]["mean_weight"], config), calibration=calibration
             )
-            for number, name in enumerate(part.names):
-                bounds = config.reward_range if first + number == 0 else None
-                evaluated = _OutcomeEstimates(
-                    sums,
-                    number,
-                    samples[number],
-                    missing=missing,
-                    overlap=overlap,
-                    bounds=bounds,
-                    config=config,
+            for index, name in enumerate(part.names):
+                bounds = config.reward_range if first + index == 0 else None
+                bases = _bases(sums, index, samples[index], missing, bounds)
+                one_step, sequential = (
+                    _family(sums, index, bases, overlap, sequential=sequential, level=config.confidence_level)
+                    for sequential in (False, True)
                 )
-                one_step = evaluated.family(_ONE_STEP)
-                sequential = evaluated.family(_SEQUENTIAL)
                 outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
                 show(len(outcomes), len(page.names))
     return CPEResult(
@@ -231,16 +244,15 @@ def estimates_of_page(
     tags: dict[str, float] = {}
     if not len(rows):
         return tags
-    whole = torch.ones(1, len(torch.unique_consecutive(page.episode[rows])), dtype=torch.uint8)
     for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
         part = page.only(first, first + _OUTCOMES_AT_ONCE)
-        for name, estimates in zip(
-            part.names, sums_of_rows(part, rows, gamma, CHEAP_ESTIMATORS).estimates([whole]), strict=True
-        ):
-            values = {key: float(value) for key, value in estimates.items() if key not in missing}
-            tags |= {f"CPE/{name}/{key}": values[key] for key in CHEAP_ESTIMATORS if key in values}
-            tags[f"CPE/{name}/Logged_Reward"] = values["mean_reward"]
-            tags[f"CPE/{name}/Logged_Return"] = values["mean_return"]
+        sums = sums_of_rows(part, rows, gamma)
+        whole = torch.ones(1, sums.num_episodes, dtype=torch.uint8)
+        for name, estimates in zip(part.names, sums.estimates([whole], (*LOGGED, *CHEAP_ESTIMATORS)), strict=True):
+            keys = [estimator.name for estimator in CHEAP_ESTIMATORS if estimator.name not in missing]
+            tags |= {f"CPE/{name}/{key}": float(estimates[key]) for key in keys}
+            tags[f"CPE/{name}/Logged_Reward"] = float(estimates[mean_reward.name])
+            tags[f"CPE/{name}/Logged_Return"] = float(estimates[mean_return.name])
     return {tag: value for tag, value in tags.items() if math.isfinite(value)}
 
 
@@ -251,7 +263,7 @@ def effective_episodes(
     rows, _, _ = limit(page, config, generator)
     if not len(rows):
         return 0.0
-    sums = sums_of_rows(page.only(0, 1), rows, gamma, {})
+    sums = sums_of_rows(page.only(0, 1), rows, gamma)
     return float(sums.effective_episodes()[sums.judged_step])
 
 
@@ -290,32 +302,17 @@ def differences(model: CPEResult, against: CPEResult) -> dict[str, tuple[Estimat
 
 
 def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level: float) -> tuple[Estimate, ...]:
-    pairs = [(estimate.basis, other.basis) for estimate, other in zip(ours, theirs, strict=True)]
-    return tuple(
-        _difference(estimate, other, figure)
-        for estimate, other, figure in zip(ours, theirs, figures_of(pairs, level), strict=True)
-    )
+    bases = [estimate.basis.minus(other.basis) for estimate, other in zip(ours, theirs, strict=True)]
+    return tuple(map(_difference, ours, theirs, figures_of(bases, level)))
 
 
 def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimate:
-    verdict = Verdict.TRUSTWORTHY
-    reason = "the interval contains 0: no difference is shown"
-    if figure.side:
-        reason = "model is better" if figure.side > 0 else "against is better"
-    for worse in (Verdict.SUPPORT, Verdict.DO_NOT_USE):
-        for whose, estimate in (("against", against), ("model", model)):
-            if estimate.verdict is worse:
-                verdict = worse
-                reason = f"{whose}: {estimate.reason}"
-    return Estimate(
-        name=model.name,
-        figure=figure,
-        normalized=float("nan"),
-        difference=figure,
-        verdict=verdict,
-        reason=reason,
-        basis=model.basis,
-    )
+    named = (("model", model), ("against", against))
+    whose, worse = max(named, key=lambda pair: pair[1].verdict.severity)
+    reason = f"{whose}: {worse.reason}"
+    if worse.verdict is Verdict.TRUSTWORTHY:
+        reason = _REASONS[figure.side]
+    return replace(model, figure=figure, normalized=math.nan, difference=figure, verdict=worse.verdict, reason=reason)
 
 
 def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator) -> tuple[Tensor, int, int]:
@@ -335,213 +332,143 @@ def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Gener
     return within.nonzero().squeeze(1), max(0, num_episodes - config.max_episodes), beyond
 
 
-def sums_of_rows(
-    page: EvaluationPage, rows: Tensor, gamma: float, estimators: Mapping[str, Estimator] = ESTIMATORS
-) -> EpisodeSums:
+def sums_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> EpisodeSums:
     """Returns the terms of some rows of a page; `rows` are numbers, in order of time within an episode."""
     # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    tables = (tables_of(page.rows(rows[group]), gamma) for group in groups)
-    return EpisodeSums.of(tables, (*LOGGED, *estimators.values()))
+    return EpisodeSums.of(tables_of(page.rows(rows[group]), gamma) for group in groups)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FamilySpec:
-    """Estimators of a family.
-
-    Attributes:
-        sequential: whether returns of episodes are estimated instead of rewards of rows.
-        logged: estimator of the logged policy's value.
-        model: name of the estimator that rests on a model alone.
-        check: name of the weighted estimator that checks it.
-    """
-
-    sequential: bool
-    logged: Estimator
-    model: str
-    check: str
-
-
-_ONE_STEP = _FamilySpec(
-    sequential=False, logged=mean_reward, model="Direct_Method_Reward", check="Self_Normalized_IPS_Reward"
-)
-_SEQUENTIAL = _FamilySpec(
-    sequential=True,
-    logged=mean_return,
-    model="Fitted_Q_Evaluation",
-    check="Weighted_Per_Decision_Importance_Sampling",
-)
-
-
-class _OutcomeEstimates:
-    """The estimates of one outcome of a log.
+def _bases(
+    sums: EpisodeSums,
+    outcome: int,
+    samples: Mapping[str, Tensor],
+    missing: Mapping[str, str],
+    bounds: tuple[float, float] | None,
+) -> dict[str, Basis]:
+    """Returns the basis of each figure of an outcome by its name; figures with the same evidence share its object.
 
     Args:
         sums: terms of each episode.
-        number: index of the outcome.
-        samples: estimates by estimator, [1 + R].
+        outcome: index of the outcome.
+        samples: [1 + R] estimates by estimator.
         missing: estimators without an estimate, with the reason.
-        overlap: diagnostics of weights.
         bounds: range of possible rewards, if the config gives one.
-        config: confidence level, and the number of effective episodes that is enough.
     """
-
-    def __init__(
-        self,
-        sums: EpisodeSums,
-        number: int,
-        samples: Mapping[str, Tensor],
-        *,
-        missing: Mapping[str, str],
-        overlap: Overlap,
-        bounds: tuple[float, float] | None,
-        config: EvaluationConfig,
-    ) -> None:
-        self._sums = sums
-        self._number = number
-        self._samples = samples
-        self._missing = missing
-        self._overlap = overlap
-        self._bounds = bounds
-        self._config = config
-        self._contributions: dict[Evidence, Contributions] = {}
-
-    def family(self, spec: _FamilySpec) -> Family:
-        """Returns the estimates of one quantity, with intervals and verdicts."""
-        level = self._config.confidence_level
-        names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == spec.sequential]
-        logged = self._basis(spec.logged)
-        continued = logged
-        if spec.sequential:
-            samples = logged.samples + self._samples[continuation.name]
-            continued = Basis(samples=samples, contributions=self._basis(continuation).contributions)
-        bases = {name: continued if ESTIMATORS[name].continues else logged for name in names}
-        by_estimator = {name: self._basis(ESTIMATORS[name]) for name in names}
-        questions: list[tuple[Basis, Basis | None]] = [
-            (basis, None) for basis in (logged, continued, *by_estimator.values())
-        ]
-        questions += [(by_estimator[name], bases[name]) for name in names]
-        logged_figure, continued_figure, *figures = figures_of(questions, level)
-        figure_of = dict(zip(names, figures[: len(names)], strict=True))
-        if not spec.sequential:  # a policy may earn returns that no logged episode has
-            low, high = self._range(spec)
-            figure_of = {
-                name: figure if ESTIMATORS[name].evidence is None else figure.within(low, high)
-                for name, figure in figure_of.items()
-            }
-        differences = dict(zip(names, figures[len(names) :], strict=True))
-        events = self._events(spec)
-        verdicts = self._verdicts(spec, figure_of, events)
-        estimates = tuple(
-            Estimate(
-                name=name,
-                figure=figure_of[name],
-                normalized=figure_of[name].value / float(bases[name].samples[0])
-                if logged_figure.side
-                else float("nan"),
-                difference=differences[name],
-                verdict=verdicts[name][0],
-                reason=verdicts[name][1],
-                basis=by_estimator[name],
-            )
-            for name in names
-        )
-        cut = spec.sequential and self._overlap.cut_share > 0 and spec.model not in self._missing
-        return Family(
-            logged=logged_figure, continued=continued_figure if cut else None, events=events, estimates=estimates
-        )
-
-    def _basis(self, estimator: Estimator) -> Basis:
-        samples = self._samples[estimator.name]
-        if estimator.name in self._missing:
-            return Basis(samples=samples * torch.nan, contributions=None)
-        return Basis(samples=samples, contributions=self._evidence(estimator))
-
-    def _evidence(self, estimator: Estimator) -> Contributions | None:
-        """Returns the contributions of episodes; the same object for estimators with the same evidence."""
+    contributions: dict[Evidence, Contributions] = {}
+    bases = {}
+    for estimator in (*LOGGED, *ESTIMATORS.values()):
+        name = estimator.name
+        if name in missing:
+            bases[name] = Basis(samples=samples[name] * torch.nan, question=None, missing=missing[name])
+            continue
         evidence = estimator.evidence
-        if evidence is None:
-            return None
-        if evidence not in self._contributions:
-            contributions = evidence(self._sums, self._number)
-            if self._bounds is not None:
-                low, high = self._bounds
+        if evidence is not None and evidence not in contributions:
+            contributions[evidence] = evidence(sums, outcome)
+            if bounds is not None:
                 logged = logged_returns if estimator.sequential else logged_rewards
-                shift = float((logged(self._sums, self._number).outcome - contributions.outcome).mean())
-                contributions = replace(contributions, bounds=(low - shift, high - shift))
-            self._contributions[evidence] = contributions
-        return self._contributions[evidence]
-
-    def _range(self, spec: _FamilySpec) -> tuple[float, float]:
-        """Returns the lowest and the highest outcome, observed or possible."""
-        low, high = self._logged(spec).outcomes
-        return (low, high) if self._bounds is None else (min(low, self._bounds[0]), max(high, self._bounds[1]))
-
-    def _events(self, spec: _FamilySpec) -> Events | None:
-        if spec.check in self._missing:
-            return None
-        weights = self._sums.episode_weights if spec.sequential else self._sums.per_episode("weight", self._number)
-        return matched_events(weights, self._logged(spec).total)
-
-    def _logged(self, spec: _FamilySpec) -> Contributions:
-        return (logged_returns if spec.sequential else logged_rewards)(self._sums, self._number)
-
-    def _verdicts(
-        self, spec: _FamilySpec, figures: Mapping[str, Interval], events: Events | None
-    ) -> dict[str, Reasoned]:
-        overlap = self._overlap
-        weights = weights_verdict(overlap, sequential=spec.sequential, events=events)
-        check = figures[spec.check]
-        low, high = self._logged(spec).outcomes
-        verdicts = {}
-        for name, figure in figures.items():
-            if name in self._missing:
-                verdicts[name] = Verdict.DO_NOT_USE, self._missing[name]
-            elif name == spec.model:
-                checked = Verdict.DO_NOT_USE if spec.check in self._missing else weights[0]
-                verdicts[name] = model_verdict(
-                    figure, overlap, sequential=spec.sequential, check=check, checked=checked
+                shift = float((logged(sums, outcome).outcome - contributions[evidence].outcome).mean())
+                contributions[evidence] = replace(
+                    contributions[evidence], bounds=(bounds[0] - shift, bounds[1] - shift)
                 )
-            else:
-                verdicts[name] = estimate_verdict(
-                    figure,
-                    weights=weights,
-                    reliance=reliance_on_model(name, overlap),
-                    constant=low == high and self._bounds is None,
-                    events=events if self._bounds is None else None,
-                )
-            if overlap.calibration is not None and name not in self._missing:
-                verdicts[name] = with_calibration(verdicts[name], overlap.calibration)
-        return verdicts
+        bases[name] = Basis(
+            samples=samples[name], question=None if evidence is None else (contributions[evidence], None)
+        )
+    return bases
 
 
-def figures_of(questions: Sequence[tuple[Basis, Basis | None]], level: float) -> list[Interval]:
-    """Returns each estimate, or its difference from another one, with an interval that contains it.
+def _family(
+    sums: EpisodeSums, outcome: int, bases: Mapping[str, Basis], overlap: Overlap, *, sequential: bool, level: float
+) -> Family:
+    """Returns the estimates of one quantity of an outcome, with intervals and verdicts.
 
     Args:
-        questions: an estimate, and the estimate that is subtracted from it or None.
+        sums: terms of each episode.
+        outcome: index of the outcome.
+        bases: result of _bases.
+        overlap: diagnostics of weights.
+        sequential: whether returns of episodes are estimated instead of rewards of rows.
         level: confidence level.
     """
-    distinct: dict[tuple[int, int], tuple[Contributions, Contributions | None]] = {}
-    keys = []
-    for basis, minus in questions:
-        added = basis.contributions
-        subtracted = None if minus is None else minus.contributions
-        key = None
-        if added is not None and (minus is None or subtracted is not None):
-            key = (id(added), id(subtracted))
-            distinct[key] = (added, subtracted)
-        keys.append(key)
-    ends = dict(zip(distinct, intervals(list(distinct.values()), level), strict=True))
+    names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
+    model = names[0]
+    check = _CHECKS[sequential]
+    logged = continued = bases[mean_return.name if sequential else mean_reward.name]
+    if sequential:
+        rest = bases[continuation.name]
+        continued = Basis(samples=logged.samples + rest.samples, question=rest.question)
+    references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
+    estimated = [bases[name] for name in names]
+    differences = [bases[name].minus(references[name]) for name in names]
+    logged_figure, continued_figure, *figures = figures_of([logged, continued, *estimated, *differences], level)
+    figure_of = dict(zip(names, figures[: len(names)], strict=True))
+    difference_of = dict(zip(names, figures[len(names) :], strict=True))
+
+    assert logged.question is not None, "the log always has outcomes"
+    outcomes, _ = logged.question
+    low, high = outcomes.outcomes
+    for name in () if sequential else names:  # a policy may earn returns that no logged episode has
+        if ESTIMATORS[name].evidence is not None:
+            figure_of[name] = figure_of[name].within(low, high)
+    ranged = outcomes.bounds is not None
+    events = None
+    if not bases[check].missing:
+        weights = sums.episode_weights if sequential else sums.per_episode("weight", outcome)
+        events = matched_events(weights, outcomes.total)
+    of_weights = weights_verdict(overlap, sequential=sequential, events=events)
+
+    def reasoned(name: str) -> Reasoned:
+        figure = figure_of[name]
+        if bases[name].missing:
+            return Verdict.DO_NOT_USE, bases[name].missing
+        if name == model:
+            checked = Verdict.DO_NOT_USE if bases[check].missing else of_weights[0]
+            verdict = model_verdict(figure, overlap, sequential=sequential, check=figure_of[check], checked=checked)
+        else:
+            verdict = estimate_verdict(
+                figure,
+                weights=of_weights,
+                reliance=reliance_on_model(name, overlap),
+                constant=low == high and not ranged,
+                events=None if ranged else events,
+            )
+        return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)
+
+    estimates = []
+    for name, figure in figure_of.items():
+        verdict, reason = reasoned(name)
+        estimates.append(
+            Estimate(
+                name=name,
+                figure=figure,
+                normalized=figure.value / float(references[name].samples[0]) if logged_figure.side else math.nan,
+                difference=difference_of[name],
+                verdict=verdict,
+                reason=reason,
+                basis=bases[name],
+            )
+        )
+    cut = sequential and overlap.cut_share > 0 and not bases[model].missing
+    return Family(
+        logged=logged_figure,
+        continued=continued_figure if cut else None,
+        events=events,
+        estimates=tuple(estimates),
+    )
+
+
+def figures_of(bases: Sequence[Basis], level: float) -> list[Interval]:
+    """Returns each estimate or difference with an interval that contains it.
+
+    Args:
+        bases: the estimates and differences.
+        level: confidence level.
+    """
+    distinct = list(dict.fromkeys(basis.question for basis in bases if basis.question is not None))
+    ends = dict(zip(distinct, intervals(distinct, level), strict=True))
     figures = []
-    for (basis, minus), key in zip(questions, keys, strict=True):
-        samples = basis.samples if minus is None else _differences_of(basis.samples, minus.samples)
-        value = float(samples[0])
-        low, high = percentile_interval(samples[1:], level) if key is None else ends[key]
+    for basis in bases:
+        value = float(basis.samples[0])
+        low, high = percentile_interval(basis.samples[1:], level) if basis.question is None else ends[basis.question]
         figures.append(Interval(value=value, low=min(low, value), high=max(high, value)))
     return figures
-
-
-def _differences_of(samples: Tensor, others: Tensor) -> Tensor:
-    """Returns samples - others, [1 + R]; 0 if the difference is rounding, as sums are taken in different orders."""
-    return (samples - others).masked_fill(torch.isclose(samples, others, rtol=1e-9, atol=0.0), 0.0)

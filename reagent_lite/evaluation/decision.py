@@ -204,10 +204,6 @@ class Standing(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     UNDECIDED = "undecided"
-    CONTRADICTED = "contradicted"
-    UNTRUSTED = "untrusted"
-    UNSCORED = "unscored"
-    FLATTERED = "flattered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +258,7 @@ _TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standin
     (False, True, True, Choice.NOT_ENOUGH, (Standing.WORSE, Standing.BETTER)),
     (False, False, False, Choice.NOT_ENOUGH, (Standing.UNDECIDED,)),
 )
-"""The first row that fits is the decision. Every standing but better and worse counts as undecided."""
+"""The first row that fits is the decision."""
 
 
 def decide(evidence: Evidence) -> ShipDecision:
@@ -272,9 +268,7 @@ def decide(evidence: Evidence) -> ShipDecision:
     episodes of a policy's training data flatter it and do not count in its favour.
     """
     findings = tuple(_unflattered(finding, evidence) for finding in _findings(evidence))
-    by_standing: dict[Standing, list[Finding]] = {Standing.BETTER: [], Standing.WORSE: [], Standing.UNDECIDED: []}
-    for finding in findings:
-        by_standing.get(finding.standing, by_standing[Standing.UNDECIDED]).append(finding)
+    by_standing = {standing: [finding for finding in findings if finding.standing is standing] for standing in Standing}
     if by_standing[Standing.UNDECIDED]:
         by_standing[Standing.BETTER] = [finding for finding in by_standing[Standing.BETTER] if not finding.weak]
     worse = by_standing[Standing.WORSE]
@@ -316,8 +310,6 @@ _NEXT = {
     (FindingSource.GATE, Standing.WORSE): _LEARN,
     (FindingSource.LOG, Standing.BETTER): _TRY,
     (FindingSource.LOG, Standing.WORSE): _LEARN,
-    (FindingSource.LOG, Standing.CONTRADICTED): _TRY_BOTH,
-    (FindingSource.LOG, Standing.UNSCORED): _SCORE_SOME,
     (FindingSource.BESIDE, Standing.BETTER): _TRY,
     (FindingSource.BESIDE, Standing.WORSE): _LEARN,
     (FindingSource.BESIDE, Standing.UNDECIDED): _LEARN,
@@ -325,11 +317,8 @@ _NEXT = {
     (FindingSource.SIMULATION, Standing.WORSE): _LEARN_IN_SIMULATION,
     (FindingSource.SIMULATION, Standing.UNDECIDED): _LEARN_IN_SIMULATION,
 }
-"""Next steps by finding; after an undecided or untrusted finding from a log they follow from its numbers."""
-
-
-def _standing(side: int) -> Standing:
-    return {1: Standing.BETTER, -1: Standing.WORSE, 0: Standing.UNDECIDED}[side]
+"""Next steps by finding; those after an undecided finding from a log follow from its numbers."""
+_BY_SIDE = {1: Standing.BETTER, -1: Standing.WORSE, 0: Standing.UNDECIDED}
 
 
 def _finding(
@@ -349,7 +338,7 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
         return finding
     return replace(
         finding,
-        standing=Standing.FLATTERED,
+        standing=Standing.UNDECIDED,
         reason=f"{finding.reason}; but the {whose} has learned from scored episodes, which flatters it",
         next_step=_SCORE_OTHERS,
     )
@@ -372,9 +361,9 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
                 f"in simulation its discounted return is {simulated}, against {reference} of the logged policy in the "
                 "log"
             )
-            yield _finding(FindingSource.BESIDE, _standing(side), reason)
+            yield _finding(FindingSource.BESIDE, _BY_SIDE[side], reason)
     if not deciding and (evidence.result or not evidence.played):
-        yield _finding(FindingSource.LOG, Standing.UNSCORED, "no episodes could be scored")
+        yield _finding(FindingSource.LOG, Standing.UNDECIDED, "no episodes could be scored", _SCORE_SOME)
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
 
@@ -391,17 +380,16 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {reference}"
         # the first rests on a model alone
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
-        return _finding(FindingSource.LOG, Standing.UNTRUSTED, reason, mended_by(comparison, result))
+        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, mended_by(comparison, result))
     sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
-        return _finding(FindingSource.LOG, Standing.CONTRADICTED, reason)
+        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _TRY_BOTH)
     row = min(trusted, key=_width)
     calibration = None if result is None else result.calibration
-    side = row.difference.side
     if calibration is not None and len(sides) > 1:  # propensities are estimated: all have to agree
         row = next(other for other in trusted if not other.difference.side)
-        side = 0
+    side = row.difference.side
     estimates = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
         reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}"
@@ -417,7 +405,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if calibration is not None:
         reason += f"; {calibration}; {_UNSEEN}"
     step = "" if side else more_data(row, comparison.reference, result)
-    return _finding(FindingSource.LOG, _standing(side), reason, step)
+    return _finding(FindingSource.LOG, _BY_SIDE[side], reason, step)
 
 
 def more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
@@ -497,4 +485,4 @@ def _from_simulation(played: Played) -> Finding:
         f"its return in simulation is {played.policies[MODEL].total}, against {played.policies[other].total} of "
         f"{'random actions' if other == RANDOM else 'the other model'}, a paired difference of {difference}"
     )
-    return _finding(FindingSource.SIMULATION, _standing(difference.side), reason, weak=other == RANDOM)
+    return _finding(FindingSource.SIMULATION, _BY_SIDE[difference.side], reason, weak=other == RANDOM)

@@ -9,12 +9,11 @@ from typing import Any
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.log_shares import shares_of_counts
-from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.decision import Evidence, ShipDecision, decide, evidence_of
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import finite, percent
+from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
@@ -109,23 +108,6 @@ WARM_START = (
     "The policy began with the weights of an earlier run (training.warm_start_model_path). Estimates may flatter it if "
     "that run learned from scored episodes."
 )
-
-
-def cut_note(overlap: Overlap | None) -> str:
-    """Returns a sentence on the reference of estimates of cut episodes; empty if no episode is cut."""
-    if overlap is None or not overlap.cut_share:
-        return ""
-    return (
-        f"{percent(overlap.cut_share)} of the episodes are cut before their end: estimates that add a model's value "
-        "after the cut are compared with the logged return continued by the same model."
-    )
-
-
-def not_scored(result: CPEResult) -> str:
-    """Returns a sentence on the rows and episodes that the evaluation's limits leave out."""
-    episodes = counted(result.num_episodes_left_out, "episode")
-    rows = counted(result.num_rows_beyond_horizon, "row")
-    return f"not scored: {episodes}, and {rows} beyond the horizon"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

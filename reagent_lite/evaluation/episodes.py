@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.hashes import mix
+from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.sampling.repetitions import choices_hashes, hashes_of
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out
-
-Hashes = NDArray[np.uint64]
 
 # largest block: about 30 MB; longer blocks are slower
 _DIGEST_ROWS = 1 << 16
@@ -208,7 +206,7 @@ def _exchange(candidates: _EpisodeCandidates, training: Hashes, shards: Shards) 
     """
     flags = _Flags(*np.zeros((4, len(candidates.hashes)), np.bool_))
     columns = np.stack((candidates.hashes, candidates.digest, candidates.faulty), dtype=np.uint64)
-    for shard, reader in enumerate(_first_readers(shards)):
+    for shard, reader in enumerate(shards.first_readers):
         hashes, digest, faulty = _broadcast(columns, reader, shards).reshape(3, -1)
         flags.trained_on[:] |= _find(_broadcast(training, reader, shards), candidates.hashes) >= 0
         index = _find(hashes, candidates.hashes)
@@ -242,7 +240,7 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes,
     """
     count = sum(shards.counts(len(hashes)))
     proposed = drawn(hashes, most, seed)
-    proposals = [_broadcast(proposed, reader, shards) for reader in _first_readers(shards)]
+    proposals = [_broadcast(proposed, reader, shards) for reader in shards.first_readers]
     notes = []
     if count > most:
         notes.append(f"{most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
@@ -262,10 +260,6 @@ def drawn(hashes: Hashes, most: int, seed: int) -> Hashes:
     if len(hashes) <= most:
         return hashes
     return hashes[np.argsort(mix(hashes ^ mix(np.array([seed], np.uint64))), kind="stable")[:most]]
-
-
-def _first_readers(shards: Shards) -> list[int]:
-    return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
 def _left_out(candidates: _EpisodeCandidates, flags: _Flags, selected: NDArray[np.bool_], shards: Shards) -> list[str]:

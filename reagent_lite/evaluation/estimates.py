@@ -255,7 +255,7 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
     sides = [("state", copy.state_ids, model.bundle.state_feature_ids)]
     if model.bundle.parametric:
         sides.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
-    for column, spec in model.normalization.items():
+    for column, spec in model.reading.normalization.items():
         require_texts(copy, column, spec, f"{model.key} {model.path}")
     warnings = []
     for side, have, reads in sides:

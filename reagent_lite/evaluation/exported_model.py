@@ -5,16 +5,16 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
+from reagent_lite.algorithms.cpe_heads import CPEHeads, Read, build_cpe_heads
+from reagent_lite.algorithms.policy_learner import network_settings
 from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
 from reagent_lite.config.evaluate import EvaluateConfig
@@ -32,7 +32,6 @@ from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.bundle import CONFIG_FILE, NORMALIZATION_FILE, Bundle, load_bundle
 from reagent_lite.export.choices import Choices
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.models.q_networks import NetworkSettings
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
 from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
 
@@ -81,7 +80,7 @@ class Reading:
             metric_names=copy.metric_names,
         )
 
-    def reader(self, copy: TrainingCopy) -> Callable[[Tensor, Actions], tuple[Tensor, Actions]]:
+    def reader(self, copy: TrainingCopy) -> Read:
         """Returns a function that normalizes a log's raw states and choices."""
         read_state = self._reader("state", copy.state_ids)
         read_action = self._reader("action", copy.action_ids) if copy.parametric else None
@@ -98,17 +97,13 @@ class Reading:
 
     def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
         """Returns models of a policy that read a log's raw columns."""
-        spec = self.spec(copy)
-        training = self.training
-        shape = NetworkSettings(
-            hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std
+        return build_cpe_heads(
+            self.spec(copy),
+            network_settings(self.training),
+            gamma=gamma,
+            target_update_rate=target_update_rate,
+            read=self.reader(copy),
         )
-        heads = build_cpe_heads(spec, shape, gamma=gamma, target_update_rate=target_update_rate)
-        state = self._reader("state", copy.state_ids)
-        action = self._reader("action", copy.action_ids) if copy.parametric else None
-        for name in ("reward_network", "value_network", "target_network"):
-            setattr(heads, name, FromRaw(state, action, getattr(heads, name)))
-        return heads
 
     def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
         spec = self.normalization[column]
@@ -124,14 +119,14 @@ class ExportedModel:
         path: its folder.
         bundle: its bundle, loaded and verified.
         config: config it was trained with, as JSON.
-        normalization: specs by column, "state" and for candidates "action".
+        reading: its normalization and the shape of its networks, used by models of its policy as well.
     """
 
     key: str
     path: Path
     bundle: Bundle
     config: dict[str, Any]
-    normalization: dict[str, NormalizationSpec]
+    reading: Reading
 
     @classmethod
     def load(cls, key: str, path: str) -> "ExportedModel":
@@ -146,11 +141,21 @@ class ExportedModel:
         columns = ("state", "action") if bundle.parametric else ("state",)
         lacking = [name for name in columns if name not in encoded]
         if lacking:
-            where = str(folder / NORMALIZATION_FILE)
-            advice = "Export the model again"
-            raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
+            raise BundleError(
+                Problem(
+                    str(folder / NORMALIZATION_FILE),
+                    f"parameters of {' and '.join(lacking)} features",
+                    "none",
+                    "Export the model again",
+                )
+            )
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
-        return cls(key=key, path=folder, bundle=bundle, config=config, normalization=specs)
+        reading = Reading(
+            normalization=specs,
+            training=check(TrainingConfig, config.get("training", {})),
+            missing_as_zero=bool(config.get("rl", {}).get("set_missing_value_to_zero", False)),
+        )
+        return cls(key=key, path=folder, bundle=bundle, config=config, reading=reading)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -191,40 +196,6 @@ class ExportedModel:
             return EpsilonGreedy()
         return Softmax(config.temperature or self.config.get("rl", {}).get("temperature") or Q_TEMPERATURE)
 
-    @property
-    def reading(self) -> Reading:
-        """Its normalization and the shape of its networks, used by models of its policy as well."""
-        return Reading(
-            normalization=self.normalization,
-            training=check(TrainingConfig, self.config.get("training", {})),
-            missing_as_zero=bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False)),
-        )
-
-
-class FromRaw(nn.Module):
-    """A network that normalizes its raw input first.
-
-    Args:
-        state: normalizer of states, forward(values [N, S], presence [N, S]) -> [N, W].
-        action: normalizer of candidates' features; None if actions are fixed.
-        network: forward(state, mask, features).
-    """
-
-    def __init__(self, state: nn.Module, action: nn.Module | None, network: nn.Module) -> None:
-        super().__init__()
-        self.state = state
-        self.action = action
-        self.network = network
-        self.needs_candidate_list = bool(network.needs_candidate_list)
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-        """Returns the network's output for raw state [B, S] and features [B, K, F], NaN if missing."""
-        if features is not None:
-            assert self.action is not None
-            flat = features.flatten(0, 1)
-            features = self.action(flat, ~flat.isnan()).view(*mask.shape, -1)
-        return self.network(self.state(state, ~state.isnan()), mask, features)  # type: ignore[no-any-return]
-
 
 class ExportedPolicy:
     """Probabilities of an exported model's policy, on rows of a log or in simulation.
@@ -260,7 +231,12 @@ class ExportedPolicy:
             propensities = self._policy.propensities(q.masked_fill(~allowed, 0.0), allowed)
         lost = decides & (propensities.sum(1) == 0)  # NaN in a restriction leaves no choice
         if not propensities.isfinite().all() or (~q.isfinite() & allowed).any() or lost.any():
-            where = f"{self._model.key} {self._model.path}"
-            advice = "Train again: a model that diverged has no policy"
-            raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers", advice))
+            raise BundleError(
+                Problem(
+                    f"{self._model.key} {self._model.path}",
+                    "probabilities of every choice",
+                    "values that are no numbers",
+                    "Train again: a model that diverged has no policy",
+                )
+            )
         return propensities

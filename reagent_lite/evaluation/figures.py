@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from reagent_lite.algorithms.policy_learner import PolicyLearner
+from reagent_lite.algorithms.policy_learner import PolicyLearner, evaluating
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.rl.td import chosen, greedy_choice
@@ -41,10 +41,9 @@ def figures(
     """
     count = len(action_names)
     sums = torch.zeros(2 + len(_MEANS) + 4 * count, dtype=torch.float64, device=group.device)
-    learner.train(False)
-    for batch in batches:
-        sums += _sums(batch, learner, count, policy)
-    learner.train()
+    with evaluating(learner):
+        for batch in batches:
+            sums += _sums(batch, learner, count, policy)
     rows, squares, *total = group.all_reduce(sums).tolist()
     rows = max(rows, 1.0)
     names = [*_MEANS]

@@ -9,8 +9,7 @@ from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
-from reagent_lite.rl.estimators import SHRINKAGE, SWITCH_TAU
-from reagent_lite.rl.sums import EpisodeSums
+from reagent_lite.rl.sums import SHRINKAGE, SWITCH_TAU, EpisodeSums
 
 _CERTAIN = 1e-9
 _USUAL_SHARE = 0.5

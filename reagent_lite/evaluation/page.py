@@ -66,10 +66,9 @@ class EvaluationPage:
         return len(self.action)
 
     def rows(self, index: Tensor) -> EvaluationPage:
-        """Returns the page of some rows, given as a bool mask [N] or as indices."""
-        indices = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
-        # half the time of values[indices]
-        columns = {name: values.index_select(0, indices) for name, values in self.columns.items()}
+        """Returns the page of some rows by their indices, [n]."""
+        # half the time of values[index]
+        columns = {name: values.index_select(0, index) for name, values in self.columns.items()}
         return EvaluationPage(names=self.names, **columns)
 
     def only(self, first: int, stop: int) -> EvaluationPage:
@@ -130,9 +129,6 @@ def build_page(
         policy: the evaluated policy; unknown probabilities are NaN and count as 0.
         models: models of the policy, fitted to other episodes (held_out); None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
-
-    Raises:
-        ValueError: if `episodes` has not one entry per row.
     """
     names = (REWARD_NAME, *metric_names)
     with torch.no_grad():
@@ -141,8 +137,6 @@ def build_page(
     columns = {
         name: torch.cat([padded(name, part.columns[name], num_choices) for part in parts]) for name in parts[0].columns
     }
-    if len(columns["action"]) != len(episodes):
-        raise ValueError(f"{len(episodes)} episode codes for {len(columns['action'])} rows")
     columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
     page = EvaluationPage(names=names, **columns)
     return page.rows(torch.argsort(page.episode, stable=True))

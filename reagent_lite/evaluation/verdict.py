@@ -10,7 +10,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Events, Overlap
-from reagent_lite.rl.estimators import SWITCH_TAU
+from reagent_lite.rl.sums import SWITCH_TAU
 
 # The mean of correct weights is 1. A significant deviation of more than a tenth is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1
@@ -46,6 +46,11 @@ class Verdict(StrEnum):
     SUPPORT = "support only"
     DO_NOT_USE = "do not use"
 
+    @property
+    def severity(self) -> int:
+        """0 for trustworthy, larger for worse verdicts."""
+        return [*Verdict].index(self)
+
 
 Reasoned = tuple[Verdict, str]
 """A verdict and its reason in words."""
@@ -59,26 +64,45 @@ def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None
         sequential: whether whole episodes are weighted instead of rows.
         events: rare outcomes that the policy met.
     """
-    unit = "episode" if sequential else "row"
-    count = overlap.effective_episodes if sequential else overlap.effective_rows
-    largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
-    faults = [*_faults_of_support(overlap)]
-    if overlap.num_episodes < _FEWEST:
-        faults.append((Verdict.DO_NOT_USE, _ONE_EPISODE))
-    if count < overlap.enough:
-        faults.append((Verdict.DO_NOT_USE, f"weights leave {effective(count, unit)}, fewer than {overlap.enough:g}"))
-    faults += _faults_of_calibration(overlap.calibration) if overlap.calibration is not None else ()
-    faults += _faults_of_rows(overlap)
-    faults += _faults_of_episodes(overlap) if sequential else ()
-    if overlap.num_episodes < overlap.enough:
-        few = counted(overlap.num_episodes, "episode")
-        faults.append((Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"))
-    if largest > _MAX_LARGEST_SHARE:
-        faults.append((Verdict.SUPPORT, f"one {unit} carries {largest:.0%} of the weight"))
+    count, unit = (overlap.effective_episodes, "episode") if sequential else (overlap.effective_rows, "row")
     mean = overlap.mean_weight
     reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}{f', {events}' if events else ''}"
-    unusable = (fault for fault in faults if fault[0] is Verdict.DO_NOT_USE)
-    return next(unusable, faults[0] if faults else (Verdict.TRUSTWORTHY, reason))
+    faults = _faults(overlap, count, unit, sequential=sequential)
+    return max(faults, key=lambda fault: fault[0].severity, default=(Verdict.TRUSTWORTHY, reason))  # the first of them
+
+
+def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> Iterator[Reasoned]:
+    """Yields what speaks against weighted estimates, the most telling first."""
+    if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
+        yield (
+            Verdict.DO_NOT_USE,
+            (
+                f"{overlap.unsupported_share:.1%} of rows were logged with probability 1 where the policy may choose "
+                "otherwise, or the log has no propensities"
+            ),
+        )
+    if overlap.num_episodes < _FEWEST:
+        yield Verdict.DO_NOT_USE, _ONE_EPISODE
+    if count < overlap.enough:
+        yield Verdict.DO_NOT_USE, f"weights leave {effective(count, unit)}, fewer than {overlap.enough:g}"
+    calibration = overlap.calibration
+    if calibration is not None and not calibration.calibrated:
+        yield Verdict.DO_NOT_USE, "the estimated logging policy has not passed its check"
+    elif calibration is not None and calibration.resolution > _MAX_RESOLUTION:
+        yield Verdict.SUPPORT, "too few rows check the estimated logging policy closely"
+    mean = overlap.mean_weight
+    if _differs_from_one(mean):
+        cause = "the log rarely has the policy's choices" if mean.value < 1 else "logged propensities are too small"
+        evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
+        yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
+    if sequential:
+        yield from _faults_of_episodes(overlap)
+    if overlap.num_episodes < overlap.enough:
+        few = counted(overlap.num_episodes, "episode")
+        yield Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"
+    largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
+    if largest > _MAX_LARGEST_SHARE:
+        yield Verdict.SUPPORT, f"one {unit} carries {largest:.0%} of the weight"
 
 
 def estimate_verdict(
@@ -168,33 +192,6 @@ def model_verdict(
 def with_calibration(verdict: Reasoned, calibration: Calibration) -> Reasoned:
     """Returns a verdict whose reason says that propensities are estimated, and how well."""
     return verdict[0], f"{verdict[1]}; {calibration}"
-
-
-def _faults_of_calibration(calibration: Calibration) -> Iterator[Reasoned]:
-    if not calibration.calibrated:
-        yield Verdict.DO_NOT_USE, "the estimated logging policy has not passed its check"
-    elif calibration.resolution > _MAX_RESOLUTION:
-        yield Verdict.SUPPORT, "too few rows check the estimated logging policy closely"
-
-
-def _faults_of_support(overlap: Overlap) -> Iterator[Reasoned]:
-    if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
-        yield (
-            Verdict.DO_NOT_USE,
-            (
-                f"{overlap.unsupported_share:.1%} of rows were logged with probability 1 where the policy may choose "
-                "otherwise, or the log has no propensities"
-            ),
-        )
-
-
-def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
-    mean = overlap.mean_weight
-    if not _differs_from_one(mean):
-        return
-    cause = "the log rarely has the policy's choices" if mean.value < 1 else "logged propensities are too small"
-    evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
-    yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
 
 
 def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:

@@ -131,11 +131,9 @@ def frame(episode: Episode, step: int) -> "Image":
 
     image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), "#ffffff")
     draw = ImageDraw.Draw(image)
-    size, view, shapes = SCENES.get(episode.env, _CURVES)
+    view, shapes = SCENES.get((episode.env, episode.observation.shape[1]), _CURVES)
     if episode.agents is not None:
-        _, view, shapes = _SQUARE
-    elif size not in (None, episode.observation.shape[1]):
-        _, view, shapes = _CURVES
+        view, shapes = _SQUARE
     scale = np.array([WIDTH - 40, TOP - BOTTOM]) / (view[1] - view[0], view[3] - view[2])
     if shapes is not _curves:  # its two axes have different units
         scale = np.abs(scale).min() * np.array([1, -1])
@@ -192,9 +190,9 @@ def _curves(episode: Episode, step: int) -> Shapes:
     yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
 
 
-_Scene = tuple[int | None, tuple[float, float, float, float], Callable[[Episode, int], Shapes]]
-_CURVES: _Scene = (None, (0.0, 1.0, 0.0, 1.0), _curves)
-_SQUARE: _Scene = (None, (-0.05, 1.05, -0.05, 1.05), _square)
-_CARTPOLE: _Scene = (4, (-2.6, 2.6, -0.2, 1.4), _cartpole)
-SCENES: Mapping[str, _Scene] = {"cartpole_v0": _CARTPOLE, "cartpole_v1": _CARTPOLE}
-"""By environment: its scene's S, the view (left, right, bottom, top), and its shapes; others are shown as curves."""
+_Scene = tuple[tuple[float, float, float, float], Callable[[Episode, int], Shapes]]
+_CURVES: _Scene = ((0.0, 1.0, 0.0, 1.0), _curves)
+_SQUARE: _Scene = ((-0.05, 1.05, -0.05, 1.05), _square)
+_CARTPOLE: _Scene = ((-2.6, 2.6, -0.2, 1.4), _cartpole)
+SCENES: Mapping[tuple[str, int], _Scene] = {("cartpole_v0", 4): _CARTPOLE, ("cartpole_v1", 4): _CARTPOLE}
+"""By environment and S: the view (left, right, bottom, top) and the shapes; others are shown as curves."""

@@ -7,9 +7,9 @@ from typing import Any
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
 from reagent_lite.estimators import ESTIMATORS_IN_WORDS
+from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import Choice, Comparison, Evidence, ShipDecision
-from reagent_lite.evaluation.document import cut_note, not_scored
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
@@ -34,8 +34,9 @@ def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
         return ("No episodes could be scored: nothing was estimated from the log.",)
     if not result.num_episodes_left_out and not result.num_rows_beyond_horizon:
         return ()
-    sentence = not_scored(result)
-    return (f"{sentence[:1].upper()}{sentence[1:]}.",)
+    episodes = counted(result.num_episodes_left_out, "episode")
+    rows = counted(result.num_rows_beyond_horizon, "row")
+    return (f"Not scored: {episodes}, and {rows} beyond the horizon.",)
 
 
 def evaluation_sections(
@@ -58,11 +59,10 @@ def evaluation_sections(
         where: name of the file with the complete figures.
     """
     level = settings.confidence_level
-    overlap = evidence.overlap
     return (
         estimates_section(evidence, level, where, plain=evidence.seen or decision.choice is Choice.NOT_ENOUGH),
         simulated_section(evidence.played, names, level, note),
-        weights_section(overlap, settings.min_effective_episodes),
+        weights_section(evidence.overlap, settings.min_effective_episodes),
     )
 
 
@@ -89,7 +89,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
     return PageSection(
         title="Estimates",
-        notes=(_weight_of(evidence.overlap), cut_note(evidence.overlap), rest),
+        notes=(_weight_of(evidence.overlap), _cut_note(evidence.overlap), rest),
         charts=tuple(
             _estimates_chart(comparison, plain, "" if index else note) for index, comparison in enumerate(shown)
         ),
@@ -116,6 +116,16 @@ def _weight_of(overlap: Overlap | None) -> str:
         f"{counted(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
         f"policy's own{at}; the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
         "should be 1."
+    )
+
+
+def _cut_note(overlap: Overlap | None) -> str:
+    """Returns a sentence on the reference of estimates of cut episodes; empty if no episode is cut."""
+    if overlap is None or not overlap.cut_share:
+        return ""
+    return (
+        f"{percent(overlap.cut_share)} of the episodes are cut before their end: estimates that add a model's value "
+        "after the cut are compared with the logged return continued by the same model."
     )
 
 
@@ -230,10 +240,17 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
         lines = (Line(name=name, points=points),)
         title_of = f"{name.capitalize()} by step"
         charts.append(curve_chart(Curves(title=title_of, x="step of the episode", y=name, lines=lines, mark=mark)))
-    if overlap.calibration is None:
-        return PageSection(title=title, notes=(note,), charts=tuple(charts), facts=facts)
-    sentence = str(overlap.calibration)
-    table = Table(
+    notes = [note]
+    tables = []
+    if overlap.calibration is not None:
+        sentence = str(overlap.calibration)
+        notes.append(f"{sentence[:1].upper()}{sentence[1:]}.")
+        tables.append(_calibration_table(overlap.calibration))
+    return PageSection(title=title, notes=tuple(notes), charts=tuple(charts), facts=facts, tables=tuple(tables))
+
+
+def _calibration_table(calibration: Calibration) -> Table:
+    return Table(
         title="Calibration of the estimated propensities, the groups that deviate most",
         columns=(
             ("Action", "name"),
@@ -244,15 +261,8 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
         ),
         rows=[
             (group.action or "candidates", f"{group.low:g} to {group.high:g}", group.observed, group.expected, group.z)
-            for group in overlap.calibration.largest
+            for group in calibration.largest
         ],
-    )
-    return PageSection(
-        title=title,
-        notes=(note, f"{sentence[:1].upper()}{sentence[1:]}."),
-        charts=tuple(charts),
-        facts=facts,
-        tables=(table,),
     )
 
 

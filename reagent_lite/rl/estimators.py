@@ -1,7 +1,7 @@
 """Estimators of a policy's value from episodes logged by another policy.
 
-An estimator is a function that combines the sums named by its parameters. A sum runs over all rows of a sample (SUMS)
-or, weighted by omega, over its episodes at each step (MEANS); rl.sums defines the notation and computes them. One-step
+An estimator is a function that combines the sums and means named by its parameters; rl.sums has their notation and
+terms. One-step
 estimators estimate the mean reward per row, sequential estimators the mean discounted return per episode. If an
 episode's record is cut, estimators with a value model continue with v of the next state.
 """
@@ -15,56 +15,7 @@ from torch import Tensor
 
 from reagent_lite.rl.likelihood import Contributions
 from reagent_lite.rl.magic import blended, step_returns
-from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, Estimator, Evidence, Finish, Values
-
-SWITCH_TAU: Final = 10.0
-"""Weights above it leave a row to the model in Switch_Doubly_Robust_Reward."""
-SHRINKAGE: Final = 100.0
-"""lambda of Shrunk_Doubly_Robust_Reward."""
-
-
-def switched(tau: float) -> Values:
-    """Returns w (r - r_hat) [w <= tau] of every row."""
-    return lambda e: torch.where(e.weight <= tau, e.weight, 0) * (e.reward - e.reward_taken)
-
-
-def shrunk(shrinkage: float) -> Values:
-    """Returns s (r - r_hat) of every row, s = lambda w / (w^2 + lambda); lambda 0 gives DM, infinity DR."""
-    return lambda e: shrinkage * e.weight / (e.weight.square() + shrinkage) * (e.reward - e.reward_taken)
-
-
-def doubly_robust_steps(e: EpisodeTable) -> Tensor:
-    """Returns D_t [rho_t (r_t - q_t) + rho_{t-1} v_t], rho_{-1} = 1, and rho_t D_{t+1} v_{t+1} at a cut."""
-    previous = torch.cat((torch.ones_like(e.rho[:, :1]), e.rho[:, :-1]), 1)
-    return e.discount * (e.rho * (e.reward - e.value_taken) + previous * e.value_expected) + e.rho * e.tail
-
-
-def corrections(e: EpisodeTable) -> Tensor:
-    """Returns D_t (r_t - q_t) + D_{t+1} v_{t+1}; v_{t+1} is 0 after a true end."""
-    values = e.discount * e.value_expected
-    following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), 1) + e.tail
-    return e.discount * (e.reward - e.value_taken) + following
-
-
-SUMS: Final[dict[str, Values]] = {
-    "episodes": lambda e: e.running[:, :1],
-    "rows": lambda e: e.running,
-    "weight": lambda e: e.weight * e.running,
-    "reward": lambda e: e.reward,
-    "reward_expected": lambda e: e.reward_expected,
-    "weighted_reward": lambda e: e.weight * e.reward,
-    "residual": lambda e: e.weight * (e.reward - e.reward_taken),
-    "switched_residual": switched(SWITCH_TAU),
-    "shrunk_residual": shrunk(SHRINKAGE),
-    "discounted_reward": lambda e: e.discount * e.reward,
-    "first_value": lambda e: e.value_expected[:, :1],
-    "tail": lambda e: e.tail,
-    "decisions": lambda e: e.discount * e.rho * e.reward,
-    "doubly_robust_steps": doubly_robust_steps,
-    "unweighted_residual": lambda e: e.reward - e.reward_taken,
-    "unweighted_corrections": lambda e: corrections(e),
-}
-MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
+from reagent_lite.rl.sums import EpisodeSums, Estimator, Evidence, Finish
 
 
 def rewards_of_rows(sums: EpisodeSums, outcome: int) -> Contributions:
@@ -124,23 +75,22 @@ def _of_episodes(
 
 def logged_rewards(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns r of each row, summed by episode."""
-    reward = sums.per_episode("reward", outcome)
-    rows = sums.per_episode("rows", outcome)
-    return Contributions(total=reward, size=rows, weight=torch.ones_like(rows), outcome=reward / rows)
+    return _unweighted(sums.per_episode("reward", outcome), sums.per_episode("rows", outcome))
 
 
 def logged_returns(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t r_t of each episode."""
-    returns = sums.per_episode("discounted_reward", outcome)
-    ones = torch.ones_like(returns)
-    return Contributions(total=returns, size=ones, weight=ones, outcome=returns)
+    return _unweighted(sums.per_episode("discounted_reward", outcome), sums.per_episode("episodes", outcome))
 
 
 def continued_returns(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t r_t of each episode, plus the value model's expectation after its cut."""
-    returns = logged_returns(sums, outcome).total + sums.per_episode("tail", outcome)
-    ones = torch.ones_like(returns)
-    return Contributions(total=returns, size=ones, weight=ones, outcome=returns)
+    returns = sums.per_episode("discounted_reward", outcome) + sums.per_episode("tail", outcome)
+    return _unweighted(returns, sums.per_episode("episodes", outcome))
+
+
+def _unweighted(total: Tensor, size: Tensor) -> Contributions:
+    return Contributions(total=total, size=size, weight=torch.ones_like(size), outcome=total / size)
 
 
 def estimator(
@@ -151,7 +101,6 @@ def estimator(
     weighted: bool = False,
     finish: Finish | None = None,
     evidence: Evidence | None = None,
-    also: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Tensor]], Estimator]:
     """Returns a decorator that turns a function of sums and means into an Estimator.
 
@@ -162,16 +111,12 @@ def estimator(
         weighted: whether the estimate rests on importance weights.
         finish: computes the estimate from the function's results of all samples.
         evidence: returns the contribution of each episode.
-        also: sums that only the evidence reads.
     """
 
     def decorate(combine: Callable[..., Tensor]) -> Estimator:
-        takes = signature(combine).parameters
         return Estimator(
             name=name,
-            sums={key: SUMS[key] for key in takes if key in SUMS},
-            means={key: MEANS[key] for key in takes if key in MEANS},
-            also={key: SUMS[key] for key in also},
+            takes=tuple(signature(combine).parameters),
             combine=combine,
             finish=finish,
             sequential=sequential,
@@ -213,37 +158,25 @@ def direct_method(reward_expected: Tensor, rows: Tensor) -> Tensor:
     return reward_expected / rows
 
 
-@estimator("IPS_Reward", weighted=True, evidence=rewards_of_rows, also=("weight", "reward"))
+@estimator("IPS_Reward", weighted=True, evidence=rewards_of_rows)
 def inverse_propensity(weighted_reward: Tensor, rows: Tensor) -> Tensor:
     """Returns mean(w r); Horvitz & Thompson (1952), as in Dudik, Langford & Li (2011), section 2.1."""
     return weighted_reward / rows
 
 
-@estimator("Self_Normalized_IPS_Reward", weighted=True, evidence=rewards_of_rows, also=("rows", "reward"))
+@estimator("Self_Normalized_IPS_Reward", weighted=True, evidence=rewards_of_rows)
 def self_normalized_inverse_propensity(weighted_reward: Tensor, weight: Tensor) -> Tensor:
     """Returns sum(w r) / sum(w); Swaminathan & Joachims (2015)."""
     return weighted_reward / weight
 
 
-@estimator(
-    "Doubly_Robust_Reward",
-    model=True,
-    weighted=True,
-    evidence=residuals_of_rows,
-    also=("weight", "unweighted_residual", "reward"),
-)
+@estimator("Doubly_Robust_Reward", model=True, weighted=True, evidence=residuals_of_rows)
 def doubly_robust(reward_expected: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
     """Returns DM + mean(w (r - r_hat)); Dudik, Langford & Li (2011), section 3."""
     return (reward_expected + residual) / rows
 
 
-@estimator(
-    "Self_Normalized_Doubly_Robust_Reward",
-    model=True,
-    weighted=True,
-    evidence=residuals_of_rows,
-    also=("unweighted_residual", "reward"),
-)
+@estimator("Self_Normalized_Doubly_Robust_Reward", model=True, weighted=True, evidence=residuals_of_rows)
 def self_normalized_doubly_robust(reward_expected: Tensor, rows: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     """Returns DM + sum(w (r - r_hat)) / sum(w): the correction is normalized as in SNIPS."""
     return reward_expected / rows + residual / weight
@@ -267,37 +200,20 @@ def fitted_value(first_value: Tensor, episodes: Tensor) -> Tensor:
     return first_value / episodes
 
 
-@estimator(
-    "Per_Decision_Importance_Sampling",
-    sequential=True,
-    weighted=True,
-    evidence=returns_of_episodes,
-    also=("discounted_reward",),
-)
+@estimator("Per_Decision_Importance_Sampling", sequential=True, weighted=True, evidence=returns_of_episodes)
 def per_decision(decisions: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(sum_t D_t rho_t r_t): PDIS; Precup, Sutton & Singh (2000)."""
     return decisions / episodes
 
 
-@estimator(
-    "Weighted_Per_Decision_Importance_Sampling",
-    sequential=True,
-    weighted=True,
-    evidence=returns_of_episodes,
-    also=("decisions", "discounted_reward"),
-)
+@estimator("Weighted_Per_Decision_Importance_Sampling", sequential=True, weighted=True, evidence=returns_of_episodes)
 def weighted_per_decision(discounted_rewards: Tensor) -> Tensor:
     """Returns sum_t sum_i omega_t D_t r_t: CWPDIS; Thomas & Brunskill (2016), after Thomas (2015)."""
     return discounted_rewards.sum(1)
 
 
 @estimator(
-    "Sequential_Doubly_Robust",
-    sequential=True,
-    model=True,
-    weighted=True,
-    evidence=corrected_returns_of_episodes,
-    also=("first_value", "unweighted_corrections", "discounted_reward"),
+    "Sequential_Doubly_Robust", sequential=True, model=True, weighted=True, evidence=corrected_returns_of_episodes
 )
 def sequential_doubly_robust(doubly_robust_steps: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(sum_t D_t [rho_t (r_t - q_t) + rho_{t-1} v_t]), rho_{-1} = 1; Jiang & Li (2016)."""
@@ -310,7 +226,6 @@ def sequential_doubly_robust(doubly_robust_steps: Tensor, episodes: Tensor) -> T
     model=True,
     weighted=True,
     evidence=corrected_returns_of_episodes,
-    also=("doubly_robust_steps", "unweighted_corrections", "discounted_reward"),
 )
 def weighted_doubly_robust(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
     """Returns sequential DR with omega_t for rho_t / n, and 1 / n at t = -1: WDR; Thomas & Brunskill (2016)."""
@@ -338,5 +253,5 @@ ESTIMATORS: Final[dict[str, Estimator]] = {
         fitted_value, per_decision, weighted_per_decision, sequential_doubly_robust, weighted_doubly_robust, magic,
     )
 }  # fmt: skip
-CHEAP_ESTIMATORS: Final = {name: entry for name, entry in ESTIMATORS.items() if entry is not magic}
+CHEAP_ESTIMATORS: Final = tuple(entry for entry in ESTIMATORS.values() if entry is not magic)
 """All estimators but MAGIC, whose quadratic programs are a third of the work."""

@@ -34,7 +34,7 @@ _HALVINGS = 30
 _POINTS_AT_ONCE = 2**17  # 1 MB per column, with about ten copies
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Contributions:
     """Contributions of n episodes to an estimate sum(total) / sum(size).
 
@@ -221,78 +221,71 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     values = points[:, 0]
     sizes = points[:, 1]
     controls = _scaled(points[:, 2:])
-    multipliers, least = _maximize(controls, counts, controls.new_zeros(len(problems), 2))
-    shares = counts / _inside(controls, multipliers)
+    start, least = _maximize(controls, counts, controls.new_zeros(len(problems), 2))
+    shares = counts / _inside(controls, start)
     total = (shares * sizes).sum(1)
     centre = (shares * values).sum(1) / total
     values = values - centre.unsqueeze(1) * sizes
     spread = (shares * values.square()).sum(1).sqrt()
     values = values / spread.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(1)
     critical = values.new_tensor([problem.critical for problem in problems])
-    search = _Search(controls=controls, counts=counts, sizes=sizes, multipliers=multipliers, least=least)
     guess = torch.where(spread > 0, critical / total, 0.0)
-    low = centre - spread * search.distance(-values, critical, guess)
-    high = centre + spread * search.distance(values, critical, guess)
+    down, up = (
+        _distance(
+            torch.cat((torch.stack((side * values, sizes), 1), controls), 1), counts, start, least, critical, guess
+        )
+        for side in (-1, 1)
+    )
+    low = centre - spread * down
+    high = centre + spread * up
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
-    """B problems of P points whose centre is 0.
+def _distance(points: Tensor, counts: Tensor, start: Tensor, least: Tensor, critical: Tensor, guess: Tensor) -> Tensor:
+    """Returns the distance above a centre of 0 at which the likelihood ratio reaches its critical value, [B].
 
-    Attributes:
-        controls, counts, sizes: [B, 2, P], [B, P], [B, P].
-        multipliers, least: [B, 2], [B] the maximum without a condition on the value.
+    Newton's method on the ratio's root, which is nearly linear. Each step stays between the nearest distances known to
+    be too small and too large.
+
+    Args:
+        points: [B, 4, P] numerator, denominator and two controls.
+        counts: [B, P].
+        start: [B, 2] multipliers of the maximum without a condition on the value.
+        least: [B] that maximum.
+        critical: [B] root of twice the likelihood ratio.
+        guess: [B] initial distance; 0 if all points are equal.
     """
-
-    controls: Tensor
-    counts: Tensor
-    sizes: Tensor
-    multipliers: Tensor
-    least: Tensor
-
-    def distance(self, values: Tensor, critical: Tensor, guess: Tensor) -> Tensor:
-        """Returns the distance above 0 at which the likelihood ratio reaches its critical value, [B].
-
-        Newton's method on the ratio's root, which is nearly linear. Each step stays between the nearest distances known
-        to be too small and too large.
-
-        Args:
-            values: [B, P] each point's part of the numerator.
-            critical: [B] root of twice the likelihood ratio.
-            guess: [B] initial distance; 0 if all points are equal.
-        """
-        distance = guess.clone()
-        below = torch.zeros_like(guess)
-        above = torch.full_like(guess, torch.inf)
-        multipliers = pad(self.multipliers, (0, 1))
-        left = guess.nonzero().squeeze(1)
-        for _ in range(_OUTER_STEPS):
-            if not len(left):
-                break
-            target = critical[left]
-            at = distance[left]
-            counts = self.counts[left]
-            sizes = self.sizes[left]
-            least = self.least[left]
-            points = (values[left] - at.unsqueeze(1) * sizes).unsqueeze(1)
-            points = torch.cat((self.controls[left], points), 1)
-            maximum, likelihood = _maximize(points, counts, multipliers[left], least + 2 * target.square())
-            multipliers[left] = maximum
-            root = (2 * (likelihood - least)).clamp(min=0).sqrt()
-            slope = -maximum[:, 2] * (counts / _inside(points, maximum) * sizes).sum(1) / root
-            low = torch.where(root < target, at, below[left])
-            high = torch.where(root < target, above[left], at)
-            newton = at + (target - root) / slope
-            between = torch.where(high.isfinite(), (low + high) / 2, 4 * at)
-            newton = torch.where((newton > low) & (newton < high) & (newton < 8 * at), newton, between)
-            reached = (root - target).abs() < _TOLERANCE * target
-            enclosed = high - low < _TOLERANCE * high
-            below[left] = low
-            above[left] = high
-            distance[left] = torch.where(reached, at, torch.where(enclosed, high, newton))
-            left = left[~(reached | enclosed)]
-        return distance
+    distance = guess.clone()
+    below = torch.zeros_like(guess)
+    above = torch.full_like(guess, torch.inf)
+    multipliers = pad(start, (0, 1))
+    left = guess.nonzero().squeeze(1)
+    for _ in range(_OUTER_STEPS):
+        if not len(left):
+            break
+        target = critical[left]
+        at = distance[left]
+        weight = counts[left]
+        sizes = points[left, 1]
+        unconditional = least[left]
+        shifted = (points[left, 0] - at.unsqueeze(1) * sizes).unsqueeze(1)
+        conditions = torch.cat((points[left, 2:], shifted), 1)
+        maximum, likelihood = _maximize(conditions, weight, multipliers[left], unconditional + 2 * target.square())
+        multipliers[left] = maximum
+        root = (2 * (likelihood - unconditional)).clamp(min=0).sqrt()
+        slope = -maximum[:, 2] * (weight / _inside(conditions, maximum) * sizes).sum(1) / root
+        low = torch.where(root < target, at, below[left])
+        high = torch.where(root < target, above[left], at)
+        newton = at + (target - root) / slope
+        between = torch.where(high.isfinite(), (low + high) / 2, 4 * at)
+        newton = torch.where((newton > low) & (newton < high) & (newton < 8 * at), newton, between)
+        reached = (root - target).abs() < _TOLERANCE * target
+        enclosed = high - low < _TOLERANCE * high
+        below[left] = low
+        above[left] = high
+        distance[left] = torch.where(reached, at, torch.where(enclosed, high, newton))
+        left = left[~(reached | enclosed)]
+    return distance
 
 
 def _inside(points: Tensor, multipliers: Tensor) -> Tensor:

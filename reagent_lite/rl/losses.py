@@ -1,8 +1,17 @@
 """Losses of single rows; the caller weights and sums them."""
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_LOSSES: Final[dict[str, Callable[..., Tensor]]] = {
+    "mse": F.mse_loss,
+    "huber": F.smooth_l1_loss,
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+}
 
 
 def td_loss(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
@@ -11,14 +20,7 @@ def td_loss(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
     kind: "mse" is the squared error, "huber" is smooth L1 with beta 1 (Mnih et al., 2015), "bce_with_logits" the
     cross-entropy of a logit against a target in [0, 1].
     """
-    match kind:
-        case "mse":
-            return F.mse_loss(prediction, target, reduction="none")
-        case "huber":
-            return F.smooth_l1_loss(prediction, target, reduction="none", beta=1.0)
-        case "bce_with_logits":
-            return F.binary_cross_entropy_with_logits(prediction, target, reduction="none")
-    raise ValueError(kind)
+    return _LOSSES[kind](prediction, target, reduction="none")
 
 
 def td_error(prediction: Tensor, target: Tensor, kind: str) -> Tensor:

@@ -13,9 +13,10 @@ that long episodes neither overflow nor vanish.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -63,8 +64,59 @@ class EpisodeTable:
         return self.log_rho.clamp(max=600).exp()
 
 
+SWITCH_TAU: Final = 10.0
+"""Weights above it leave a row to the model in Switch_Doubly_Robust_Reward."""
+SHRINKAGE: Final = 100.0
+"""lambda of Shrunk_Doubly_Robust_Reward."""
+
 Values = Callable[[EpisodeTable], Tensor]
 """Returns the terms of a sum, [n, L] or [n, 1]."""
+
+
+def switched(tau: float) -> Values:
+    """Returns w (r - r_hat) [w <= tau] of every row."""
+    return lambda e: torch.where(e.weight <= tau, e.weight, 0) * (e.reward - e.reward_taken)
+
+
+def shrunk(shrinkage: float) -> Values:
+    """Returns s (r - r_hat) of every row, s = lambda w / (w^2 + lambda); lambda 0 gives DM, infinity DR."""
+    return lambda e: shrinkage * e.weight / (e.weight.square() + shrinkage) * (e.reward - e.reward_taken)
+
+
+def doubly_robust_steps(e: EpisodeTable) -> Tensor:
+    """Returns D_t [rho_t (r_t - q_t) + rho_{t-1} v_t], rho_{-1} = 1, and rho_t D_{t+1} v_{t+1} at a cut."""
+    previous = torch.cat((torch.ones_like(e.rho[:, :1]), e.rho[:, :-1]), 1)
+    return e.discount * (e.rho * (e.reward - e.value_taken) + previous * e.value_expected) + e.rho * e.tail
+
+
+def corrections(e: EpisodeTable) -> Tensor:
+    """Returns D_t (r_t - q_t) + D_{t+1} v_{t+1}; v_{t+1} is 0 after a true end."""
+    values = e.discount * e.value_expected
+    following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), 1) + e.tail
+    return e.discount * (e.reward - e.value_taken) + following
+
+
+SUMS: Final[dict[str, Values]] = {
+    "reward": lambda e: e.reward,
+    "rows": lambda e: e.running,
+    "discounted_reward": lambda e: e.discount * e.reward,
+    "episodes": lambda e: e.running[:, :1],
+    "tail": lambda e: e.tail,
+    "weight": lambda e: e.weight * e.running,
+    "reward_expected": lambda e: e.reward_expected,
+    "weighted_reward": lambda e: e.weight * e.reward,
+    "residual": lambda e: e.weight * (e.reward - e.reward_taken),
+    "unweighted_residual": lambda e: e.reward - e.reward_taken,
+    "switched_residual": switched(SWITCH_TAU),
+    "shrunk_residual": shrunk(SHRINKAGE),
+    "first_value": lambda e: e.value_expected[:, :1],
+    "decisions": lambda e: e.discount * e.rho * e.reward,
+    "doubly_robust_steps": doubly_robust_steps,
+    "unweighted_corrections": corrections,
+}
+"""Terms of sums over all rows of a sample."""
+MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
+"""Terms of means by step, weighted by omega."""
 Finish = Callable[[Tensor, "EpisodeSums", int], Tensor]
 """Returns estimates [R] from the results of `combine` for all samples [R, m], the sums, and the outcome's index."""
 Evidence = Callable[["EpisodeSums", int], Contributions]
@@ -77,10 +129,9 @@ class Estimator:
 
     Attributes:
         name: name in reports.
-        sums: sums over the rows of all episodes of a sample; `combine` takes each by its name, [R].
-        means: means by step, sum_i omega_t^i of the values; `combine` takes each by its name, [R, H].
-        also: sums that only `evidence` reads.
-        combine: returns the estimate in each sample, [R], or the input of `finish`, [R, m].
+        takes: names of the sums and means that `combine` takes.
+        combine: returns the estimate in each sample, [R], or the input of `finish`, [R, m], from the sums, [R], and the
+            means by step, sum_i omega_t^i of the values, [R, H].
         finish: computes the estimate from the results of `combine` for all samples; None for most estimators.
         sequential: whether it estimates the mean discounted return per episode instead of the mean reward per row.
         model, weighted: whether it rests on fitted models, and on importance weights.
@@ -89,9 +140,7 @@ class Estimator:
     """
 
     name: str
-    sums: Mapping[str, Values]
-    means: Mapping[str, Values]
-    also: Mapping[str, Values]
+    takes: tuple[str, ...]
     combine: Callable[..., Tensor]
     finish: Finish | None
     sequential: bool
@@ -104,14 +153,10 @@ class Estimator:
         """Whether the value model continues a cut record."""
         return self.sequential and self.model
 
-    def __call__(self, episodes: EpisodeTable, counts: Tensor) -> Tensor:
-        """Returns the estimate in each sample, [R], given how often each episode is in it, counts [R, n]."""
-        return EpisodeSums.of([[episodes]], [self]).estimates([counts])[0][self.name]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeGroup:
-    """Terms of n episodes of at most L steps, for T outcomes, S sums and M means.
+    """Terms of n episodes of at most L steps, for T outcomes, the S sums and the M means.
 
     Attributes:
         sums: [n, T, S] float64.
@@ -128,21 +173,19 @@ class EpisodeGroup:
     discount: Tensor
 
     @classmethod
-    def of(cls, tables: Sequence[EpisodeTable], sums: Sequence[Values], means: Sequence[Values]) -> "EpisodeGroup":
+    def of(cls, tables: Sequence[EpisodeTable]) -> "EpisodeGroup":
         """Returns the terms of episodes, given one table of them per outcome."""
         log_rho = tables[0].log_rho
         log_largest = log_rho.amax(0)
         weights = (log_rho - _finite_or_zero(log_largest)).exp()
-        columns = log_rho.new_empty(len(log_rho), len(tables), len(sums))
-        steps = log_rho.new_empty(len(log_rho), len(tables), len(means), log_rho.shape[1])
+        sums = log_rho.new_empty(len(log_rho), len(tables), len(SUMS))
+        steps = log_rho.new_empty(len(log_rho), len(tables), len(MEANS), log_rho.shape[1])
         for outcome, table in enumerate(tables):
-            for column, values in enumerate(sums):
-                columns[:, outcome, column] = values(table).sum(1)
-            for column, values in enumerate(means):
+            for column, values in enumerate(SUMS.values()):
+                sums[:, outcome, column] = values(table).sum(1)
+            for column, values in enumerate(MEANS.values()):
                 torch.mul(weights, values(table), out=steps[:, outcome, column])
-        return cls(
-            sums=columns, weights=weights, steps=steps, log_largest=log_largest, discount=tables[0].discount.sum(0)
-        )
+        return cls(sums=sums, weights=weights, steps=steps, log_largest=log_largest, discount=tables[0].discount.sum(0))
 
     def scale(self, log_reference: Tensor) -> Tensor:
         """Returns the group's largest rho_t divided by a reference, [H], whose logarithms are given, [H]."""
@@ -151,46 +194,29 @@ class EpisodeGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSums:
-    """Terms of all episodes of a log, for the sums that some estimators need.
+    """Terms of all episodes of a log.
 
     Attributes:
-        estimators: the estimators.
         groups: groups of episodes, in the order of the columns of counts.
         log_largest: [H] log of the largest rho_t of any episode; H is the number of steps of the longest episode.
         weights: [H] sum of rho_t over all episodes, divided by the largest.
-        sums, means: names of the sums and means that the estimators need.
     """
 
-    estimators: tuple[Estimator, ...]
     groups: tuple[EpisodeGroup, ...]
     log_largest: Tensor
     weights: Tensor
-    sums: tuple[str, ...]
-    means: tuple[str, ...]
 
     @classmethod
-    def of(cls, groups: Iterable[Sequence[EpisodeTable]], estimators: Sequence[Estimator]) -> "EpisodeSums":
+    def of(cls, groups: Iterable[Sequence[EpisodeTable]]) -> "EpisodeSums":
         """Computes the terms group by group; a group is given as one table of its episodes per outcome.
 
         A group's tables differ only in rewards and models. Groups of episodes of about the same length cost least.
         """
-        sums: dict[str, Values] = {}
-        means: dict[str, Values] = {}
-        for estimator in estimators:
-            sums |= {**estimator.sums, **estimator.also}
-            means |= estimator.means
-        parts = tuple(EpisodeGroup.of(tables, tuple(sums.values()), tuple(means.values())) for tables in groups)
+        parts = tuple(map(EpisodeGroup.of, groups))
         steps = max(len(part.log_largest) for part in parts)
         log_largest = torch.stack([_held(part.log_largest, steps) for part in parts]).amax(0)
         weights = torch.stack([_held(part.weights.sum(0), steps) * part.scale(log_largest) for part in parts]).sum(0)
-        return cls(
-            estimators=tuple(estimators),
-            groups=parts,
-            log_largest=log_largest,
-            weights=weights,
-            sums=tuple(sums),
-            means=tuple(means),
-        )
+        return cls(groups=parts, log_largest=log_largest, weights=weights)
 
     @property
     def num_episodes(self) -> int:
@@ -202,7 +228,7 @@ class EpisodeSums:
         """Number of outcomes, T."""
         return self.groups[0].sums.shape[1]
 
-    def estimates(self, blocks: Iterable[Tensor]) -> tuple[dict[str, Tensor], ...]:
+    def estimates(self, blocks: Iterable[Tensor], estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
         """Returns, for each outcome, the estimates in every sample, [R], by the estimator's name.
 
         Undefined estimates are NaN. Estimators with means are also undefined if no episode has weight at the first
@@ -210,14 +236,24 @@ class EpisodeSums:
 
         Args:
             blocks: blocks of counts [r, n] of any type: how often each episode is in each sample.
+            estimators: the estimators.
         """
-        together = max(1, _NUMBERS_AT_ONCE // ((1 + len(self.means) * self.num_outcomes) * len(self.weights)))
+        together = max(1, _NUMBERS_AT_ONCE // ((1 + len(MEANS) * self.num_outcomes) * len(self.weights)))
         samples = itertools.chain.from_iterable(torch.split(block, together) for block in blocks)
-        combined, widths = zip(*(self._combined(counts) for counts in samples), strict=True)
-        whole = torch.cat(combined)
-        return tuple(self._finished(whole[:, outcome], widths[0], outcome) for outcome in range(self.num_outcomes))
+        combined, widths = zip(*(self._combined(counts, estimators) for counts in samples), strict=True)
+        by_outcome = []
+        for outcome, columns in enumerate(torch.cat(combined).unbind(1)):
+            *values, first_weight = torch.split(columns, widths[0], 1)
+            estimates = {}
+            for estimator, results in zip(estimators, values, strict=True):
+                estimate = results[:, 0] if estimator.finish is None else estimator.finish(results, self, outcome)
+                if not MEANS.keys().isdisjoint(estimator.takes):
+                    estimate = torch.where(first_weight[:, 0] > 0, estimate, torch.nan)
+                estimates[estimator.name] = estimate
+            by_outcome.append(estimates)
+        return tuple(by_outcome)
 
-    def _combined(self, counts: Tensor) -> tuple[Tensor, list[int]]:
+    def _combined(self, counts: Tensor, estimators: Sequence[Estimator]) -> tuple[Tensor, list[int]]:
         """Returns [R, T, F], the estimators' combined values and, last, the weight of the first step; and their widths.
 
         A block has a single tensor: many small ones between large ones that are freed would fragment the memory.
@@ -225,33 +261,22 @@ class EpisodeSums:
         sums, weights, steps = self._totals(counts)
         by_outcome: list[list[Tensor]] = []
         for outcome in range(self.num_outcomes):
-            arguments = dict(zip(self.sums, sums[:, outcome].unbind(1), strict=True))
-            arguments |= {name: safe_divide(steps[:, outcome, m], weights) for m, name in enumerate(self.means)}
+            arguments = dict(zip(SUMS, sums[:, outcome].unbind(1), strict=True))
+            arguments |= {name: safe_divide(steps[:, outcome, m], weights) for m, name in enumerate(MEANS)}
             combined = [
-                estimator.combine(**{name: arguments[name] for name in (*estimator.sums, *estimator.means)})
-                for estimator in self.estimators
+                estimator.combine(**{name: arguments[name] for name in estimator.takes}) for estimator in estimators
             ]
             by_outcome.append([*(values.view(len(counts), -1) for values in combined), weights[:, :1]])
         widths = [values.shape[1] for values in by_outcome[0]]
         return torch.stack([torch.cat(columns, 1) for columns in by_outcome], 1), widths
 
-    def _finished(self, combined: Tensor, widths: list[int], outcome: int) -> dict[str, Tensor]:
-        *columns, first_weight = torch.split(combined, widths, 1)
-        estimates = {}
-        for estimator, values in zip(self.estimators, columns, strict=True):
-            estimate = values[:, 0] if estimator.finish is None else estimator.finish(values, self, outcome)
-            if estimator.means:
-                estimate = torch.where(first_weight[:, 0] > 0, estimate, torch.nan)
-            estimates[estimator.name] = estimate
-        return estimates
-
     def _totals(self, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns sums [R, T, S], weights [R, H] and steps [R, T, M, H], the last two over the largest rho_t."""
         outcomes = self.num_outcomes
         steps = len(self.weights)
-        total = self.weights.new_zeros(len(counts), outcomes, len(self.sums))
+        total = self.weights.new_zeros(len(counts), outcomes, len(SUMS))
         weights = self.weights.new_zeros(len(counts), steps)
-        by_step = self.weights.new_zeros(len(counts), outcomes, len(self.means), steps)
+        by_step = self.weights.new_zeros(len(counts), outcomes, len(MEANS), steps)
         episodes = torch.split(counts, [len(group.sums) for group in self.groups], 1)
         for group, group_counts in zip(self.groups, episodes, strict=True):
             drawn = group_counts.to(total.dtype)
@@ -266,11 +291,11 @@ class EpisodeSums:
 
     def per_episode(self, name: str, outcome: int) -> Tensor:
         """Returns a sum's term of each episode, [n], in the order of the groups."""
-        return torch.cat([group.sums[:, outcome, self.sums.index(name)] for group in self.groups])
+        return torch.cat([group.sums[:, outcome, [*SUMS].index(name)] for group in self.groups])
 
     def by_step(self, name: str, outcome: int) -> list[Tensor]:
         """Returns the values of a mean for each group, [n, L], times the group's weights."""
-        return [group.steps[:, outcome, self.means.index(name)] for group in self.groups]
+        return [group.steps[:, outcome, [*MEANS].index(name)] for group in self.groups]
 
     @cached_property
     def judged_step(self) -> int:

@@ -344,7 +344,7 @@ class LogEvaluator(Evaluator):
         with own_seed(config.seed + 1, group.device):
             heads = build_cpe_heads(
                 data.spec,
-                network_settings(config, outputs=1, dueling=False),
+                network_settings(config.training),
                 gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
             ).to(group.device)

@@ -110,7 +110,7 @@ def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():
 
     def ended_after(losses: list[float]) -> int:
         stop = EarlyStopping(heads, lambda: losses.pop(0))
-        return next(step for step in range(1, 10_000) if stop())
+        return next(step for step in range(1, 10_000) if stop(step))
 
     assert ended_after([1.0] * 50) == 1500  # the first look is after 1000, and five see nothing new
     assert ended_after([3.0, 4.0, 5.0, 2.0, *[1.9999] * 50]) == 1300 + 500  # less than 0.1 % is nothing

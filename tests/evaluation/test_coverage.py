@@ -43,8 +43,8 @@ def coverage(of: Study) -> dict[str, float]:
     hits = dict.fromkeys(truths, 0)
     for episodes in repetitions(of, REPETITIONS, rng):
         counts = resample_counts(of.num_episodes, 500, generator)
-        log = EpisodeSums.of([[episodes]], estimators)
-        samples = log.estimates([counts])[0]
+        log = EpisodeSums.of([[episodes]])
+        samples = log.estimates([counts], estimators)[0]
         evidence = {
             estimator.name: estimator.evidence(log, 0) for estimator in estimators if estimator.evidence is not None
         }

@@ -20,7 +20,7 @@ from reagent_lite.evaluation.verdict import Verdict
 REWARDS = (3 + np.random.default_rng(0).standard_normal(200)).tolist()
 HALVED = bandit_page(REWARDS, model_propensity=0.25)
 """The policy takes the logged action half as often as the log: IPS is half of the logged mean."""
-EMPTY = bandit_page([1.0]).rows(torch.zeros(1, dtype=torch.bool))
+EMPTY = bandit_page([1.0]).rows(torch.zeros(0, dtype=torch.int64))
 
 
 def test_a_continued_estimate_is_compared_with_the_logged_value_continued_alike() -> None:

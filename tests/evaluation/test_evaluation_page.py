@@ -7,6 +7,7 @@ import pytest
 import torch
 from oracles.batches import make_batch, random_batch
 from oracles.pages import bandit_page
+from oracles.tables import estimates
 from torch import Tensor
 
 from reagent_lite.evaluation.page import build_page, episode_groups, held_out, tables_of
@@ -93,10 +94,12 @@ def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], ex
     assert page.next_value.squeeze(1).tolist() == [2 * b for b in bootstrap]
     assert tables_of(page, 0.5)[0].tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]
     for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust"):
-        assert float(ESTIMATORS[name](tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(expected), name
+        assert float(estimates(ESTIMATORS[name], tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(
+            expected
+        ), name
     # all lengths agree on the cut episode; on the ended one a single episode says nothing of variance or bias
     if bootstrap[1]:
-        assert float(ESTIMATORS["MAGIC"](tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(2.0)
+        assert float(estimates(ESTIMATORS["MAGIC"], tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(2.0)
 
 
 def test_groups_hold_whole_episodes_of_like_length():

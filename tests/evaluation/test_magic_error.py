@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from oracles import gridworld
 from oracles.repeated import Study, repetitions, resample_counts
+from oracles.tables import estimates
 from torch import Generator
 
 from reagent_lite.rl.estimators import fitted_value, magic, weighted_doubly_robust
@@ -64,7 +65,10 @@ def measure(logged: float, evaluated: float, num_episodes: int, model: str) -> C
     errors = []
     for episodes in repetitions(study, REPETITIONS, rng):
         counts = resample_counts(num_episodes, RESAMPLES, generator)
-        values = [float(f(episodes, counts)[0]) for f in (fitted_value, weighted_doubly_robust, magic)]
+        values = [
+            float(estimates(estimator, episodes, counts)[0])
+            for estimator in (fitted_value, weighted_doubly_robust, magic)
+        ]
         errors.append([(value - study.mean_return) ** 2 for value in values])
     dm, wdr, blend = np.array(errors).T
     return Case(logged=logged, evaluated=evaluated, num_episodes=num_episodes, model=model, dm=dm, wdr=wdr, magic=blend)

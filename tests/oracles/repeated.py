@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from oracles import gridworld
 from oracles.pages import gridworld_page
+from oracles.tables import estimates
 
 from reagent_lite.evaluation.page import tables_of
 from reagent_lite.rl.bootstrap import resamples
@@ -89,5 +90,5 @@ def step_returns(episodes: EpisodeTable, counts: torch.Tensor) -> torch.Tensor:
         found.append(returns)
         return returns[:, -1]
 
-    replace(magic, finish=keep)(episodes, counts)
+    estimates(replace(magic, finish=keep), episodes, counts)
     return found[0]

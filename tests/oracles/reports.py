@@ -105,7 +105,7 @@ def estimate(
     name: str, figure: Interval, difference: Interval, normalized: float, verdict: Verdict, reason: str
 ) -> Estimate:
     return Estimate(name=name, figure=figure, difference=difference, normalized=normalized, verdict=verdict,
-                    reason=reason, basis=Basis(samples=torch.zeros(0), contributions=None))  # fmt: skip
+                    reason=reason, basis=Basis(samples=torch.zeros(0), question=None))  # fmt: skip
 
 
 def comparison(*rows: Estimate) -> Comparison:

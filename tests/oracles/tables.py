@@ -6,7 +6,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from reagent_lite.rl.sums import EpisodeTable
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, Estimator
 
 NAMES = tuple(field.name for field in fields(EpisodeTable))
 
@@ -54,6 +54,11 @@ def some(e: EpisodeTable, which: Tensor | slice) -> EpisodeTable:
     """Some episodes, laid out no longer than they are."""
     length = int(e.running[which].sum(1).max())
     return EpisodeTable(**{name: getattr(e, name)[which, :length] for name in NAMES})
+
+
+def estimates(estimator: Estimator, e: EpisodeTable, counts: Tensor) -> Tensor:
+    """The estimate in each sample, [R], given how often each episode is in it, counts [R, n]."""
+    return EpisodeSums.of([[e]]).estimates([counts], [estimator])[0][estimator.name]
 
 
 # episode A: two steps with w 2, .5, so that rho is 2, 1; episode B: one step with w 3, held; gamma .5

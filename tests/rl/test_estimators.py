@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from oracles.repeated import step_returns
-from oracles.tables import TWO_EPISODES, random_table, rows, some, table
+from oracles.tables import TWO_EPISODES, estimates, random_table, rows, some, table
 from torch import Tensor
 
-from reagent_lite.rl.estimators import ESTIMATORS, shrunk, switched
+from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import step_contributions
-from reagent_lite.rl.sums import EpisodeSums, EpisodeTable
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, shrunk, switched
 
 LENGTHS = (3, 1, 5, 2)
 
@@ -21,7 +21,7 @@ def sample(n: int) -> Tensor:
 
 
 def value(name: str, e: EpisodeTable) -> float:
-    return float(ESTIMATORS[name](e, sample(len(e.reward)))[0])
+    return float(estimates(ESTIMATORS[name], e, sample(len(e.reward)))[0])
 
 
 def test_three_rows_by_hand():
@@ -68,7 +68,7 @@ def test_two_step_table_by_hand():
 def checked_step_returns(e: EpisodeTable) -> list[float]:
     """The j-step returns of the log itself; asserts that the contributions of its episodes sum to them."""
     returns = step_returns(e, sample(len(e.reward)))[0]
-    contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]], [ESTIMATORS["MAGIC"]]), 0)))
+    contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]]), 0)))
     torch.testing.assert_close(contributions.sum(0), returns)
     return returns.tolist()
 
@@ -131,7 +131,7 @@ def test_counts_are_repeated_episodes(name: str):
     e = random_table(LENGTHS, 4)
     counts = torch.tensor([[1, 1, 1, 1], [1, 0, 2, 1]], dtype=torch.float64)
     repeated = value(name, some(e, torch.tensor([3, 2, 0, 2])))
-    assert float(ESTIMATORS[name](e, counts)[1]) == pytest.approx(repeated, abs=1e-12)
+    assert float(estimates(ESTIMATORS[name], e, counts)[1]) == pytest.approx(repeated, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.repeated import Study, repetitions, resample_counts, step_returns
-from oracles.tables import rows
+from oracles.tables import estimates, rows
 from scipy.optimize import minimize
 
 from reagent_lite.rl.estimators import ESTIMATORS
@@ -85,7 +85,7 @@ def test_the_blend_of_two_rows_by_hand() -> None:
     # DM is 5 away and does not vary: x' diag(25, 9/4) x is least at WDR's share 25 / (25 + 9/4).
     # Without the mean they add 1/2 and 9/2: Omega would be 16, and the blend 3.05.
     episodes = rows([1, 3], [2, 6], [0, 0], [0, 0])
-    estimate = ESTIMATORS["MAGIC"](episodes, torch.ones(1, 2, dtype=torch.float64))
+    estimate = estimates(ESTIMATORS["MAGIC"], episodes, torch.ones(1, 2, dtype=torch.float64))
     assert float(estimate[0]) == pytest.approx(5 * 25 / 27.25, rel=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_omega_is_the_variance_of_resampled_returns(model_error: float | None) -
     returns = step_returns(episodes, counts)
     resampled = np.cov(returns[1:].numpy().T)
     deviation = np.sqrt(resampled.diagonal())
-    sums = EpisodeSums.of([[episodes]], [ESTIMATORS["MAGIC"]])
+    sums = EpisodeSums.of([[episodes]])
     omega = covariance(step_contributions(sums, 0), returns[0] / 2000).numpy()
     assert deviation[0] < 1e-12  # one start state: DM does not vary
     vary = deviation > 0.01 * deviation.max()  # without a model nor do lengths up to which hardly any log is rewarded

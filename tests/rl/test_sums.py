@@ -18,7 +18,7 @@ COUNTS = torch.cat(list(Resamples(num_episodes=len(LENGTHS), num_resamples=50, s
 
 
 def estimates(groups: list[EpisodeTable], blocks: list[Tensor]) -> dict[str, Tensor]:
-    return EpisodeSums.of(([group] for group in groups), EVERY).estimates(blocks)[0]
+    return EpisodeSums.of([group] for group in groups).estimates(blocks, EVERY)[0]
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
@@ -45,8 +45,8 @@ def test_blocks_of_samples_and_samples_that_are_worked_on_one_by_one_change_noth
 
 
 def test_two_groups_by_hand():
-    log = EpisodeSums.of([[some(TWO_EPISODES, slice(1, 2))], [some(TWO_EPISODES, slice(1))]], EVERY)
-    means = log.estimates([torch.ones(1, 2)])[0]
+    log = EpisodeSums.of([[some(TWO_EPISODES, slice(1, 2))], [some(TWO_EPISODES, slice(1))]])
+    means = log.estimates([torch.ones(1, 2)], EVERY)[0]
     assert float(means["mean_reward"][0]) == pytest.approx((1 + 4 + 2) / 3)
     # B first, as the groups are: rho over the largest; and (2 + 3)^2 / (4 + 9), (1 + 3)^2 / (1 + 9)
     assert log.relative_weights(0).tolist() == pytest.approx([1, 2 / 3])
@@ -60,7 +60,7 @@ def test_outcomes_share_weights_and_nothing_else():
     second = random_table(LENGTHS, seed=4)
     second = EpisodeTable(**{**{name: getattr(second, name) for name in NAMES}, "weight": first.weight})
     groups = [[some(e, which) for e in (first, second)] for which in (slice(5), slice(5, 10))]
-    for together, e in zip(EpisodeSums.of(groups, EVERY).estimates([COUNTS]), (first, second), strict=True):
+    for together, e in zip(EpisodeSums.of(groups).estimates([COUNTS], EVERY), (first, second), strict=True):
         assert_same(together, estimates([e], [COUNTS]), 1e-9)
 
 
@@ -71,9 +71,9 @@ def test_weights_beyond_float64_keep_their_ratios_across_groups():
         weight[0, 0] = first
         return table([steps], 1.0, weight=weight, reward=torch.full((1, steps), first))
 
-    log = EpisodeSums.of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]], EVERY)
+    log = EpisodeSums.of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]])
     assert log.relative_weights(1999).tolist() == pytest.approx([0, 0.5, 1])
-    cwpdis = log.estimates([torch.ones(1, 3)])[0]["Weighted_Per_Decision_Importance_Sampling"]
+    cwpdis = log.estimates([torch.ones(1, 3)], EVERY)[0]["Weighted_Per_Decision_Importance_Sampling"]
     # step t: (4^{t+1} 4 + 2 4^{t+1} 8) / (4 + 4^{t+1} + 2 4^{t+1}), and at t = 0 the short one's reward of 4 too
     steps = [(4 * 4.0 + 2 * 4 * 8.0 + 4 * 4.0) / 16] + [20 / (3 + 4.0**-t) for t in range(1, 2000)]
     assert float(cwpdis[0]) == pytest.approx(sum(steps))
