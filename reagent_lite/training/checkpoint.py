@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -44,7 +44,6 @@ STATE = "state.json"
 LEARNER = "learner.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 EVALUATORS = "evaluators.safetensors"
-_EVALUATORS_BEFORE = "judge.safetensors"  # before release 0.2
 LATEST = "LATEST"
 _SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: swapped tensors change the checksum
@@ -56,7 +55,6 @@ Tree = dict[str, Any]
 class _Reported(BaseModel):
     """See `Running.reported`."""
 
-    model_config = ConfigDict(strict=True)
     lines: NonNegativeInt
     figures: dict[str, float | None]
 
@@ -64,27 +62,24 @@ class _Reported(BaseModel):
 class _OptimizerSettings(BaseModel):
     """See `optimizer_state`."""
 
-    model_config = ConfigDict(strict=True)
     kind: Annotated[str, Field(alias="class")]
     groups: list[dict[str, Any]]
     numbers: dict[str, dict[str, Any]]
 
 
 class _World(BaseModel):
-    model_config = ConfigDict(strict=True)
     processes: PositiveInt
 
 
 class _State(BaseModel):
     """The keys of state.json that are read."""
 
-    model_config = ConfigDict(strict=True)
     run: str
     serial: NonNegativeInt
     step: NonNegativeInt
     rows: NonNegativeInt
     finished: bool
-    reported: Annotated[_Reported, Field(validation_alias=AliasChoices("reported", "told"))]
+    reported: _Reported
     optimizer: _OptimizerSettings
     schedule: dict[str, int] | None
     world: _World
@@ -103,28 +98,14 @@ def read_state(data: bytes, folder: Path) -> Tree:
         BundleError: it is not the state of a run.
     """
     try:
-        _State.model_validate_json(data)
+        _State.model_validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ", ".join([str(folder / STATE), ".".join(map(str, first["loc"]))]).rstrip(", ")
         raise BundleError(
             Problem(where, "the state of a run of this release", first["msg"], CHECKPOINT.outdated)
         ) from error
-    state: Tree = json.loads(data)
-    if "told" in state:  # before release 0.2
-        state["reported"] = state.pop("told")
-    return state
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a checkpoint that are the same on all ranks, without state.json.
-
-    Raises:
-        BundleError: the checkpoint is damaged.
-    """
-    evaluators = EVALUATORS if (folder / EVALUATORS).exists() else _EVALUATORS_BEFORE
-    _, files = verified(folder, CHECKPOINT, keep={LEARNER, OPTIMIZER, evaluators})
-    return {LEARNER: files[LEARNER], OPTIMIZER: files[OPTIMIZER], EVALUATORS: files[evaluators]}
+    return json.loads(data)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from reagent_lite.config import WorkflowConfig, fingerprint, leaves, resolved
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted, raise_any
+from reagent_lite.manifest import CHECKPOINT, verified
 from reagent_lite.training.checkpoint import (
     EVALUATORS,
     LEARNER,
@@ -36,7 +37,6 @@ from reagent_lite.training.checkpoint import (
     load_optimizer,
     nested,
     rank_file,
-    read_files,
 )
 from reagent_lite.training.loop import Running, RunPosition
 
@@ -181,7 +181,8 @@ class History:
         Raises:
             ConfigError: data or environment differ from those of the checkpoint.
         """
-        saved: Mapping[str, str] = identity if self.state is None else self.state["identity"]
+        if self.state is None:
+            return
         problems = [
             Problem(
                 IDENTITY[name],
@@ -189,11 +190,10 @@ class History:
                 f"sha256 {identity[name][:12]}",
                 f"Restore it, {_BEGIN_ANEW[0].lower()}{_BEGIN_ANEW[1:]}",
             )
-            for name, value in saved.items()
-            if self.state is not None and value != identity[name]
+            for name, value in self.state["identity"].items()
+            if value != identity[name]
         ]
-        if problems:
-            raise ConfigError(problems)
+        raise_any(problems, ConfigError)
 
     def position(self, order: ReadOrder, num_steps: int) -> RunPosition:
         """Returns the position at which the run continues, and logs it.
@@ -334,7 +334,7 @@ def restore(
         partition: returns the state of a rank from the states of all ranks that saved; None if nothing has changed.
     """
     saved = folder.folder / state["name"]
-    files = read_on_first(group, lambda: read_files(saved))
+    files = read_on_first(group, lambda: verified(saved, CHECKPOINT, {LEARNER, OPTIMIZER, EVALUATORS})[1])
     with fitting(saved):
         running.learner.load_state_dict(load(files[LEARNER]))
         optimizer = running.optimization.optimizer
