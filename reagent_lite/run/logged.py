@@ -9,7 +9,6 @@
 7 scored episodes   chosen by all machines together; evaluation.learn_from_scored keeps them out of learning
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -47,7 +46,7 @@ from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
+from reagent_lite.run.normalization import Normalization, file_beside, given_normalization, given_or_fitted
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the network, its gradients and batches
@@ -304,8 +303,7 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
 
 def _others_before_or_now(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
     """Returns `count_others`, which is kept beside the copy."""
-    key = json.dumps([side, normalization_json(spec)], sort_keys=True)
-    file = copy.folder / f"others_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    file = file_beside(copy, "others", [side, normalization_json(spec)], ".json")
     with suppress(OSError, ValueError):
         return {id_of(feature): int(count) for feature, count in json.loads(file.read_bytes()).items()}
     counts = count_others(copy, side, spec)
@@ -367,8 +365,7 @@ def _matrices(
         ("candidates", copy.candidates, copy.action_ids, normalization.action),
     ):
         if spec is not None:
-            transform = json.dumps([normalization_json(spec), as_zero], sort_keys=True)
-            file = copy.folder / f"normalized_{name}_{hashlib.sha256(transform.encode()).hexdigest()[:16]}.npy"
+            file = file_beside(copy, f"normalized_{name}", [normalization_json(spec), as_zero], ".npy")
             yield raw, Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)), spec.width, file
 
 

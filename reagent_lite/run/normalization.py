@@ -101,8 +101,13 @@ def _fitted_before_or_now(
     config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, shards: Shards, wanted: list[str]
 ) -> dict[str, NormalizationSpec]:
     group = shards.group
-    file = _file_of(config, train, agreement, wanted)
-    text = group.broadcast_text(_text_of(file) if group.is_first else None)
+    settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
+    file = file_beside(train, "fitted", [VERSION, agreement.content, wanted, config.seed, settings], ".json")
+    text = ""
+    if group.is_first:
+        with suppress(OSError):
+            text = file.read_text(encoding="utf-8")
+    text = group.broadcast_text(text)
     if text:
         logger.info(f"normalization of {_named(wanted)}: fitted to the same rows by an earlier run")
     else:
@@ -138,18 +143,17 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
     return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
 
 
-def _file_of(config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, wanted: list[str]) -> Path:
-    """Returns the file beside the training copy that keeps a fit; its name depends on the rows and the settings."""
-    settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
-    key = json.dumps([VERSION, agreement.content, wanted, config.seed, settings], sort_keys=True)
-    return train.folder / f"fitted_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+def file_beside(copy: TrainingCopy, name: str, settings: object, suffix: str) -> Path:
+    """Returns the file in a training copy's folder that keeps results for later runs with the same settings.
 
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    Args:
+        copy: the training copy that the results are computed from.
+        name: beginning of the file's name.
+        settings: everything else that the results depend on, as JSON.
+        suffix: end of the file's name.
+    """
+    key = json.dumps(settings, sort_keys=True)
+    return copy.folder / f"{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
 
 
 def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from reagent_lite.algorithms.learners import Learner
+from reagent_lite.console import logger
 from reagent_lite.report.pictures import Agents, Episode, write_animation
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, ObservationEncoder
@@ -17,22 +18,17 @@ from reagent_lite.sim.rollout import Observer, play_step
 PICTURE_FILE = "rollout.gif"
 
 
-def draw_pictures(folder: Path, encoder: ObservationEncoder, learner: Learner) -> list[Path]:
+def draw_pictures(folder: Path, encoder: ObservationEncoder, learner: Learner) -> None:
     """Writes rollout.gif into the run's folder if simulation.pictures is true.
 
     Args:
         folder: the run's folder.
         encoder: converts observations of the environment to the network's input.
         learner: the learner, or the learners of several types of agents.
-
-    Returns:
-        The files that were written.
     """
-    if not encoder.simulation.config.pictures:
-        return []
-    rollout = folder / PICTURE_FILE
-    write_animation(rollout, record(encoder, learner, target_policy(encoder.config)))
-    return [rollout]
+    if encoder.simulation.config.pictures:
+        write_animation(folder / PICTURE_FILE, record(encoder, learner, target_policy(encoder.config)))
+        logger.info(f"picture: {folder / PICTURE_FILE}")
 
 
 @torch.no_grad()
