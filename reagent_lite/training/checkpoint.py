@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ STATE = "state.json"
 LEARNER = "learner.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 EVALUATORS = "evaluators.safetensors"
+_EVALUATORS_BEFORE = "judge.safetensors"  # before release 0.2
 LATEST = "LATEST"
 _SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: swapped tensors change the checksum
@@ -79,7 +80,7 @@ class _State(BaseModel):
     step: NonNegativeInt
     rows: NonNegativeInt
     finished: bool
-    reported: _Reported
+    reported: Annotated[_Reported, Field(validation_alias=AliasChoices("reported", "told"))]
     optimizer: _OptimizerSettings
     schedule: dict[str, int] | None
     world: _World
@@ -105,7 +106,21 @@ def read_state(data: bytes, folder: Path) -> Tree:
         raise BundleError(
             Problem(where, "the state of a run of this release", first["msg"], CHECKPOINT.outdated)
         ) from error
-    return json.loads(data)  # type: ignore[no-any-return]
+    state: Tree = json.loads(data)
+    if "told" in state:  # before release 0.2
+        state["reported"] = state.pop("told")
+    return state
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a checkpoint that are the same on all ranks, without state.json.
+
+    Raises:
+        BundleError: the checkpoint is damaged.
+    """
+    evaluators = EVALUATORS if (folder / EVALUATORS).exists() else _EVALUATORS_BEFORE
+    _, files = verified(folder, CHECKPOINT, keep={LEARNER, OPTIMIZER, evaluators})
+    return {LEARNER: files[LEARNER], OPTIMIZER: files[OPTIMIZER], EVALUATORS: files[evaluators]}
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted, raise_any
-from reagent_lite.manifest import CHECKPOINT, verified
 from reagent_lite.training.checkpoint import (
     EVALUATORS,
     LEARNER,
@@ -37,6 +36,7 @@ from reagent_lite.training.checkpoint import (
     load_optimizer,
     nested,
     rank_file,
+    read_files,
 )
 from reagent_lite.training.loop import Running, RunPosition
 
@@ -334,7 +334,7 @@ def restore(
         partition: returns the state of a rank from the states of all ranks that saved; None if nothing has changed.
     """
     saved = folder.folder / state["name"]
-    files = read_on_first(group, lambda: verified(saved, CHECKPOINT, {LEARNER, OPTIMIZER, EVALUATORS})[1])
+    files = read_on_first(group, lambda: read_files(saved))
     with fitting(saved):
         running.learner.load_state_dict(load(files[LEARNER]))
         optimizer = running.optimization.optimizer
