@@ -20,7 +20,7 @@ from reagent_lite.errors import BundleError, ConfigError, Problem, counted, near
 from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
-from reagent_lite.sim.env import ObservationPolicy
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.rollout import ONLY, Actor
 from reagent_lite.sim.spec import EnvSpec
 
@@ -53,17 +53,18 @@ class AgentType:
         """Whether the type learns."""
         return self.plays == LEARN
 
-    def rows(self, num_envs: int, agents: int, device: torch.device) -> Tensor | None:
-        """Returns the numbers of this type's rows, with one row per agent of each environment; None for all rows."""
+    def rows(self, env: VectorEnv) -> Tensor | None:
+        """Returns the numbers of this type's rows in environments; None for all rows."""
         if self.name == ONLY:
             return None
-        first = torch.arange(num_envs, device=device) * agents
-        return (first.unsqueeze(1) + torch.tensor(self.agents, device=device)).flatten()
+        first = torch.arange(env.num_envs, device=env.device) * env.spec.agents
+        return (first.unsqueeze(1) + torch.tensor(self.agents, device=env.device)).flatten()
 
-    def fixed(self, rows: Tensor | None, device: torch.device) -> Actor:
+    def fixed(self, env: VectorEnv) -> Actor:
         """Returns the actor of a type that does not learn: its exported model, or uniformly random actions."""
         # at temperature 1, the softmax of the logarithms of probabilities is the probabilities
-        return Actor(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
+        epsilon = torch.zeros(1, device=env.device)
+        return Actor(policy=self.model, epsilon=epsilon, temperature=1.0, rows=self.rows(env))
 
     @property
     def played(self) -> str:

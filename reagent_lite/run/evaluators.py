@@ -475,9 +475,15 @@ class SimulationEvaluator(Evaluator):
         tables = torch.zeros(len(self._simulation.types), 4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
-            actors = self._encoder.actors(env, self._learner, self._target, random)
+            actors = self._encoder.actors(
+                env,
+                self._learner,
+                epsilon=torch.tensor([self._target.epsilon], device=env.device),
+                temperature=self._target.temperature,
+                random=random,
+            )
             capture = rollout_capture(self._config, env.device)
-            played = play(env, actors, gamma=self._config.rl.gamma, capture=capture)
+            played = play(env, tuple(actors.values()), gamma=self._config.rl.gamma, capture=capture)
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
         return {agent_type.name: table for agent_type, table in zip(self._simulation.types, tables, strict=True)}

@@ -35,14 +35,15 @@ def draw_pictures(folder: Path, encoder: ObservationEncoder, learner: Learner) -
 def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) -> Episode:
     """Plays one episode with the learner's policy and returns it."""
     env = encoder.simulation.envs(0, 1, stream=PICTURE)
-    actors = encoder.actors(env, learner, target)
+    epsilon = torch.tensor([target.epsilon], device=env.device)
+    actors = encoder.actors(env, learner, epsilon=epsilon, temperature=target.temperature)
     env.reset()
     seen = [_row(env.observation)]
     places = [_places(env)]
     actions = []
     rewards = []
     for _ in range(env.time_limit):
-        play_step(env, actors, Observer(), step=partial(env.step, stay=True))
+        play_step(env, actors.values(), Observer(), step=partial(env.step, stay=True))
         actions.append(int(env.action[0]))
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))
