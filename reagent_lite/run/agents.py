@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM
-from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest
+from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest, raise_any
 from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
@@ -92,8 +92,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
             expected = f"absent, as the agents of {spec.name} are of one type, which learns"
             raise ConfigError(Problem(_KEY, expected, str(dict(settings.policies))))
         return (AgentType(name=ONLY, agents=tuple(range(spec.agents))),)
-    if problems := list(_problems(config, spec)):
-        raise ConfigError(problems)
+    raise_any(list(_problems(config, spec)), ConfigError)
     return tuple(
         agent_type(
             name,
@@ -180,8 +179,7 @@ def agent_type(
     problems = misfits(bundle, spec, where)
     if bundle.parametric and not parametric:
         problems = [Problem(where, kind_of(parametric=False), kind_of(parametric=True))]
-    if problems:
-        raise BundleError(problems)
+    raise_any(problems, BundleError)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
     policy = Choices.in_simulation(bundle, spec).logarithms
     return AgentType(name=name, agents=agents, plays=plays, model=policy, digest=digest)

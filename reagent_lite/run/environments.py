@@ -17,7 +17,7 @@ from reagent_lite.console import logger
 from reagent_lite.data.features.normalization import check_covers
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, counted, raise_any
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.normalization import Normalization, given_normalization
@@ -157,8 +157,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
         return config
     if not config.actions:
         unknown = sorted(set(config.rl.reward_boost or {}) - set(names))
-        if unknown:
-            raise ConfigError([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown])
+        raise_any([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown], ConfigError)
         return config.model_copy(update={"actions": names})
     if config.actions != names and set(config.actions) == set(names):
         raise ConfigError(
