@@ -13,7 +13,6 @@ import torch
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.place import CopyManifest
-from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
@@ -22,6 +21,7 @@ from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory import Need, networks, simulation_memory
+from reagent_lite.run.normalization import given_normalization
 from reagent_lite.run.roles.policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
@@ -207,23 +207,18 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
 
 def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None) -> SourceSpec | None:
     """Returns the network's widths if they are known; without a normalization file each feature is one column wide."""
-    state = action = None
+    widths: dict[str, int] = {}
     if env is not None:
-        state = env.observation_size
-        action = env.action_feature_size
+        widths = {"state": env.observation_size, "action": env.action_feature_size}
     elif copy is not None:
-        state = len(copy.state_ids)
-        action = len(copy.action_ids)
-    if config.state_norm_data_path is not None:
-        state = read_normalization(config.state_norm_data_path).width
-    if config.action_norm_data_path is not None:
-        action = read_normalization(config.action_norm_data_path).width
-    names = () if config.parametric else config.actions or (() if env is None else env.action_names)
+        widths = {"state": len(copy.state_ids), "action": len(copy.action_ids)}
+    widths |= {side: spec.width for side, spec in given_normalization(config).items()}
     if not config.parametric:
-        action = 0
-    if state is None or action is None:
+        widths["action"] = 0
+    if len(widths) < 2:
         return None
-    return SourceSpec(num_state_features=state, num_action_features=action, action_names=names)
+    names = () if config.parametric else config.actions or (() if env is None else env.action_names)
+    return SourceSpec(num_state_features=widths["state"], num_action_features=widths["action"], action_names=names)
 
 
 def _environment(config: WorkflowConfig) -> VectorEnv:

@@ -201,10 +201,9 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
         ConfigError, DataError: features are missing or unknown; the error names them.
     """
     spec = simulation.backend.spec
-    sides = [("state", normalization.state, spec.observation_size)]
-    if normalization.action is not None:
-        sides.append(("action", normalization.action, spec.action_feature_size))
-    for side, columns, size in sides:
+    sizes = {"state": spec.observation_size, "action": spec.action_feature_size}
+    for side, columns in normalization.sides.items():
+        size = sizes[side]
         check_covers(columns, range(size), where=f"normalization of {side} features, for simulation.env {spec.name}")
         others = sorted(set(columns.feature_ids) - set(range(size)))
         if others:

@@ -46,7 +46,13 @@ from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.run.normalization import Normalization, file_beside, given_normalization, given_or_fitted
+from reagent_lite.run.normalization import (
+    Normalization,
+    file_beside,
+    given_normalization,
+    given_or_fitted,
+    normalization_paths,
+)
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the network, its gradients and batches
@@ -274,23 +280,19 @@ def _copy(
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
     """Checks that the normalization has parameters for every feature of a copy, and texts where it has texts."""
     of = f", for {copy.files[0]}" if copy.files else ""
-    for side, path, spec, ids in (
-        ("state", config.state_norm_data_path, normalization.state, copy.state_ids),
-        ("action", config.action_norm_data_path, normalization.action, copy.action_ids),
-    ):
-        if spec is not None:
-            where = f"{path or shown(config.training_data_path)}{of}"
-            check_covers(spec, ids, where=where)
-            require_texts(copy, side, spec, where)
+    ids = {"state": copy.state_ids, "action": copy.action_ids}
+    for side, spec in normalization.sides.items():
+        where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{of}"
+        check_covers(spec, ids[side], where=where)
+        require_texts(copy, side, spec, where)
 
 
 def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, title: str) -> dict[str, dict[int, int]]:
     """Returns how often values of one-hot features are other, over all machines; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
-    for side, spec in (("state", normalization.state), ("action", normalization.action)):
-        features = () if spec is None else spec.features
-        one_hot = [feature.feature_id for feature in features if feature.feature_type is FeatureType.ENUM]
-        if spec is None or not one_hot:
+    for side, spec in normalization.sides.items():
+        one_hot = [feature.feature_id for feature in spec.features if feature.feature_type is FeatureType.ENUM]
+        if not one_hot:
             continue
         other = _others_before_or_now(copy, side, spec) if shards.is_first and len(copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))

@@ -41,10 +41,14 @@ class Normalization:
     state: NormalizationSpec
     action: NormalizationSpec | None
 
+    @property
+    def sides(self) -> dict[str, NormalizationSpec]:
+        """The normalization by side: "state" and, for candidates, "action"."""
+        return {"state": self.state} if self.action is None else {"state": self.state, "action": self.action}
+
     def json(self) -> dict[str, Json]:
-        """Returns both in the 2019 encoding, by column."""
-        tree = {"state": normalization_json(self.state)}
-        return tree if self.action is None else {**tree, "action": normalization_json(self.action)}
+        """Returns both in the 2019 encoding, by side."""
+        return {side: normalization_json(spec) for side, spec in self.sides.items()}
 
     def spec(self, action_names: tuple[str, ...], metric_names: tuple[str, ...] = ()) -> SourceSpec:
         """Returns the numbers of columns and choices that a network is built for."""
@@ -56,14 +60,19 @@ class Normalization:
         )
 
 
+def normalization_paths(config: WorkflowConfig) -> dict[str, str | None]:
+    """Returns the config's normalization files by side; None for a normalization that is fitted."""
+    return {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+
+
 def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
-    """Returns the normalization read from the config's files, by "state" and "action".
+    """Returns the normalization read from the config's files, by side.
 
     Raises:
         DataError: a file cannot be read.
     """
-    paths = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
-    return {column: read_normalization(path) for column, path in paths.items() if path is not None}
+    paths = normalization_paths(config)
+    return {side: read_normalization(path) for side, path in paths.items() if path is not None}
 
 
 def given_or_fitted(
@@ -158,13 +167,9 @@ def file_beside(copy: TrainingCopy, name: str, settings: object, suffix: str) ->
 
 def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:
     """Writes the fitted columns to norm_params.output_dir, or beside the model; rank 0 calls it."""
-    sides = (
-        ("state", config.state_norm_data_path, normalization.state),
-        ("action", config.action_norm_data_path, normalization.action),
-    )
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
-    for name, path, spec in sides:
-        if spec is not None and path is None:
-            file = folder / f"{_COLUMNS[name]}_norm.json"
+    for side, spec in normalization.sides.items():
+        if normalization_paths(config)[side] is None:
+            file = folder / f"{_COLUMNS[side]}_norm.json"
             write_normalization(file, spec)
-            logger.info(f"normalization of {_COLUMNS[name]}: written to {file}")
+            logger.info(f"normalization of {_COLUMNS[side]}: written to {file}")
