@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -199,7 +198,7 @@ def fit(
     while at.step < plan.num_steps:
         if at.step and at.step % plan.steps_per_epoch == 0 and satisfied():
             break
-        with clock.stage("time/simulate"):
+        with clock("time/simulate"):
             collect(at.step)
         update()
         at.meter.step()
@@ -238,19 +237,19 @@ class _Step:
     def __call__(self) -> None:
         for minibatch in range(self._minibatches):
             self._add_gradient(last=minibatch == self._minibatches - 1)
-        with self._clock.stage("time/step"):
+        with self._clock("time/step"):
             self._running.optimization.step()
             self._running.learner.after_step()  # type: ignore[operator]
 
     def _add_gradient(self, *, last: bool) -> None:
         running = self._running
         wrapped = self._wrapped
-        with self._clock.stage("time/gather"):
+        with self._clock("time/gather"):
             batch = next(running.source)
         if not self._rehearsed:
             rehearse(wrapped, lambda: wrapped(batch)[0])
             self._rehearsed = True
-        with self._group.gradients_stay_local(wrapped, last=last), self._clock.stage("time/learn"):
+        with self._group.gradients_stay_local(wrapped, last=last), self._clock("time/learn"):
             loss, metrics = wrapped(batch)
             if last:
                 self._group.enter_collective(running.position.step)  # gradients are averaged on the way back
@@ -263,19 +262,26 @@ class _Clock:
     """Host seconds since the last restart, total and by stage; on a GPU a stage's time is that to queue its work."""
 
     def __init__(self) -> None:
-        self.restart()
+        self.stages: dict[str, float] = {}
+        self._stage = ""
+        self._start = 0.0
+        self._since = time.perf_counter()
 
     def restart(self) -> None:
-        self.stages: dict[str, float] = {}
+        self.stages = {}
         self._since = time.perf_counter()
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._since
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to a stage."""
-        start = time.perf_counter()
-        yield
-        self.stages[name] = self.stages.get(name, 0.0) + time.perf_counter() - start
+    def __call__(self, stage: str) -> "_Clock":
+        """Sets the stage of the next `with` block."""
+        self._stage = stage
+        return self
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.stages[self._stage] = self.stages.get(self._stage, 0.0) + time.perf_counter() - self._start
