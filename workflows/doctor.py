@@ -126,7 +126,7 @@ def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator
     if config.collects or config.follows:
         yield from checked("simulation.dataset", lambda: machine.dataset_folder(config))
     if not config.collects:
-        yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.inputs.spec))
+        yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.spec))
     yield from checked("memory", lambda: machine.memory(run))
 
 

@@ -247,6 +247,6 @@ def memory(run: DryRun) -> Row:
     text = "\n".join(memory_lines(run))
     if not run.suffices:
         return warning("memory", text, f"{next(warnings_of(run))}; lower it, or use more machines")
-    if run.inputs.spec is None:
+    if run.spec is None:
         return skipped("memory", "known only after the data has been read")
     return ok("memory", text)

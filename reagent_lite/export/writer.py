@@ -203,9 +203,8 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
         got = f"{int((~finite).sum())} of {finite.numel()} are not"
         advice = "The training diverged, or a row contains infinity: lower the learning rate or look at the data"
         raise BundleError(Problem("q of the live network", "finite numbers", got, advice))
-    without = 0
-    for inputs, (*_, choices) in zip(batches, outputs, strict=True):
-        without += int((inputs[-1].any(1) & ~choices.any(1)).sum())
+    left = zip(batches, outputs, strict=True)
+    without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum()) for inputs, (*_, choices) in left)
     if without:
         got = f"none in {counted(without, 'row')}"
         advice = "The model of the log that restricts them diverged: lower the learning rate or look at the data"

@@ -29,14 +29,7 @@ def _float64(numbers: Iterable[float]) -> Tensor:
     return torch.tensor(list(numbers), dtype=torch.float64)
 
 
-class Stateless(nn.Module):
-    """Base of transforms that need no parameters."""
-
-    def __init__(self, features: Sequence[FeatureSpec]) -> None:
-        super().__init__()
-
-
-class Binary(Stateless):
+class Binary(nn.Module):
     """0 if x = 0 else 1."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +37,7 @@ class Binary(Stateless):
         return (x != 0).to(x.dtype)
 
 
-class Logit(Stateless):
+class Logit(nn.Module):
     """Logit of a probability clamped to [1e-5, 1 − 1e-5]."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,13 +51,10 @@ class Logit(Stateless):
 class Standardize(nn.Module):
     """(x − mean) / stddev, clamped to ±11.513 (the logit of 1 − 1e-5, so that all types have the same range)."""
 
-    mean: Tensor
-    stddev: Tensor
-
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
-        self.register_buffer("mean", _float64(f.mean for f in features))
-        self.register_buffer("stddev", _float32(f.stddev for f in features).clamp(min=FLOAT32.tiny))
+        self.mean = nn.Buffer(_float64(f.mean for f in features))
+        self.stddev = nn.Buffer(_float32(f.stddev for f in features).clamp(min=FLOAT32.tiny))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for x [..., F]."""
@@ -74,17 +64,13 @@ class Standardize(nn.Module):
 class BoxCox(nn.Module):
     """(max(x + shift, 1e-6)^λ − 1) / λ, or log if λ ≈ 0 (Box and Cox 1964, equation 2), then standardized."""
 
-    shift: Tensor
-    exponent: Tensor
-    is_log: Tensor
-
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
         exponent = _float32(f.boxcox_lambda for f in features)
         is_log = exponent.abs() < 1e-6
-        self.register_buffer("shift", _float64(f.boxcox_shift for f in features))
-        self.register_buffer("is_log", is_log)
-        self.register_buffer("exponent", torch.where(is_log, 1.0, exponent))
+        self.shift = nn.Buffer(_float64(f.boxcox_shift for f in features))
+        self.is_log = nn.Buffer(is_log)
+        self.exponent = nn.Buffer(torch.where(is_log, 1.0, exponent))
         self.standardize = Standardize(features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,14 +87,11 @@ class BoxCox(nn.Module):
 class OneHot(nn.Module):
     """One column per possible value, in the file's order; NaN and any other value give zeros."""
 
-    column: Tensor
-    possible_value: Tensor
-
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
         columns = [column for column, feature in enumerate(features) for _ in feature.possible_values]
-        self.register_buffer("column", torch.tensor(columns, dtype=torch.int64))
-        self.register_buffer("possible_value", _float32(v for f in features for v in f.possible_values))
+        self.column = nn.Buffer(torch.tensor(columns, dtype=torch.int64))
+        self.possible_value = nn.Buffer(_float32(v for f in features for v in f.possible_values))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., W] for raw x [..., F]; W is the number of possible values of all features."""
@@ -123,12 +106,6 @@ class Quantile(nn.Module):
     Temporarily needs 8·N·F·(n − 1) bytes.
     """
 
-    low: Tensor
-    high: Tensor
-    start: Tensor
-    length: Tensor
-    num_intervals: Tensor
-
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
         quantiles = [_float64(f.quantiles) for f in features]
@@ -140,11 +117,11 @@ class Quantile(nn.Module):
         for row, q in enumerate(quantiles):
             start[row, : len(q) - 1] = q[:-1]
             length[row, : len(q) - 1] = q.diff().clamp(FLOAT32.tiny, FLOAT32.max)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        self.register_buffer("start", start)
-        self.register_buffer("length", length)
-        self.register_buffer("num_intervals", _float32(len(q) - 1 for q in quantiles))
+        self.low = nn.Buffer(low)
+        self.high = nn.Buffer(high)
+        self.start = nn.Buffer(start)
+        self.length = nn.Buffer(length)
+        self.num_intervals = nn.Buffer(_float32(len(q) - 1 for q in quantiles))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""
@@ -156,13 +133,10 @@ class Quantile(nn.Module):
 class ScaleAction(nn.Module):
     """From [min_value, max_value] to [−1 + 1e-6, 1 − 1e-6], clamped."""
 
-    min_value: Tensor
-    scale: Tensor
-
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
-        self.register_buffer("min_value", _float64(f.min_value for f in features))
-        self.register_buffer("scale", _float32((2 - 2e-6) / (f.max_value - f.min_value) for f in features))
+        self.min_value = nn.Buffer(_float64(f.min_value for f in features))
+        self.scale = nn.Buffer(_float32((2 - 2e-6) / (f.max_value - f.min_value) for f in features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., F] for raw x [..., F]."""
@@ -170,7 +144,7 @@ class ScaleAction(nn.Module):
         return ((x.double() - self.min_value) * self.scale - bound).clamp(-bound, bound).to(x.dtype)
 
 
-class Unchanged(Stateless):
+class Unchanged(nn.Module):
     """The raw value."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,7 +152,7 @@ class Unchanged(Stateless):
         return x
 
 
-class ClipLog(Stateless):
+class ClipLog(nn.Module):
     """log(max(x, 1e-6))."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -199,7 +173,6 @@ class Preprocessor(nn.Module):
 
     missing_value: Final[float] = MISSING_VALUE
 
-    absent: Tensor
     starts: list[int]
     stops: list[int]
     one_hot: list[bool]
@@ -225,7 +198,7 @@ class Preprocessor(nn.Module):
                 self.transforms.append(TRANSFORMS[feature_type](features))
         # NaN is never a possible value, so that one-hot columns are 0 without further work
         enums = [f.feature_type is FeatureType.ENUM and not missing_as_zero for f in spec.features]
-        self.register_buffer("absent", torch.tensor([math.nan if enum else 0.0 for enum in enums]))
+        self.absent = nn.Buffer(torch.tensor([math.nan if enum else 0.0 for enum in enums]))
 
     def forward(self, values: Tensor, presence: Tensor) -> Tensor:
         """Returns [..., W] float32.
@@ -255,14 +228,14 @@ class Preprocessor(nn.Module):
 
 
 TRANSFORMS: dict[FeatureType, Callable[[Sequence[FeatureSpec]], nn.Module]] = {
-    FeatureType.BINARY: Binary,
-    FeatureType.PROBABILITY: Logit,
+    FeatureType.BINARY: lambda _: Binary(),
+    FeatureType.PROBABILITY: lambda _: Logit(),
     FeatureType.CONTINUOUS: Standardize,
     FeatureType.BOXCOX: BoxCox,
     FeatureType.ENUM: OneHot,
     FeatureType.QUANTILE: Quantile,
     FeatureType.CONTINUOUS_ACTION: ScaleAction,
-    FeatureType.DISCRETE_ACTION: Unchanged,
-    FeatureType.DO_NOT_PREPROCESS: Unchanged,
-    FeatureType.CLIP_LOG: ClipLog,
+    FeatureType.DISCRETE_ACTION: lambda _: Unchanged(),
+    FeatureType.DO_NOT_PREPROCESS: lambda _: Unchanged(),
+    FeatureType.CLIP_LOG: lambda _: ClipLog(),
 }

@@ -116,27 +116,6 @@ class DiscreteQNetwork(nn.Module):
         return self.layers(state).view(-1, *self.shape)  # type: ignore[no-any-return]
 
 
-class DuelingDiscreteQNetwork(nn.Module):
-    """Values of all K actions from a state trunk with two streams."""
-
-    needs_candidate_list: Final[bool] = False
-
-    def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
-        super().__init__()
-        self.shape = (len(spec.action_names), settings.outputs)
-        self.trunk = _trunk(spec.num_state_features, settings)
-        width = (spec.num_state_features, *settings.hidden)[-1]
-        self.value = _stream(width, settings.outputs, settings)
-        self.advantage = _stream(width, len(spec.action_names) * settings.outputs, settings)
-        self.join = Dueling()
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns [B, K, H] for state [B, S] and mask [B, K]."""
-        hidden = self.trunk(state)
-        advantage = self.advantage(hidden).view(-1, *self.shape)
-        return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
-
-
 class CandidateQNetwork(nn.Module):
     """Value of each candidate from the concatenation of state and candidate."""
 
@@ -148,42 +127,61 @@ class CandidateQNetwork(nn.Module):
         widths = (spec.num_state_features + spec.num_action_features, *settings.hidden, settings.outputs)
         self.layers = MLP(widths, (*settings.activations, "linear"), settings)
 
+    def forward(
+        self, state: Tensor, mask: Tensor, features: Tensor | None = None, *, only_allowed: bool = False
+    ) -> Tensor:
+        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F].
+
+        With `only_allowed`, values of candidates that are not allowed are undefined.
+        """
+        skip = only_allowed or (self.batch_norm and self.training)
+        return _per_candidate(self.layers, state, features, mask if skip else None)
+
+
+class _DuelingQNetwork(nn.Module):
+    """A trunk over the state and two streams, for the value and for the advantages."""
+
+    def __init__(self, spec: SourceSpec, settings: NetworkSettings, advantages: int) -> None:
+        super().__init__()
+        self.batch_norm = settings.batch_norm
+        widths = (spec.num_state_features, *settings.hidden)
+        self.trunk = MLP(widths, settings.activations, settings)
+        self.value = _stream(widths[-1], settings.outputs, settings)
+        self.advantage = _stream(widths[-1] + spec.num_action_features, advantages, settings)
+        self.join = Dueling()
+
+
+class DuelingDiscreteQNetwork(_DuelingQNetwork):
+    """Values of all K actions from the state."""
+
+    needs_candidate_list: Final[bool] = False
+
+    def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
+        super().__init__(spec, settings, len(spec.action_names) * settings.outputs)
+        self.shape = (len(spec.action_names), settings.outputs)
+
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]."""
-        assert features is not None
-        return _per_candidate(self.layers, state, features, mask if self.batch_norm and self.training else None)
-
-    def allowed(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
-        """Returns [B, K, H] with the allowed candidates computed and 0 for the others."""
-        return _per_candidate(self.layers, state, features, mask)
+        """Returns [B, K, H] for state [B, S] and mask [B, K]."""
+        hidden = self.trunk(state)
+        advantage = self.advantage(hidden).view(-1, *self.shape)
+        return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
 
 
-class DuelingCandidateQNetwork(nn.Module):
-    """Value stream from the state; advantage of each candidate from the trunk's output and the candidate."""
+class DuelingCandidateQNetwork(_DuelingQNetwork):
+    """Value from the state; advantage of each candidate from the trunk's output and the candidate."""
 
     needs_candidate_list: Final[bool] = True
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
-        super().__init__()
-        self.batch_norm = settings.batch_norm  # its statistics must not include padding
-        self.trunk = _trunk(spec.num_state_features, settings)
-        width = (spec.num_state_features, *settings.hidden)[-1]
-        self.value = _stream(width, settings.outputs, settings)
-        self.advantage = _stream(width + spec.num_action_features, settings.outputs, settings)
-        self.join = Dueling()
+        super().__init__(spec, settings, settings.outputs)
 
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]."""
-        assert features is not None
-        return self._joined(state, mask, features, mask if self.batch_norm and self.training else None)
-
-    def allowed(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
-        """Returns [B, K, H] with the allowed candidates computed; the others are undefined."""
-        return self._joined(state, mask, features, mask)
-
-    def _joined(self, state: Tensor, mask: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
+    def forward(
+        self, state: Tensor, mask: Tensor, features: Tensor | None = None, *, only_allowed: bool = False
+    ) -> Tensor:
+        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]; see `CandidateQNetwork.forward`."""
         hidden = self.trunk(state)
-        advantage = _per_candidate(self.advantage, hidden, features, only)
+        skip = only_allowed or (self.batch_norm and self.training)
+        advantage = _per_candidate(self.advantage, hidden, features, mask if skip else None)
         return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
 
 
@@ -193,7 +191,7 @@ def allowed_values(network: nn.Module, state: Tensor, actions: Actions) -> Tenso
     On a CPU, other candidates are skipped if lists differ in length. On a GPU that would need a host synchronization.
     """
     if _skips_padding(network, actions):
-        return network.allowed(state, actions.mask, actions.features)  # type: ignore[operator,no-any-return]
+        return network(state, actions.mask, actions.features, only_allowed=True)  # type: ignore[no-any-return]
     return network(state, actions.mask, actions.features)  # type: ignore[no-any-return]
 
 
@@ -260,17 +258,14 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
     return network.train()  # type: ignore[no-any-return]
 
 
-def _trunk(width: int, settings: NetworkSettings) -> MLP:
-    return MLP((width, *settings.hidden), settings.activations, settings)
-
-
 def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
     # one hidden layer of half the trunk's width
     return MLP((width, max(width // 2, 1), outputs), ("relu", "linear"), settings)
 
 
-def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
+def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor | None, only: Tensor | None) -> Tensor:
     """Returns [B, K, H] of layers for state [B, S] and features [B, K, F]; with a mask `only`, 0 outside it."""
+    assert features is not None
     lists = features.shape[0]
     longest = features.shape[1]
     if only is None:

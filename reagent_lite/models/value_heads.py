@@ -47,8 +47,7 @@ class CategoricalHead(nn.Module):
     def __init__(self, num_atoms: int, lowest: float, highest: float) -> None:
         super().__init__()
         self.outputs: Final[int] = num_atoms
-        self.support: Tensor
-        self.register_buffer("support", torch.linspace(lowest, highest, num_atoms))
+        self.support = nn.Buffer(torch.linspace(lowest, highest, num_atoms))
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Returns the mean return, [B, K], for logits [B, K, H]."""

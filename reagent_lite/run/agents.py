@@ -16,11 +16,11 @@ from torch import Tensor
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM
-from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest
+from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest, raise_any
 from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits
 from reagent_lite.manifest import FILE_NAME
-from reagent_lite.sim.env import ObservationPolicy
+from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.rollout import ONLY, Actor
 from reagent_lite.sim.spec import EnvSpec
 
@@ -53,17 +53,18 @@ class AgentType:
         """Whether the type learns."""
         return self.plays == LEARN
 
-    def rows(self, num_envs: int, agents: int, device: torch.device) -> Tensor | None:
-        """Returns the numbers of this type's rows, with one row per agent of each environment; None for all rows."""
+    def rows(self, env: VectorEnv) -> Tensor | None:
+        """Returns the numbers of this type's rows in environments; None for all rows."""
         if self.name == ONLY:
             return None
-        first = torch.arange(num_envs, device=device) * agents
-        return (first.unsqueeze(1) + torch.tensor(self.agents, device=device)).flatten()
+        first = torch.arange(env.num_envs, device=env.device) * env.spec.agents
+        return (first.unsqueeze(1) + torch.tensor(self.agents, device=env.device)).flatten()
 
-    def fixed(self, rows: Tensor | None, device: torch.device) -> Actor:
+    def fixed(self, env: VectorEnv) -> Actor:
         """Returns the actor of a type that does not learn: its exported model, or uniformly random actions."""
         # at temperature 1, the softmax of the logarithms of probabilities is the probabilities
-        return Actor(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
+        epsilon = torch.zeros(1, device=env.device)
+        return Actor(policy=self.model, epsilon=epsilon, temperature=1.0, rows=self.rows(env))
 
     @property
     def played(self) -> str:
@@ -91,8 +92,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
             expected = f"absent, as the agents of {spec.name} are of one type, which learns"
             raise ConfigError(Problem(_KEY, expected, str(dict(settings.policies))))
         return (AgentType(name=ONLY, agents=tuple(range(spec.agents))),)
-    if problems := list(_problems(config, spec)):
-        raise ConfigError(problems)
+    raise_any(list(_problems(config, spec)), ConfigError)
     return tuple(
         agent_type(
             name,
@@ -179,8 +179,7 @@ def agent_type(
     problems = misfits(bundle, spec, where)
     if bundle.parametric and not parametric:
         problems = [Problem(where, kind_of(parametric=False), kind_of(parametric=True))]
-    if problems:
-        raise BundleError(problems)
+    raise_any(problems, BundleError)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
     policy = Choices.in_simulation(bundle, spec).logarithms
     return AgentType(name=name, agents=agents, plays=plays, model=policy, digest=digest)

@@ -4,16 +4,15 @@ config ─► processes ─┬─► files and environment ─► widths ─┬�
                      └─► free memory ─────────────────────┘                          └─► rows of the doctor
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.place import CopyManifest
-from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
@@ -22,6 +21,7 @@ from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory import Need, networks, simulation_memory
+from reagent_lite.run.normalization import given_normalization
 from reagent_lite.run.roles.policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
@@ -30,24 +30,23 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.tracking import require_trackers
 from reagent_lite.types import SourceSpec
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """Data and environment of a run, as far as they are known before it starts.
+class LoggedInput:
+    """Training data of a run on this machine, as far as it is known before it is read.
 
     Attributes:
-        files: number of files of training data on this machine.
+        files: number of files.
         bytes: size of those files.
         rows: number of their rows, or None if the rows must be counted.
         events: whether the rows are events without a training copy.
         copy: manifest of the training copy, or None if there is no copy yet.
-        env: one environment, or None without a simulation.
-        types: types of agents of the environment.
-        spec: numbers of features and choices, or None if they are known only after the data is read.
-        troubles: messages about missing information.
     """
 
     files: int = 0
@@ -55,10 +54,6 @@ class Inputs:
     rows: int | None = None
     events: bool = False
     copy: CopyManifest | None = None
-    env: VectorEnv | None = None
-    types: tuple[AgentType, ...] = ()
-    spec: SourceSpec | None = None
-    troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,31 +66,33 @@ class DryRun:
         ranks: ranks of this process if another launcher started it, else None.
         world: number of processes on all machines.
         processes: processes on this machine.
-        inputs: data and environment.
+        data: training data on this machine.
+        rows: number of rows of all machines, if the others have as many as this one; None if it is not known.
+        types: types of agents of the environment.
+        spec: numbers of features and choices, or None if they are known only after the data is read.
         needs: memory of one process, by purpose.
         free: free memory for one process in bytes, or None if the driver does not report it.
         free_of: the memory that `free` is a part of.
+        troubles: messages about missing information.
     """
 
     config: WorkflowConfig
     ranks: ProcessRanks | None
     world: int
     processes: Processes
-    inputs: Inputs
+    data: LoggedInput
+    rows: int | None
+    types: tuple[AgentType, ...]
+    spec: SourceSpec | None
     needs: tuple[Need, ...]
     free: int | None
     free_of: str
+    troubles: tuple[str, ...]
 
     @property
     def minibatch(self) -> int | None:
         """Number of rows of a minibatch over all processes; None if it follows rows that are not counted yet."""
         return self.config.minibatch_over(self.world) if self.config.has_minibatch else None
-
-    @property
-    def rows(self) -> int | None:
-        """Number of rows of all machines, if the others have as many as this one; None if it is not known."""
-        shards = self.config.num_nodes if self.config.data.layout == "shards" else 1
-        return None if self.inputs.rows is None else self.inputs.rows * shards
 
     @property
     def memory(self) -> int:
@@ -109,7 +106,7 @@ class DryRun:
 
 
 def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
-    """Returns the plan of a run; problems that may be specific to this machine are in `inputs.troubles`.
+    """Returns the plan of a run; problems that may be specific to this machine are in `troubles`.
 
     Args:
         config: the run's config; node_index and num_nodes are those of this machine.
@@ -119,27 +116,49 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         KernelBuildError, SimulationError, ConfigError, BundleError: the run would fail on every machine: the
             environment is unknown or does not compile, or lacks parameters or types of agents that the config names.
     """
-    inputs = _inputs(config)
+    troubles: list[str] = []
+
+    def known(find_out: Callable[[], T], error: type[ReagentLiteError] = ReagentLiteError) -> T | None:
+        """Returns what can be found out; other machines may have other files, packages and compilers."""
+        try:
+            return find_out()
+        except error as trouble:
+            troubles.append(str(trouble))
+            return None
+
+    if config.simulation is not None and not config.simulation.in_python:
+        find_environment(config.simulation.env)
+    data = known(lambda: _logged_input(config)) or LoggedInput()
+    env = None if config.simulation is None else known(lambda: _environment(config), NoCompilerError)
+    types = () if env is None else agent_types(config, env.spec)
+    spec = known(lambda: _spec(config, data.copy, None if env is None else env.spec))
+    if not config.node_index:  # only rank 0 has trackers
+        known(lambda: require_trackers(config), ConfigError)
     ranks = ProcessRanks.read()
     world = processes.count * config.num_nodes if ranks is None else ranks.world_size
-    needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
-    if inputs.spec is not None:
-        needs.append(networks(config, inputs.spec, sum(agent_type.learns for agent_type in inputs.types) or 1))
-    if inputs.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
-        size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
+    needs = [] if env is None else _simulation_needs(config, env, types, world)
+    if spec is not None:
+        needs.append(networks(config, spec, sum(agent_type.learns for agent_type in types) or 1))
+    if data.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
+        size = int(data.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
+    shards = config.num_nodes if config.data.layout == "shards" else 1
+    rows = None if data.rows is None else data.rows * shards
     free, free_of = _free(processes)
-    run = DryRun(
-        config=config,
+    return DryRun(
+        config=config if rows is None else config.with_minibatch_for(rows, world),
         ranks=ranks,
         world=world,
         processes=processes,
-        inputs=inputs,
+        data=data,
+        rows=rows,
+        types=types,
+        spec=spec,
         needs=tuple(needs),
         free=free,
         free_of=free_of,
+        troubles=tuple(troubles),
     )
-    return run if run.rows is None else replace(run, config=config.with_minibatch_for(run.rows, world))
 
 
 def require_first_rows(config: WorkflowConfig) -> None:
@@ -159,86 +178,47 @@ def require_first_rows(config: WorkflowConfig) -> None:
     for path in paths:
         try:
             data_files(path, config.data.columns)
-        except ReagentLiteError:  # another machine may have the files: a warning, see `_with_data`
+        except ReagentLiteError:  # another machine may have the files: a warning, see `dry_run`
             continue
         first_rows(path, config.actions or None, config.data.columns, items)
 
 
-def _inputs(config: WorkflowConfig) -> Inputs:
-    inputs = Inputs()
-    troubles = []
-    if config.simulation is not None and not config.simulation.in_python:
-        find_environment(config.simulation.env)
-    of_this_machine = (
-        (_with_data, ReagentLiteError),
-        (_with_environment, NoCompilerError),
-        (_with_widths, ReagentLiteError),
-        (_with_trackers, ConfigError),
-    )
-    for find_out, error_here in of_this_machine:  # other machines may have other files and compilers
-        try:
-            inputs = find_out(config, inputs)
-        except error_here as error:
-            troubles.append(str(error))
-    return replace(inputs, troubles=tuple(troubles))
-
-
-def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
+def _logged_input(config: WorkflowConfig) -> LoggedInput:
     if not config.training_data_path:
-        return inputs
+        return LoggedInput()
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
         from reagent_lite.data.rows.items import given_items
         from reagent_lite.data.stage import data_files
         from reagent_lite.run.stages import pairing_of
     path = config.training_data_path
-    actions = config.actions or None
     data = config.data
     files = data_files(path, data.columns)
-    pairing = pairing_of(config, path)
     items = given_items(data.items, data.item_id)
-    standing = standing_copy(path, actions, data.training_copy_dir, data.columns, pairing, items)
+    standing = standing_copy(
+        path, config.actions or None, data.training_copy_dir, data.columns, pairing_of(config, path), items
+    )
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows
     events = copy is None and (config.timeline is not None or holds_events(path, data.columns))
     size = sum(file.size for file in files)
-    return replace(inputs, files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
+    return LoggedInput(files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
 
 
-def _with_environment(config: WorkflowConfig, inputs: Inputs) -> Inputs:
-    if config.simulation is None:
-        return inputs
-    env = _environment(config)
-    return replace(inputs, env=env, types=agent_types(config, env.spec))
-
-
-def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
-    """Returns the inputs with the network's widths; without a normalization file each feature is one column wide."""
-    state = action = None
-    if inputs.env is not None:
-        state = inputs.env.spec.observation_size
-        action = inputs.env.spec.action_feature_size
-    elif inputs.copy is not None:
-        state = len(inputs.copy.state_ids)
-        action = len(inputs.copy.action_ids)
-    if config.state_norm_data_path is not None:
-        state = read_normalization(config.state_norm_data_path).width
-    if config.action_norm_data_path is not None:
-        action = read_normalization(config.action_norm_data_path).width
-    if config.parametric:
-        names: tuple[str, ...] = ()
-    else:
-        names = config.actions or (() if inputs.env is None else inputs.env.spec.action_names)
-        action = 0
-    if state is None or action is None:
-        return inputs
-    return replace(inputs, spec=SourceSpec(num_state_features=state, num_action_features=action, action_names=names))
-
-
-def _with_trackers(config: WorkflowConfig, inputs: Inputs) -> Inputs:
-    if not config.node_index:  # only rank 0 has trackers
-        require_trackers(config)
-    return inputs
+def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None) -> SourceSpec | None:
+    """Returns the network's widths if they are known; without a normalization file each feature is one column wide."""
+    widths: dict[str, int] = {}
+    if env is not None:
+        widths = {"state": env.observation_size, "action": env.action_feature_size}
+    elif copy is not None:
+        widths = {"state": len(copy.state_ids), "action": len(copy.action_ids)}
+    widths |= {side: spec.width for side, spec in given_normalization(config).items()}
+    if not config.parametric:
+        widths["action"] = 0
+    if len(widths) < 2:
+        return None
+    names = () if config.parametric else config.actions or (() if env is None else env.action_names)
+    return SourceSpec(num_state_features=widths["state"], num_action_features=widths["action"], action_names=names)
 
 
 def _environment(config: WorkflowConfig) -> VectorEnv:
@@ -312,15 +292,15 @@ def warnings_of(run: DryRun) -> Iterator[str]:
     if not run.suffices:
         largest = max(run.needs, key=lambda need: need.bytes)
         yield f"there is not enough memory; most of it is for the {largest.name}: {size_text(largest.bytes)}"
-    yield from run.inputs.troubles
+    yield from run.troubles
 
 
 def memory_lines(run: DryRun) -> Iterator[str]:
     """Yields the memory of a process by purpose, then the total and the free memory."""
-    if run.inputs.spec is None:
+    if run.spec is None:
         yield "networks: not known before the data is read"
-    if run.inputs.copy is not None:
-        size = sum(int(file["size"]) for file in run.inputs.copy.files.values())
+    if run.data.copy is not None:
+        size = sum(int(file["size"]) for file in run.data.copy.files.values())
         yield f"training copy of {size_text(size)}: mapped from disk, not counted"
     for need in run.needs:
         yield f"{need.name} {size_text(need.bytes)} = {need.formula}"
@@ -373,10 +353,10 @@ def _batch_contract(run: DryRun, minibatch: int) -> str:
 
 def _step_lines(run: DryRun) -> Iterator[str]:
     config = run.config
-    inputs = run.inputs
+    data = run.data
     minibatch = run.minibatch
-    if len(inputs.types) > 1:
-        yield f"policies: {', '.join(map(str, inputs.types))}"
+    if len(run.types) > 1:
+        yield f"policies: {', '.join(map(str, run.types))}"
     if not config.training_data_path:
         steps = simulated_plan(config, config.minibatch_over(run.world))
         if config.follows or config.collects:
@@ -394,24 +374,24 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         )
         return
     several = config.num_nodes > 1
-    if not inputs.files:
+    if not data.files:
         return
     part = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {part}" if several else ""
-    size = f"{counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
+    size = f"{counted(data.files, 'file')}, {size_text(data.bytes)} here{where}"
     yield f"data: {shown(config.training_data_path)}: {size}"
-    if inputs.events:
+    if data.events:
         yield "events: transitions are made of them as they are read"
     if config.data.shards_path is not None:
         yield (
             f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
             "machine copies its part to its own disk"
         )
-    if inputs.rows is None or run.rows is None or minibatch is None:
+    if data.rows is None or run.rows is None or minibatch is None:
         yield "rows and steps: not known before the data is read"
         return
-    by = "the files' metadata" if inputs.copy is None else "the training copy"
-    yield f"rows: {inputs.rows:,} on this machine, from {by}"
+    by = "the files' metadata" if data.copy is None else "the training copy"
+    yield f"rows: {data.rows:,} on this machine, from {by}"
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
     steps_per_epoch = -(-run.rows // (logged * config.training.minibatches_per_step))
     shards = several and config.data.layout == "shards"

@@ -4,7 +4,6 @@ The first process of a machine compiles an environment; the others find the resu
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,9 +17,8 @@ from reagent_lite.console import logger
 from reagent_lite.data.features.normalization import check_covers
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, counted, raise_any
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
@@ -56,19 +54,6 @@ class Simulation:
     def learning(self) -> tuple[str, ...]:
         """Names of the types of agents that learn."""
         return tuple(kind.name for kind in self.types if kind.learns)
-
-    def actors(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Actor]) -> dict[str, Actor]:
-        """Returns an actor for each type of agents.
-
-        Args:
-            env: the environments.
-            learn: returns the actor of a type that learns, from its name and the numbers of its rows.
-        """
-        rows = {kind.name: kind.rows(env.num_envs, env.spec.agents, env.device) for kind in self.types}
-        return {
-            kind.name: learn(kind.name, rows[kind.name]) if kind.learns else kind.fixed(rows[kind.name], env.device)
-            for kind in self.types
-        }
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
         """Returns the environments with numbers `first` to `stop` - 1 over all ranks."""
@@ -172,8 +157,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
         return config
     if not config.actions:
         unknown = sorted(set(config.rl.reward_boost or {}) - set(names))
-        if unknown:
-            raise ConfigError([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown])
+        raise_any([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown], ConfigError)
         return config.model_copy(update={"actions": names})
     if config.actions != names and set(config.actions) == set(names):
         raise ConfigError(
@@ -217,10 +201,9 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
         ConfigError, DataError: features are missing or unknown; the error names them.
     """
     spec = simulation.backend.spec
-    sides = [("state", normalization.state, spec.observation_size)]
-    if normalization.action is not None:
-        sides.append(("action", normalization.action, spec.action_feature_size))
-    for side, columns, size in sides:
+    sizes = {"state": spec.observation_size, "action": spec.action_feature_size}
+    for side, columns in normalization.sides.items():
+        size = sizes[side]
         check_covers(columns, range(size), where=f"normalization of {side} features, for simulation.env {spec.name}")
         others = sorted(set(columns.feature_ids) - set(range(size)))
         if others:
@@ -305,24 +288,26 @@ class ObservationEncoder:
         )
 
     def actors(
-        self, env: VectorEnv, learner: Learner, target: TargetPolicy, random: str | None = None
-    ) -> tuple[Actor, ...]:
-        """Returns an actor for each type of agents in an evaluation: its learned policy, or that of the config.
+        self, env: VectorEnv, learner: Learner, *, epsilon: Tensor, temperature: float, random: str | None = None
+    ) -> dict[str, Actor]:
+        """Returns an actor for each type of agents, by its name: its learned policy, or that of the config.
 
         Args:
             env: the environments.
             learner: learner whose values the policies use.
-            target: target policy of the run.
+            epsilon: [1] share of uniform draws of the types that learn.
+            temperature: temperature of these types; 0 for the largest value.
             random: a type that plays uniformly random actions instead, or None.
         """
         learners = learners_of(learner)
-        epsilon = torch.tensor([target.epsilon], device=env.device)
-
-        def actor(kind: str, rows: Tensor | None) -> Actor:
-            policy = None if kind == random else self.policy(learners[kind], env.device)
-            return Actor(policy=policy, epsilon=epsilon, temperature=target.temperature, rows=rows)
-
-        return tuple(self.simulation.actors(env, actor).values())
+        actors = {}
+        for kind in self.simulation.types:
+            if kind.learns:
+                policy = None if kind.name == random else self.policy(learners[kind.name], env.device)
+                actors[kind.name] = Actor(policy=policy, epsilon=epsilon, temperature=temperature, rows=kind.rows(env))
+            else:
+                actors[kind.name] = kind.fixed(env)
+        return actors
 
     def policy(self, learner: PolicyLearner, home: torch.device) -> ObservationPolicy:
         """Returns a function from observations of environments on device `home` to the learner's scores.

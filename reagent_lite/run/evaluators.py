@@ -105,42 +105,45 @@ class Evaluators:
 
     Args:
         parts: evaluators by their names in checkpoints; those that may end the run come first.
+
+    Attributes:
+        parts: as given.
     """
 
     def __init__(self, parts: dict[str, Evaluator]) -> None:
-        self._parts = parts
+        self.parts = parts
 
     def state_dict(self) -> Tree:
         """Returns the states of all evaluators for a checkpoint."""
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores states that `state_dict` returned."""
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             part.load_state_dict(state.get(name, {}))
 
     def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
         """Returns the figures of all evaluators; an epoch is final too once one of them is satisfied."""
         scalars: dict[str, float] = {}
-        for part in self._parts.values():
+        for part in self.parts.values():
             scalars |= part.after_epoch(final=final, estimates=estimates)
             final |= part.satisfied()
         return scalars
 
     def satisfied(self) -> bool:
         """Returns whether one of the evaluators lets the run end early."""
-        return any(part.satisfied() for part in self._parts.values())
+        return any(part.satisfied() for part in self.parts.values())
 
     def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the numbers that the evaluators found, the same on every rank."""
-        for part in self._parts.values():
+        for part in self.parts.values():
             config = part.with_chosen_temperature(config)
         return config
 
     def at_end(self) -> Evaluation:
         """Returns the final evaluation, whose document has a section for each evaluator."""
         whole = Evaluation()
-        for evaluator in reversed(self._parts.values()):  # estimates before returns
+        for evaluator in reversed(self.parts.values()):  # estimates before returns
             part = evaluator.evaluate(final=True)
             whole = Evaluation(
                 scalars=whole.scalars | part.scalars,
@@ -239,7 +242,9 @@ class LogEvaluator(Evaluator):
         """
         self._find_temperature()
         self._learner.eval()  # no dropout, fixed batch statistics
-        entropy = self._policy_entropy() if final else None
+        entropy = None
+        if final and isinstance(self._target, Softmax):
+            entropy = PolicyEntropy.of(self._softmax_rows(), self._target, self._logged_entropy)
         losses = self.policy.fit(final=final)
         page, choices = self.policy.page(final=final)
         self._learner.train()
@@ -286,11 +291,6 @@ class LogEvaluator(Evaluator):
         if self._config.rl.temperature == "auto":
             assert self._logged_entropy is not None
             self._target = Softmax(self._softmax_rows().temperature(self._logged_entropy))
-
-    def _policy_entropy(self) -> PolicyEntropy | None:
-        if not isinstance(self._target, Softmax):
-            return None
-        return PolicyEntropy.of(self._softmax_rows(), self._target, self._logged_entropy)
 
     def _softmax_rows(self) -> SoftmaxRows:
         """Returns the scores of a sample of the evaluated rows."""
@@ -437,10 +437,6 @@ class SimulationEvaluator(Evaluator):
         document = {"simulated": earned.json(), "simulation": played.json()}
         return Evaluation(scalars=scores, document=document, played=played)
 
-    def _others(self, kind: str) -> str:
-        """Returns a description of the other types' policies."""
-        return ", ".join(other.played for other in self._simulation.types if other.name != kind)
-
     def _together(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
@@ -448,11 +444,13 @@ class SimulationEvaluator(Evaluator):
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
         scalars |= {tag: value for evaluation in evaluations.values() for tag, value in evaluation.scalars.items()}
         agents = {"terminated_share": ended, "returns": returns}
+        played = {kind.name: kind.played for kind in self._simulation.types}
+        others = {kind: ", ".join(text for name, text in played.items() if name != kind) for kind in evaluations}
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},
             document={"agents": agents},
             agents={
-                kind: replace(part, document=part.document | {"agents": {**agents, "others": self._others(kind)}})
+                kind: replace(part, document=part.document | {"agents": {**agents, "others": others[kind]}})
                 for kind, part in evaluations.items()
             },
         )
@@ -469,9 +467,15 @@ class SimulationEvaluator(Evaluator):
         tables = torch.zeros(len(self._simulation.types), 4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
-            actors = self._encoder.actors(env, self._learner, self._target, random)
+            actors = self._encoder.actors(
+                env,
+                self._learner,
+                epsilon=torch.tensor([self._target.epsilon], device=env.device),
+                temperature=self._target.temperature,
+                random=random,
+            )
             capture = rollout_capture(self._config, env.device)
-            played = play(env, actors, gamma=self._config.rl.gamma, capture=capture)
+            played = play(env, tuple(actors.values()), gamma=self._config.rl.gamma, capture=capture)
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
         return {agent_type.name: table for agent_type, table in zip(self._simulation.types, tables, strict=True)}

@@ -9,7 +9,6 @@
 7 scored episodes   chosen by all machines together; evaluation.learn_from_scored keeps them out of learning
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -47,7 +46,13 @@ from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
+from reagent_lite.run.normalization import (
+    Normalization,
+    file_beside,
+    given_normalization,
+    given_or_fitted,
+    normalization_paths,
+)
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the network, its gradients and batches
@@ -275,23 +280,19 @@ def _copy(
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
     """Checks that the normalization has parameters for every feature of a copy, and texts where it has texts."""
     of = f", for {copy.files[0]}" if copy.files else ""
-    for side, path, spec, ids in (
-        ("state", config.state_norm_data_path, normalization.state, copy.state_ids),
-        ("action", config.action_norm_data_path, normalization.action, copy.action_ids),
-    ):
-        if spec is not None:
-            where = f"{path or shown(config.training_data_path)}{of}"
-            check_covers(spec, ids, where=where)
-            require_texts(copy, side, spec, where)
+    ids = {"state": copy.state_ids, "action": copy.action_ids}
+    for side, spec in normalization.sides.items():
+        where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{of}"
+        check_covers(spec, ids[side], where=where)
+        require_texts(copy, side, spec, where)
 
 
 def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, title: str) -> dict[str, dict[int, int]]:
     """Returns how often values of one-hot features are other, over all machines; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
-    for side, spec in (("state", normalization.state), ("action", normalization.action)):
-        features = () if spec is None else spec.features
-        one_hot = [feature.feature_id for feature in features if feature.feature_type is FeatureType.ENUM]
-        if spec is None or not one_hot:
+    for side, spec in normalization.sides.items():
+        one_hot = [feature.feature_id for feature in spec.features if feature.feature_type is FeatureType.ENUM]
+        if not one_hot:
             continue
         other = _others_before_or_now(copy, side, spec) if shards.is_first and len(copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
@@ -304,8 +305,7 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
 
 def _others_before_or_now(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
     """Returns `count_others`, which is kept beside the copy."""
-    key = json.dumps([side, normalization_json(spec)], sort_keys=True)
-    file = copy.folder / f"others_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    file = file_beside(copy, "others", [side, normalization_json(spec)], ".json")
     with suppress(OSError, ValueError):
         return {id_of(feature): int(count) for feature, count in json.loads(file.read_bytes()).items()}
     counts = count_others(copy, side, spec)
@@ -367,8 +367,7 @@ def _matrices(
         ("candidates", copy.candidates, copy.action_ids, normalization.action),
     ):
         if spec is not None:
-            transform = json.dumps([normalization_json(spec), as_zero], sort_keys=True)
-            file = copy.folder / f"normalized_{name}_{hashlib.sha256(transform.encode()).hexdigest()[:16]}.npy"
+            file = file_beside(copy, f"normalized_{name}", [normalization_json(spec), as_zero], ".npy")
             yield raw, Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)), spec.width, file
 
 

@@ -41,10 +41,14 @@ class Normalization:
     state: NormalizationSpec
     action: NormalizationSpec | None
 
+    @property
+    def sides(self) -> dict[str, NormalizationSpec]:
+        """The normalization by side: "state" and, for candidates, "action"."""
+        return {"state": self.state} if self.action is None else {"state": self.state, "action": self.action}
+
     def json(self) -> dict[str, Json]:
-        """Returns both in the 2019 encoding, by column."""
-        tree = {"state": normalization_json(self.state)}
-        return tree if self.action is None else {**tree, "action": normalization_json(self.action)}
+        """Returns both in the 2019 encoding, by side."""
+        return {side: normalization_json(spec) for side, spec in self.sides.items()}
 
     def spec(self, action_names: tuple[str, ...], metric_names: tuple[str, ...] = ()) -> SourceSpec:
         """Returns the numbers of columns and choices that a network is built for."""
@@ -56,14 +60,19 @@ class Normalization:
         )
 
 
+def normalization_paths(config: WorkflowConfig) -> dict[str, str | None]:
+    """Returns the config's normalization files by side; None for a normalization that is fitted."""
+    return {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+
+
 def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
-    """Returns the normalization read from the config's files, by "state" and "action".
+    """Returns the normalization read from the config's files, by side.
 
     Raises:
         DataError: a file cannot be read.
     """
-    paths = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
-    return {column: read_normalization(path) for column, path in paths.items() if path is not None}
+    paths = normalization_paths(config)
+    return {side: read_normalization(path) for side, path in paths.items() if path is not None}
 
 
 def given_or_fitted(
@@ -101,8 +110,13 @@ def _fitted_before_or_now(
     config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, shards: Shards, wanted: list[str]
 ) -> dict[str, NormalizationSpec]:
     group = shards.group
-    file = _file_of(config, train, agreement, wanted)
-    text = group.broadcast_text(_text_of(file) if group.is_first else None)
+    settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
+    file = file_beside(train, "fitted", [VERSION, agreement.content, wanted, config.seed, settings], ".json")
+    text = ""
+    if group.is_first:
+        with suppress(OSError):
+            text = file.read_text(encoding="utf-8")
+    text = group.broadcast_text(text)
     if text:
         logger.info(f"normalization of {_named(wanted)}: fitted to the same rows by an earlier run")
     else:
@@ -138,29 +152,24 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
     return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
 
 
-def _file_of(config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, wanted: list[str]) -> Path:
-    """Returns the file beside the training copy that keeps a fit; its name depends on the rows and the settings."""
-    settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
-    key = json.dumps([VERSION, agreement.content, wanted, config.seed, settings], sort_keys=True)
-    return train.folder / f"fitted_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+def file_beside(copy: TrainingCopy, name: str, settings: object, suffix: str) -> Path:
+    """Returns the file in a training copy's folder that keeps results for later runs with the same settings.
 
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    Args:
+        copy: the training copy that the results are computed from.
+        name: beginning of the file's name.
+        settings: everything else that the results depend on, as JSON.
+        suffix: end of the file's name.
+    """
+    key = json.dumps(settings, sort_keys=True)
+    return copy.folder / f"{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
 
 
 def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:
     """Writes the fitted columns to norm_params.output_dir, or beside the model; rank 0 calls it."""
-    sides = (
-        ("state", config.state_norm_data_path, normalization.state),
-        ("action", config.action_norm_data_path, normalization.action),
-    )
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
-    for name, path, spec in sides:
-        if spec is not None and path is None:
-            file = folder / f"{_COLUMNS[name]}_norm.json"
+    for side, spec in normalization.sides.items():
+        if normalization_paths(config)[side] is None:
+            file = folder / f"{_COLUMNS[side]}_norm.json"
             write_normalization(file, spec)
-            logger.info(f"normalization of {_COLUMNS[name]}: written to {file}")
+            logger.info(f"normalization of {_COLUMNS[side]}: written to {file}")

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from reagent_lite.algorithms.learners import Learner
+from reagent_lite.console import logger
 from reagent_lite.report.pictures import Agents, Episode, write_animation
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, ObservationEncoder
@@ -17,36 +18,32 @@ from reagent_lite.sim.rollout import Observer, play_step
 PICTURE_FILE = "rollout.gif"
 
 
-def draw_pictures(folder: Path, encoder: ObservationEncoder, learner: Learner) -> list[Path]:
+def draw_pictures(folder: Path, encoder: ObservationEncoder, learner: Learner) -> None:
     """Writes rollout.gif into the run's folder if simulation.pictures is true.
 
     Args:
         folder: the run's folder.
         encoder: converts observations of the environment to the network's input.
         learner: the learner, or the learners of several types of agents.
-
-    Returns:
-        The files that were written.
     """
-    if not encoder.simulation.config.pictures:
-        return []
-    rollout = folder / PICTURE_FILE
-    write_animation(rollout, record(encoder, learner, target_policy(encoder.config)))
-    return [rollout]
+    if encoder.simulation.config.pictures:
+        write_animation(folder / PICTURE_FILE, record(encoder, learner, target_policy(encoder.config)))
+        logger.info(f"picture: {folder / PICTURE_FILE}")
 
 
 @torch.no_grad()
 def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) -> Episode:
     """Plays one episode with the learner's policy and returns it."""
     env = encoder.simulation.envs(0, 1, stream=PICTURE)
-    actors = encoder.actors(env, learner, target)
+    epsilon = torch.tensor([target.epsilon], device=env.device)
+    actors = encoder.actors(env, learner, epsilon=epsilon, temperature=target.temperature)
     env.reset()
     seen = [_row(env.observation)]
     places = [_places(env)]
     actions = []
     rewards = []
     for _ in range(env.time_limit):
-        play_step(env, actors, Observer(), step=partial(env.step, stay=True))
+        play_step(env, actors.values(), Observer(), step=partial(env.step, stay=True))
         actions.append(int(env.action[0]))
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))

@@ -59,7 +59,7 @@ _NOT_PUBLISHED = "not_published.json"
 _SAMPLE_ROWS = 256
 
 
-class OutputFolder:
+class OutputFolder(ExitStack):
     """The run's model_output_path, which no other run uses inside the block. On ranks other than 0 it does nothing.
 
         block begins   it can be written; an earlier run's folder is locked at once, because its checkpoints are read
@@ -72,11 +72,11 @@ class OutputFolder:
     """
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
+        super().__init__()
         self._folder = config.folder
         self._is_first = group.is_first
         self._again = attempt_here() > 0
         self._is_locked = False
-        self._lock = ExitStack()
 
     def __enter__(self) -> Self:
         """Checks the folder.
@@ -91,10 +91,7 @@ class OutputFolder:
             require_replaceable(model_folder(self._folder, ONLY))
             if (self._folder / LOCK).exists():
                 self._lock_folder()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.close()
+        return super().__enter__()
 
     def take(self, config: WorkflowConfig) -> None:
         """Creates the folder, or removes an earlier run's pictures and report, and writes the config there; on rank 0.
@@ -110,7 +107,7 @@ class OutputFolder:
         write_whole(self._folder / "config.json", canonical(resolved(config)))
 
     def _lock_folder(self) -> None:
-        self._lock.enter_context(alone_in(self._folder, FOLDER, again=self._again))
+        self.enter_context(alone_in(self._folder, FOLDER, again=self._again))
         self._is_locked = True
 
 
@@ -240,7 +237,12 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     reason = brief = decision = None
     if group.is_first:
         gate = gate_of(config, learned.evaluation)
-        reports = {kind: _report_of(config, learned, gate, kind) for kind in {ONLY, *source.types}}
+        policy = str(target_policy(config))
+        evaluations = {kind: learned.evaluation.of(kind) for kind in {ONLY, *source.types}}
+        reports = {
+            kind: evaluation_of_run(config, policy, evaluation, learned.scores, gate)
+            for kind, evaluation in evaluations.items()
+        }
         brief = Brief.of(reports[ONLY])
         decision = reports[ONLY].decision.json()
         for line in (*text_of(reports[ONLY]), str(reports[ONLY].decision)):
@@ -251,8 +253,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             reason = gate.reason
             write_whole(config.folder / _NOT_PUBLISHED, canonical(gate.document))
             logger.info(f"not published: {reason}; see {config.folder / _NOT_PUBLISHED}")
-        for file in source.draw(config.folder, learned.learner):
-            logger.info(f"picture: {file}")
+        source.draw(config.folder, learned.learner)
         _write_report(config, source, facts, learned, reports[ONLY])
         report_model_saved()
     group.barrier()
@@ -271,13 +272,6 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         estimate_rows=() if result is None else estimate_rows(result, "model"),
         folder=str(config.folder),
     )
-
-
-def _report_of(config: WorkflowConfig, learned: Learned, gate: Gate | None, kind: str) -> Report:
-    """Returns the report of the evaluation of a type of agents; "" means all types together."""
-    policy = str(target_policy(config))
-    evaluation = learned.evaluation.of(kind)
-    return evaluation_of_run(config, policy, evaluation, learned.scores, gate)
 
 
 def _export(config: WorkflowConfig, source: Source, learned: Learned, reports: Mapping[str, Report]) -> None:

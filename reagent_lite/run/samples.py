@@ -35,8 +35,8 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
         "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
         "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
-    for side, spec in (("state", data.normalization.state), ("action", data.normalization.action)):
-        for feature in spec.features if spec is not None else ():
+    for side, spec in data.normalization.sides.items():
+        for feature in spec.features:
             if fact := features[side].get(feature.feature_id):
                 fact = replace(fact, other=data.train.others[side].get(feature.feature_id, 0))
                 features[side][feature.feature_id] = replace(fact, mean=None, stddev=None) if feature.levels else fact

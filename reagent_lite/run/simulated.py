@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from reagent_lite.algorithms.learners import Learner, learners_of
+from reagent_lite.algorithms.learners import Learner
 from reagent_lite.algorithms.policy_learner import reward_boost
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -13,7 +12,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import Actor, Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
+from reagent_lite.sim.rollout import Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 
 
@@ -133,21 +132,14 @@ def open_rollouts(encoder: ObservationEncoder, learner: Learner, plan: Simulated
     simulation = encoder.simulation
     env = simulation.envs(*part_of(simulation.config.num_envs, group), stream=TRAINING)
     temperature = exploration_of(config, plan.num_steps).temperature
-    learners = learners_of(learner)
-
-    def actor(name: str, rows: Tensor | None) -> Actor:
-        agents = env.spec.agents if rows is None else len(rows) // env.num_envs
-        return Actor(
-            policy=encoder.policy(learners[name], env.device),
-            epsilon=torch.ones(1, device=env.device),
-            rows=rows,
-            temperature=temperature,
-            ring=open_ring(ring_settings(config, env.spec, env.num_envs, agents), config, group),
-        )
-
+    actors = encoder.actors(env, learner, epsilon=torch.ones(1, device=env.device), temperature=temperature)
+    for kind in simulation.types:
+        if kind.learns:
+            ring = open_ring(ring_settings(config, env.spec, env.num_envs, len(kind.agents)), config, group)
+            actors[kind.name] = replace(actors[kind.name], ring=ring)
     rollout = Rollout(
         env,
-        simulation.actors(env, actor),
+        actors,
         device=group.device,
         capture=rollout_capture(config, env.device),
         unit_reward=config.rl.q_network_loss == "bce_with_logits",

@@ -170,9 +170,9 @@ class Source(Protocol):
         """Returns facts about the source for the report."""
         return DataFacts()
 
-    def draw(self, folder: Path, learner: Learner) -> list[Path]:
-        """Writes the pictures that simulation.pictures asks for into the run's folder and returns their paths."""
-        return []
+    def draw(self, folder: Path, learner: Learner) -> None:
+        """Writes the pictures that simulation.pictures asks for into the run's folder."""
+        return
 
 
 def open_source(
@@ -240,10 +240,7 @@ class LoggedExperience(Source):
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator on logged rows."""
-        return Evaluators({"logs": self._on_logs(learner)})
-
-    def _on_logs(self, learner: Learner) -> LogEvaluator:
-        return LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)
+        return Evaluators({"logs": LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)})
 
     def return_bounds(self) -> ReturnBounds | None:
         """Returns the range of values that the rewards of all machines allow."""
@@ -300,9 +297,9 @@ class SimulatedExperience(Source):
         """Returns observations of random play."""
         return simulated_sample(self.encoder.simulation, self.normalization, count, kind)
 
-    def draw(self, folder: Path, learner: Learner) -> list[Path]:
-        """Draws the learning curve and one episode."""
-        return draw_pictures(folder, self.encoder, learner)
+    def draw(self, folder: Path, learner: Learner) -> None:
+        """Draws one episode."""
+        draw_pictures(folder, self.encoder, learner)
 
 
 class CollectedExperience(SimulatedExperience):
@@ -356,11 +353,11 @@ class MixedExperience(LoggedExperience):
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""
         play = SimulationEvaluator(self.encoder, learner, self._group)
-        return Evaluators({"play": play, "logs": self._on_logs(learner)})
+        return Evaluators({"play": play, **super().evaluators(learner).parts})
 
-    def draw(self, folder: Path, learner: Learner) -> list[Path]:
-        """Draws the learning curve and one episode."""
-        return draw_pictures(folder, self.encoder, learner)
+    def draw(self, folder: Path, learner: Learner) -> None:
+        """Draws one episode."""
+        draw_pictures(folder, self.encoder, learner)
 
 
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:

@@ -11,7 +11,7 @@ import torch
 
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, parameters
-from reagent_lite.console import ShowProgress, logger, progress
+from reagent_lite.console import logger, progress
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.evaluation.document import Evaluation
@@ -47,7 +47,7 @@ from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import CheckpointSchedule
-from reagent_lite.training.loop import Hooks, Running, StepReport, fit
+from reagent_lite.training.loop import Running, StepReport, fit
 from reagent_lite.training.metrics import MetricsWriter, file_sinks
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
@@ -217,15 +217,28 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
         group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
     ):
         schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
-        hooks = _RunHooks(setup, schedule, writer, show, callback)
-        fit(
+
+        def collect(step: int) -> None:
+            try:
+                stream.before_step(step)
+            except Preempted:  # on every rank, while it waited for collectors
+                schedule.stop()
+
+        reporter = _Reporter(setup, writer, callback)
+        steps = fit(
             running,
             stream.plan,
             group,
-            hooks,
+            collect=collect,
+            satisfied=setup.evaluators.satisfied,
             every_steps=config.rl.tensorboard_logging_freq,
             capture=update_capture(config, group),
         )
+        for report in steps:
+            if report is not None:
+                reporter.write(report)
+            show(position.rows, stream.rows, reporter.note)
+            schedule.after_step()
         schedule.at_end()
         stream.at_end(position.step)
     rate = (position.rows - begin) / (time.monotonic() - start)
@@ -263,19 +276,19 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
     return entries
 
 
-class _RunHooks(Hooks):
-    """Collects experience before each step of the loop; writes figures, progress and checkpoints after it."""
+class _Reporter:
+    """Writes the figures of a run while it learns.
 
-    def __init__(
-        self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: ShowProgress, callback: Callback
-    ) -> None:
+    Attributes:
+        note: loss and returns of the last report, in words.
+    """
+
+    def __init__(self, setup: Setup, writer: MetricsWriter, callback: Callback) -> None:
         self._setup = setup
-        self._schedule = schedule
         self._writer = writer
-        self._show = show
         self._callback = callback
         self._excess = 0.0  # of the last warning of `ReturnBounds`
-        self._note = ""
+        self.note = ""
         position = setup.running.position
         self._counted = self._counts(position.step, position.rows)
         if position.step == 0:  # steps of the warm-up count into the first rate
@@ -285,20 +298,14 @@ class _RunHooks(Hooks):
         """Returns optimizer steps, rows and environment steps of all ranks since the run began."""
         return {"updates": step, "rows": rows, "env_steps": self._setup.stream.env_steps}
 
-    def before_step(self, step: int) -> None:
-        try:
-            self._setup.stream.before_step(step)
-        except Preempted:  # on every rank, while it waited for collectors
-            self._schedule.stop()
-
-    def report(self, report: StepReport) -> None:
+    def write(self, report: StepReport) -> None:
         """Writes the training metrics, and at the end of an epoch the evaluators' figures."""
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
         scalars |= {
             name if "/" in name else f"train/{name.replace('.', '/')}": value for name, value in report.metrics.items()
         }
         loss = report.metrics["td_loss"]
-        self._note = f"loss {loss:.5g}"
+        self.note = f"loss {loss:.5g}"
         simulated = self._setup.stream.figures()  # raises for rewards that are not numbers, the cause of such a loss
         if not np.isfinite(loss):  # reduced over ranks: all of them leave here together
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
@@ -320,28 +327,22 @@ class _RunHooks(Hooks):
                 self._excess = return_bounds.warned(mean, self._excess)
             for kind in self._setup.source.types:
                 if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
-                    self._note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
+                    self.note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
         if report.end_of_epoch:
             self._callback.on_epoch({"step": float(report.step), **scalars})
 
     def _evaluated(self, report: StepReport) -> dict[str, float]:
+        config = self._setup.history.config
         group = self._setup.history.group
-        waits = self._setup.history.config.rendezvous
+        waits = config.rendezvous
         plan = self._setup.stream.plan
         final = report.step == plan.num_steps
-        due = estimates_due(report.epoch, self._setup.history.config.epochs, plan.steps_per_epoch)
+        due = estimates_due(report.epoch, config.epochs, plan.steps_per_epoch)
         with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
             figures = self._setup.evaluators.after_epoch(final=final, estimates=due)
             group.barrier()  # the others wait while rank 0 computes the estimates
         return figures
-
-    def after_step(self) -> None:
-        self._show(self._setup.running.position.rows, self._setup.stream.rows, self._note)
-        self._schedule.after_step()
-
-    def satisfied(self) -> bool:
-        return self._setup.evaluators.satisfied()
 
 
 def _require_computable(config: WorkflowConfig, group: Group) -> None:

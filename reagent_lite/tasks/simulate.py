@@ -293,11 +293,10 @@ def _actors(
     actors = []
     for number, name in enumerate(spec.agent_type_names):
         if agents := spec.agents_of(number):
-            rows = AgentType(name=name, agents=agents).rows(env.num_envs, spec.agents, env.device)
             if name in others:
-                actors.append(others[name].fixed(rows, env.device))
+                actors.append(others[name].fixed(env))
             else:
-                actors.append(_actor(config.policy, policy, env, rows))
+                actors.append(_actor(config.policy, policy, env, AgentType(name=name, agents=agents).rows(env)))
     return tuple(actors)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -56,7 +56,6 @@ Tree = dict[str, Any]
 class _Reported(BaseModel):
     """See `Running.reported`."""
 
-    model_config = ConfigDict(strict=True)
     lines: NonNegativeInt
     figures: dict[str, float | None]
 
@@ -64,21 +63,18 @@ class _Reported(BaseModel):
 class _OptimizerSettings(BaseModel):
     """See `optimizer_state`."""
 
-    model_config = ConfigDict(strict=True)
     kind: Annotated[str, Field(alias="class")]
     groups: list[dict[str, Any]]
     numbers: dict[str, dict[str, Any]]
 
 
 class _World(BaseModel):
-    model_config = ConfigDict(strict=True)
     processes: PositiveInt
 
 
 class _State(BaseModel):
     """The keys of state.json that are read."""
 
-    model_config = ConfigDict(strict=True)
     run: str
     serial: NonNegativeInt
     step: NonNegativeInt
@@ -103,7 +99,7 @@ def read_state(data: bytes, folder: Path) -> Tree:
         BundleError: it is not the state of a run.
     """
     try:
-        _State.model_validate_json(data)
+        _State.model_validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ", ".join([str(folder / STATE), ".".join(map(str, first["loc"]))]).rstrip(", ")

@@ -1,7 +1,7 @@
 """The training loop. Nothing waits for the device between a batch and the optimizer's step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -117,7 +117,7 @@ class StepReport:
         end_of_epoch: whether a pass has just been completed.
         rows: rows read by all ranks since the start.
         metrics: means over steps and ranks, and times.
-        seconds: seconds since the last report, without the time that hooks took to report.
+        seconds: seconds since the caller was done with the last report.
     """
 
     step: int
@@ -165,51 +165,41 @@ class Running:
     reported: Callable[[], dict[str, Any]] = dict
 
 
-class Hooks:
-    """Callbacks around the steps of a run on every rank; the methods of this class do nothing."""
-
-    def before_step(self, step: int) -> None:
-        """Called with the number of the next step; a simulation collects experience here."""
-
-    def report(self, report: StepReport) -> None:
-        """Called at the end of each epoch, and every `every_steps` steps."""
-
-    def after_step(self) -> None:
-        """Called after each step and its report; checkpoints are saved here."""
-
-    def satisfied(self) -> bool:
-        """Returns whether the run may end; called between two epochs, the same answer on every rank."""
-        return False
-
-
 def fit(
     running: Running,
     plan: StepPlan,
     group: Group,
-    hooks: Hooks,
     *,
+    collect: Callable[[int], None] = lambda step: None,
+    satisfied: Callable[[], bool] = lambda: False,
     every_steps: int | None = None,
     capture: Callable[[Update], Update] = eager,
-) -> None:
-    """Trains from the run's position to the plan's last step and keeps the position up to date.
+) -> Iterator[StepReport | None]:
+    """Trains from the run's position to the plan's last step, and yields after each step.
+
+    The position is up to date whenever it yields; a caller may save the run then, or leave the loop.
 
     Args:
         running: learner, optimizer and batches, of which each step takes minibatches_per_step.
         plan: number and size of steps.
         group: averages gradients and metrics over ranks.
-        hooks: called around the steps.
+        collect: called with the number of the next step; a simulation collects experience here.
+        satisfied: whether the run may end; called between two epochs, the same answer on every rank.
         every_steps: number of steps between reports within an epoch, or None.
         capture: turns an update on fixed buffers into one that is replayed on the device.
+
+    Yields:
+        The report at the end of an epoch and every `every_steps` steps, otherwise None.
     """
     optimization = running.optimization
     at = running.position
     clock = _Clock()
     update = capture(_Step(running, plan.minibatches_per_step, group, clock))
     while at.step < plan.num_steps:
-        if at.step and at.step % plan.steps_per_epoch == 0 and hooks.satisfied():
+        if at.step and at.step % plan.steps_per_epoch == 0 and satisfied():
             break
         with clock("time/simulate"):
-            hooks.before_step(at.step)
+            collect(at.step)
         update()
         at.meter.step()
         at.rows += plan.rows_of_step(at.step)
@@ -219,18 +209,17 @@ def fit(
             optimization.schedule.step()
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
             whole, begun = divmod(at.step, plan.steps_per_epoch)
-            hooks.report(
-                StepReport(
-                    step=at.step,
-                    epoch=whole + (end_of_epoch and begun > 0),  # the last epoch may be shorter
-                    end_of_epoch=end_of_epoch,
-                    rows=at.rows,
-                    metrics=at.meter.means(group) | clock.stages | {"learning_rate": optimization.learning_rate},
-                    seconds=clock.seconds,
-                )
+            yield StepReport(
+                step=at.step,
+                epoch=whole + (end_of_epoch and begun > 0),  # the last epoch may be shorter
+                end_of_epoch=end_of_epoch,
+                rows=at.rows,
+                metrics=at.meter.means(group) | clock.stages | {"learning_rate": optimization.learning_rate},
+                seconds=clock.seconds,
             )
             clock.restart()
-        hooks.after_step()
+        else:
+            yield None
 
 
 class _Step:

@@ -22,7 +22,7 @@ from reagent_lite.config import WorkflowConfig, fingerprint, leaves, resolved
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted, raise_any
 from reagent_lite.training.checkpoint import (
     EVALUATORS,
     LEARNER,
@@ -181,7 +181,8 @@ class History:
         Raises:
             ConfigError: data or environment differ from those of the checkpoint.
         """
-        saved: Mapping[str, str] = identity if self.state is None else self.state["identity"]
+        if self.state is None:
+            return
         problems = [
             Problem(
                 IDENTITY[name],
@@ -189,11 +190,10 @@ class History:
                 f"sha256 {identity[name][:12]}",
                 f"Restore it, {_BEGIN_ANEW[0].lower()}{_BEGIN_ANEW[1:]}",
             )
-            for name, value in saved.items()
-            if self.state is not None and value != identity[name]
+            for name, value in self.state["identity"].items()
+            if value != identity[name]
         ]
-        if problems:
-            raise ConfigError(problems)
+        raise_any(problems, ConfigError)
 
     def position(self, order: ReadOrder, num_steps: int) -> RunPosition:
         """Returns the position at which the run continues, and logs it.

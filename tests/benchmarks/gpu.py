@@ -8,7 +8,6 @@ environments are on the CPU, and what torch does is measured all the same.
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import logging
@@ -46,7 +45,7 @@ from reagent_lite.sim.cuda_build import cuda_problem, find_nvcc
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.capture import Captured
-from reagent_lite.training.loop import Hooks, fit
+from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
 Figures = dict[str, Any]
@@ -241,8 +240,10 @@ def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int
         history = History.find(config, group, folder / "checkpoints")
         setup = set_up(open_source(config, group, simulation), history)
         watch = _Watch(setup, steps)
-        with contextlib.suppress(_ProfiledError):
-            fit(setup.running, setup.stream.plan, group, watch, capture=update_capture(config, group))
+        capture = update_capture(config, group)
+        for _ in fit(setup.running, setup.stream.plan, group, collect=setup.stream.before_step, capture=capture):
+            if watch.after_step():
+                break
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     events = [event for event in watch.profiler.key_averages() if event.device_type == kind]
@@ -275,31 +276,26 @@ def by_family(kernels: Iterable[tuple[str, float, float]]) -> Figures:
     }
 
 
-class _ProfiledError(Exception):
-    """Ends the loop once enough steps were profiled."""
-
-
-class _Watch(Hooks):
+class _Watch:
     """Profiles steps after the first ten, in which memory and libraries are set up."""
 
     def __init__(self, setup: Setup, steps: int) -> None:
-        self._setup = setup
+        self._position = setup.running.position
+        self._device = setup.history.group.device
         self._first, self._last = 10, 10 + steps
         activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
         self.profiler = profile(activities=[activity])
 
-    def before_step(self, step: int) -> None:
+    def after_step(self) -> bool:
+        """Returns whether enough steps were profiled."""
+        step = self._position.step
+        if step in (self._first, self._last):
+            _wait(self._device)
         if step == self._first:
-            self._wait()
             self.profiler.start()
         if step == self._last:
-            self._wait()
             self.profiler.stop()
-            raise _ProfiledError
-        self._setup.stream.before_step(step)
-
-    def _wait(self) -> None:
-        _wait(self._setup.history.group.device)
+        return step == self._last
 
 
 def _calls_per_second(work: Callable[[], object], seconds: float, device: torch.device) -> float:

@@ -29,7 +29,7 @@ from reagent_lite.errors import PeerError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints, CheckpointSchedule
-from reagent_lite.training.loop import Hooks, Optimization, Running, fit
+from reagent_lite.training.loop import Optimization, Running, fit
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import SourceSpec, TransitionBatch
 
@@ -98,7 +98,8 @@ def ready(group: Group, shares: tuple[int, ...], *, agents: bool = False) -> tup
 
 def learn(job: str, group: Group, folder: Path) -> int:
     running, plan = ready(group, SHARES[job], agents="agents" in job)
-    fit(running, plan, group, Hooks())
+    for _ in fit(running, plan, group):
+        pass
     save_file(running.learner.state_dict(), folder / f"{job}_{group.rank}.safetensors")
     return running.position.step
 
@@ -153,16 +154,13 @@ def diverge(group: Group, folder: Path) -> dict[str, Any]:
         StopSignal(),
     )
 
-    class Flip(Hooks):
-        def before_step(self, step: int) -> None:
-            if step == 4 and group.rank == 1:
-                next(running.learner.q_network.parameters()).data.view(-1).view(torch.int32)[0] ^= 1
-
-        def after_step(self) -> None:
-            schedule.after_step()
+    def flip(step: int) -> None:
+        if step == 4 and group.rank == 1:
+            next(running.learner.q_network.parameters()).data.view(-1).view(torch.int32)[0] ^= 1
 
     try:
-        fit(running, plan, group, Flip())
+        for _ in fit(running, plan, group, collect=flip):
+            schedule.after_step()
     except PeerError as error:
         return {"error": str(error), "step": running.position.step}
     return {}

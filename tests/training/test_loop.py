@@ -5,6 +5,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor, nn
 
 from reagent_lite.data.sampling.plan import ReadPlan
-from reagent_lite.training.loop import Hooks, Optimization, Running, RunPosition, StepReport, fit
+from reagent_lite.training.loop import Optimization, Running, RunPosition, StepReport, fit
 from reagent_lite.training.metrics import Conclusion, JsonLines, Meter, MetricsWriter, TensorBoard
 
 
@@ -48,51 +50,42 @@ class Numbers:
         return torch.tensor(next(self._batches))
 
 
-class Recorded(Hooks):
-    """What was asked of the hooks; `satisfied` answers what it is given in turn, then no."""
+@dataclass
+class Recorded:
+    """Steps before which experience was collected, reports, and step and rows after each step."""
 
-    def __init__(self, position: RunPosition, *satisfied: bool) -> None:
-        self.position, self._satisfied = position, iter(satisfied)
-        self.before: list[int] = []
-        self.reports: list[StepReport] = []
-        self.after: list[tuple[int, int]] = []
-
-    def before_step(self, step: int) -> None:
-        self.before.append(step)
-
-    def report(self, report: StepReport) -> None:
-        self.reports.append(report)
-
-    def after_step(self) -> None:
-        self.after.append((self.position.step, self.position.rows))
-
-    def satisfied(self) -> bool:
-        return next(self._satisfied, False)
+    before: list[int] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
+    after: list[tuple[int, int]] = field(default_factory=list)
 
 
 def run_line(
     plan: ReadPlan, source: Numbers, *satisfied: bool, clip: float | None = None, at: tuple[int, int] = (0, 0),
     **other: object,
 ) -> tuple[Line, Recorded]:  # fmt: skip
+    """Trains a line; `satisfied` are the answers to whether the run may end, in turn, then no."""
     line, position = Line(), RunPosition(step=at[0], rows=at[1])
     optimizer = torch.optim.SGD(line.parameters(), lr=1.0)
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=clip,
                                 clipped=[list(line.parameters())])  # fmt: skip
     running = Running(learner=line, optimization=optimization, source=source, evaluators=source, position=position)  # type: ignore[arg-type]
-    hooks = Recorded(position, *satisfied)
-    fit(running, plan, ALONE, hooks, **other)  # type: ignore[arg-type]
-    return line, hooks
+    recorded, answers = Recorded(), iter(satisfied)
+    satisfied_in_turn = partial(next, answers, False)
+    for report in fit(running, plan, ALONE, collect=recorded.before.append, satisfied=satisfied_in_turn, **other):  # type: ignore[arg-type]
+        recorded.reports += [report] if report is not None else []
+        recorded.after.append((position.step, position.rows))
+    return line, recorded
 
 
 def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
     plan = ReadPlan(shards=(4,), minibatch=2, minibatches_per_step=2, epochs=2)
     source = Numbers([1.0, 2.0], [3.0], [4.0], [5.0])
-    line, hooks = run_line(plan, source)
+    line, recorded = run_line(plan, source)
     assert line.w.item() == -(1 + 2 + 3) - 0.5 * (4 + 5)
     assert line.updates == 2
     assert source.told == [[1.0, 4.0], [9.0], [16.0], [25.0]]
-    reports = hooks.reports
+    reports = recorded.reports
     assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in reports] == [(1, 1, True, 4), (2, 2, True, 8)]
     assert [r.metrics["td_loss"] for r in reports] == [6.0, 9.0]
     assert [r.metrics["learning_rate"] for r in reports] == [0.5, 0.25]
@@ -110,29 +103,29 @@ def test_clipping_captured_updates_and_reports_between_epochs() -> None:
         return replay
 
     plan = ReadPlan(shards=(6,), minibatch=2, epochs=1)
-    line, hooks = run_line(plan, Numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2, capture=capture)
+    line, recorded = run_line(plan, Numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2, capture=capture)
     assert line.w.item() == pytest.approx(-1 + 1 - 0.25, abs=1e-5)
-    assert [(r.step, r.end_of_epoch) for r in hooks.reports] == [(2, False), (3, True)]
-    assert [r.metrics["td_loss"] for r in hooks.reports] == [-0.5, 0.25]
-    assert hooks.after == [(1, 2), (2, 4), (3, 6)]
+    assert [(r.step, r.end_of_epoch) for r in recorded.reports] == [(2, False), (3, True)]
+    assert [r.metrics["td_loss"] for r in recorded.reports] == [-0.5, 0.25]
+    assert recorded.after == [(1, 2), (2, 4), (3, 6)]
     assert calls == ["replay"] * 3
 
 
 def test_a_run_may_prepare_steps_and_end_early() -> None:
     plan = ReadPlan(shards=(2,), minibatch=1, epochs=9)
-    line, hooks = run_line(plan, Numbers(*[[1.0]] * 18), False, True, every_steps=1)
-    assert hooks.before == [0, 1, 2, 3]  # asked after each epoch of two steps, not between
+    line, recorded = run_line(plan, Numbers(*[[1.0]] * 18), False, True, every_steps=1)
+    assert recorded.before == [0, 1, 2, 3]  # asked after each epoch of two steps, not between
     assert line.updates == 4
-    assert [r.step for r in hooks.reports] == [1, 2, 3, 4]
+    assert [r.step for r in recorded.reports] == [1, 2, 3, 4]
 
 
 def test_a_loop_begins_at_its_position() -> None:
     plan = ReadPlan(shards=(6,), minibatch=2, epochs=2)
-    line, hooks = run_line(plan, Numbers([3.0], [5.0]), at=(4, 8))
+    line, recorded = run_line(plan, Numbers([3.0], [5.0]), at=(4, 8))
     assert line.updates == 2
-    assert hooks.after == [(5, 10), (6, 12)]
-    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in hooks.reports] == [(6, 2, True, 12)]
-    assert hooks.reports[0].metrics["td_loss"] == 4.0
+    assert recorded.after == [(5, 10), (6, 12)]
+    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in recorded.reports] == [(6, 2, True, 12)]
+    assert recorded.reports[0].metrics["td_loss"] == 4.0
     at_end, _ = run_line(plan, Numbers(), at=(6, 12))
     assert at_end.updates == 0
     satisfied, _ = run_line(plan, Numbers(), True, at=(3, 6))

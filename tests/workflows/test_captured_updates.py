@@ -24,7 +24,7 @@ from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import captures
 from reagent_lite.run.sources import open_source
 from reagent_lite.run.train import set_up
-from reagent_lite.training.loop import Hooks, fit
+from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
 Tree = dict[str, Any]
@@ -87,13 +87,6 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Collects(Hooks):
-    """Steps the environments before each update, as a run does."""
-
-    def __init__(self, before_step: Callable[[int], None]) -> None:
-        self.before_step = before_step  # type: ignore[method-assign]
-
-
 def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Returns the launches of one rollout step and of one update, each the third of its kind."""
     counts: dict[str, int] = {}
@@ -124,7 +117,8 @@ def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict
     config = with_actions(config, simulation)
     history = History.find(config, ALONE, config.folder / "checkpoints")
     setup = set_up(open_source(config, ALONE, simulation), history)
-    fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step), capture=watched("update"))
+    stream = setup.stream
+    list(fit(setup.running, stream.plan, ALONE, collect=stream.before_step, capture=watched("update")))
     setup.evaluators.after_epoch(final=False)
     return counts
 
@@ -166,7 +160,7 @@ def test_logged_rows_in_fixed_buffers_teach_the_same(
         monkeypatch.setattr(sources, "captures", lambda config, group: fixed)
         source = open_source(config, ALONE, None)
         setup = set_up(source, History.find(source.config, ALONE, config.folder / "checkpoints"))
-        fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step), capture=capture)
+        list(fit(setup.running, setup.stream.plan, ALONE, collect=setup.stream.before_step, capture=capture))
         return setup.running.learner.state_dict()
 
     def watched(work: Work) -> Work:
@@ -242,7 +236,7 @@ def test_compiled_updates_teach_the_same(
         if compiled:
             setup.compile()
         torch.manual_seed(0)  # dropout
-        fit(setup.running, setup.stream.plan, ALONE, Collects(setup.stream.before_step))
+        list(fit(setup.running, setup.stream.plan, ALONE, collect=setup.stream.before_step))
         return setup.running.learner.state_dict()
 
     expected = learned(False)

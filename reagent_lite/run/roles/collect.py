@@ -12,9 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from reagent_lite.algorithms.learners import learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Waiting, logger
 from reagent_lite.data.dataset import EpisodeFolder, named
@@ -46,7 +44,6 @@ from reagent_lite.run.roles.policies import (
 from reagent_lite.run.simulated import exploration_of, simulated_plan
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, PlayedEpisodes
-from reagent_lite.sim.rollout import Actor
 from reagent_lite.training.stop import StopSignal
 
 _FILES_PER_POLICY = 4
@@ -121,14 +118,8 @@ class Collector:
         self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
         self._warmup = settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
-        learners = learners_of(self._learner)
-        temperature = self._exploration.temperature
-
-        def actor(kind: str, rows: Tensor | None) -> Actor:
-            policy = encoder.policy(learners[kind], env.device)
-            return Actor(policy=policy, epsilon=self._epsilon, temperature=temperature, rows=rows)
-
-        self._informed = tuple(simulation.actors(env, actor).values())
+        actors = encoder.actors(env, self._learner, epsilon=self._epsilon, temperature=self._exploration.temperature)
+        self._informed = tuple(actors.values())
         self._uniform = tuple(
             replace(actor, policy=None) if kind.learns else actor
             for kind, actor in zip(simulation.types, self._informed, strict=True)

@@ -28,7 +28,7 @@ from reagent_lite.console import Waiting, logger
 from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.errors import ConfigError, DataError, Problem, counted, raise_any
 from reagent_lite.files import sentence_of, wait_for
 from reagent_lite.run.environments import ObservationEncoder
 from reagent_lite.run.roles.policies import (
@@ -127,8 +127,7 @@ class _FileOrder:
         chosen: Chosen = []
         try:
             origin, env_steps = _from(self._folder, lambda: self._folder.origin(file.name))
-            if problems := misfits(str(self._folder.path / file.name), self._origin, origin):
-                raise DataError(problems)
+            raise_any(misfits(str(self._folder.path / file.name), self._origin, origin))
             chosen = [(file.name, env_steps)]
         except DataError as error:
             self._left_out.append(error)

@@ -24,7 +24,7 @@ from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
-from reagent_lite.errors import BundleError, ConfigError, Problem
+from reagent_lite.errors import BundleError, ConfigError, Problem, raise_any
 from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, names_in, require_writable, wait_for
 from reagent_lite.manifest import POLICY, seal_folder, verified
 from reagent_lite.run.environments import ObservationEncoder, Simulation
@@ -231,8 +231,7 @@ class PolicyReader:
                     self._damaged.add(version)
                     logger.warning(f"policy {version} is skipped, an older one is played: {error.problems[0]}")
                 continue
-            if problems := misfits(str(folder), self._facts, document):
-                raise ConfigError(problems)
+            raise_any(misfits(str(folder), self._facts, document), ConfigError)
             progress = document["progress"]
             if progress.keys() != LearnerProgress.__dataclass_fields__.keys():
                 expected = f"the progress of a learner: {', '.join(LearnerProgress.__dataclass_fields__)}"

@@ -23,7 +23,7 @@ from reagent_lite.run.sources import open_source
 from reagent_lite.run.train import Setup, set_up
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import CheckpointFolder
-from reagent_lite.training.loop import Hooks, fit
+from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
 _WINDOWS = 5
@@ -31,11 +31,7 @@ _WINDOW_SECONDS = 0.4
 _WARM_ROUNDS = {"cpu": 2, "cuda": 6}  # CUDA graphs are recorded in the fourth
 
 
-class _MeasuredError(Exception):
-    """Ends the loop once the rate is measured."""
-
-
-class _Watch(Hooks):
+class _Watch:
     """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks.
 
     warm-up │ one round, from which the rounds of a window follow │ window │ window │ … until there are _WINDOWS
@@ -50,10 +46,8 @@ class _Watch(Hooks):
         self._since = math.nan
         self._seconds: list[float] = []
 
-    def before_step(self, step: int) -> None:
-        self._setup.stream.before_step(step)
-
     def after_step(self) -> None:
+        """Called after each step, until the rate is measured."""
         self._steps += 1
         if self._steps < self._next * self._settings.updates_per_rollout:
             return
@@ -69,10 +63,13 @@ class _Watch(Hooks):
             self._seconds = [elapsed] if self._rounds == 1 else []
         else:
             self._seconds.append(elapsed)
-        if len(self._seconds) == _WINDOWS:
-            raise _MeasuredError
         self._next += self._rounds
         self._since = time.perf_counter()
+
+    @property
+    def done(self) -> bool:
+        """Whether the rate is measured."""
+        return len(self._seconds) == _WINDOWS
 
     @property
     def rate(self) -> float:
@@ -90,11 +87,12 @@ def measure(config: WorkflowConfig, group: Group) -> float:
         history = History(config=config, group=group, folder=folder, state=None, run="probe")
         setup = set_up(open_source(config, group, simulation), history)
         watch = _Watch(setup)
-        try:
-            fit(setup.running, setup.stream.plan, group, watch, capture=update_capture(config, group))
-        except _MeasuredError:
-            return watch.rate
-    raise AssertionError("a probe's run is longer than its measurement")
+        capture = update_capture(config, group)
+        for _ in fit(setup.running, setup.stream.plan, group, collect=setup.stream.before_step, capture=capture):
+            watch.after_step()
+            if watch.done:  # before the run, which is longer than any measurement
+                break
+    return watch.rate
 
 
 def main(file: Path) -> int:

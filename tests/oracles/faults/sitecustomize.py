@@ -19,14 +19,14 @@ def install(text: str) -> None:
     """Makes the steps of runs in this process faulty."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as workflows does before torch is loaded
     from reagent_lite.distributed.group import attempt_here
-    from reagent_lite.run import train
+    from reagent_lite.run.sources import Stream
 
     fault = dict(item.split("=") for item in text.removeprefix("fail:").split(","))
     kind, step_of_fault = fault["kind"], int(fault["step"])
-    before_step = train._RunHooks.before_step
+    before_step = Stream.before_step
 
-    def faulty(hooks: train._RunHooks, step: int) -> None:
-        affected = hooks._setup.history.group.rank == int(fault["rank"])
+    def faulty(stream: Stream, step: int) -> None:
+        affected = stream.group.rank == int(fault["rank"])
         if affected and (fault.get("attempt") == "any" or attempt_here() == 0):
             if kind == "slow" and step >= step_of_fault:
                 time.sleep(float(fault.get("seconds", 5)))
@@ -34,9 +34,9 @@ def install(text: str) -> None:
                 raise RuntimeError(f"an exception of rank {fault['rank']} on purpose, before step {step}")
             elif step == step_of_fault and kind in ("kill", "stop"):
                 os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-        before_step(hooks, step)
+        before_step(stream, step)
 
-    train._RunHooks.before_step = faulty  # type: ignore[method-assign]
+    Stream.before_step = faulty  # type: ignore[method-assign]
 
 
 if os.environ.get("REAGENT_LITE_FAULT"):
