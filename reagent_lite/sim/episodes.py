@@ -13,7 +13,7 @@ With several agents in an environment, each has its own episode, which ends when
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -76,32 +76,30 @@ class PlayedEpisodes:
         return sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Amount:
-    """A number of episodes, or a number of rows that whole episodes cover."""
+    """A number of episodes, or a number of rows that whole episodes cover.
 
-    rows: int | None = None
-    episodes: int | None = None
+    Attributes:
+        number: the number, which is also the largest number of environments that can contribute an episode.
+        unit: what is counted.
+    """
 
-    @property
-    def most_envs(self) -> int:
-        """Largest number of environments that can contribute an episode."""
-        return self.rows or self.episodes or 0
+    number: int
+    unit: Literal["rows", "episodes"]
+
+    def sizes(self, lengths: Ints) -> Ints:
+        """Returns how much each episode [E] contributes, given its rows."""
+        return lengths if self.unit == "rows" else np.ones_like(lengths)
 
     def of(self, lengths: Ints) -> tuple[int, bool]:
         """Returns how many of the first episodes belong to the amount, and whether they complete it."""
-        if self.episodes is not None:
-            return min(len(lengths), self.episodes), len(lengths) >= self.episodes
-        rows = self.rows or 0
-        count = int(np.searchsorted(lengths.cumsum(), rows)) + 1
+        count = int(np.searchsorted(self.sizes(lengths).cumsum(), self.number)) + 1
         return min(count, len(lengths)), count <= len(lengths)
 
-    def less(self, rows: int, episodes: int) -> "Amount":
-        """Returns the amount that remains after some rows and episodes."""
-        return Amount(
-            rows=None if self.rows is None else self.rows - rows,
-            episodes=None if self.episodes is None else self.episodes - episodes,
-        )
+    def less(self, lengths: Ints) -> "Amount":
+        """Returns the amount that remains after some episodes."""
+        return Amount(self.number - int(self.sizes(lengths).sum()), self.unit)
 
 
 def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> Iterator[PlayedEpisodes]:
@@ -127,7 +125,7 @@ def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> I
             yield recorder.episodes(np.arange(begin, stop))
         if enough:
             return
-        amount = amount.less(int(lengths[:stop].sum()), stop)
+        amount = amount.less(lengths[:stop])
         recorder.drop(np.arange(stop))
 
 
