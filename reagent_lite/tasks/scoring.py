@@ -323,5 +323,6 @@ def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _Item
     elements.fault(faults, ~elements.present, f"an id for every item in {column.name}", lambda _: "null")
     every = np.arange(len(bundle.items))
     given = np.split(rows, np.cumsum(lengths))[:-1]
-    lists = [own if listed else every for own, listed in zip(given, column.present.tolist(), strict=True)]
+    present = column.present.tolist()
+    lists = [listed if is_given else every for listed, is_given in zip(given, present, strict=True)]
     return _ItemChoices(table=bundle.items, rows=lists)
