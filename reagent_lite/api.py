@@ -109,13 +109,13 @@ def evaluate(
     Raises:
         ReagentLiteError: the error of the command, with the same message.
     """
-    tree: dict[str, Any] = {"model": _folder("model", model), "data_path": None if data is None else paths_of(data)}
-    if against is not None:
-        tree["against"] = _folder("against", against)
-    if env is not None:
-        tree["simulation"] = {**_section(config or {}, "simulation"), "env": env}
-    if items is not None:
-        tree["items"] = path_of(items, "items")
+    tree = {
+        "model": _folder("model", model),
+        "against": None if against is None else _folder("against", against),
+        "data_path": None if data is None else paths_of(data),
+        "simulation": None if env is None else {**_section(config or {}, "simulation"), "env": env},
+        "items": _table(items),
+    }
     with _torch_restored():
         return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
 
@@ -136,9 +136,7 @@ def inspect(
     """
     with needing("data", "reagent_lite.inspect"):
         from reagent_lite.data.inspection.proposal import inspect_log
-    tree: dict[str, Any] = {"data_path": path_of(data), "rows": rows, "columns": columns or {}}
-    if items is not None:
-        tree["items"] = path_of(items, "items")
+    tree = {"data_path": path_of(data), "rows": rows, "columns": columns or {}, "items": _table(items)}
     return inspect_log(check(InspectConfig, tree))
 
 
@@ -171,9 +169,7 @@ def score(model: Folder, data: Log, *, items: Log | None = None, config: Source 
     """
     with needing("data", "reagent_lite.score"):
         from reagent_lite.tasks.scoring import scored_table
-    tree = {"model": _folder("model", model), "data_path": path_of(data)}
-    if items is not None:
-        tree["items"] = path_of(items, "items")
+    tree = {"model": _folder("model", model), "data_path": path_of(data), "items": _table(items)}
     return scored_table(_checked(ScoreConfig, config or {}, tree))
 
 
@@ -188,6 +184,10 @@ def _folder(key: str, model: Folder) -> str:
         return os.fspath(model)
     todo = "Use the attribute `model` of a run; it is None if no model was exported"
     raise ConfigError(Problem(key, "the folder of an exported model", f"a {type(model).__name__}", todo))
+
+
+def _table(items: Log | None) -> str | None:
+    return None if items is None else path_of(items, "items")
 
 
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:

@@ -87,7 +87,7 @@ def progress(
 
     Args:
         title: name of the work.
-        unit: plural of the counted unit, such as "rows"; "percent" has no speed.
+        unit: plural of the counted unit, such as "rows".
         enabled: false on ranks that stay silent.
         begin: units done before, which do not count towards the speed.
         brief: whether work of less than two seconds shows nothing.
@@ -134,14 +134,10 @@ def _lines(title: str, unit: str, begin: int, brief: bool) -> ShowProgress:
         shown = done
         rate = (done - begin) / max(now - start, 1e-9)
         left = (total - done) / rate if rate else 0.0
-        parts = (f"{title}: {done:,} of {total:,} {unit}", _speed(rate, unit), f"{left:.0f} s left  {note}")
-        machine_logger.info(", ".join(filter(None, parts)).rstrip())
+        speed = f"{rate:,.0f} {unit}/s, {left:.0f} s left"
+        machine_logger.info(f"{title}: {done:,} of {total:,} {unit}, {speed}  {note}".rstrip())
 
     return show
-
-
-def _speed(rate: float, unit: str) -> str:
-    return "" if unit == "percent" else f"{rate:,.0f} {unit}/s"
 
 
 def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[ShowProgress]:
@@ -155,7 +151,7 @@ def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[ShowProgres
         def render(self, task: Task) -> Text:
             seconds = task.finished_time or task.elapsed or 0.0
             average = (task.completed - begin) / max(seconds, 1e-9)  # rich's own speed needs two updates
-            return Text(_speed(task.finished_speed or task.speed or average, unit))
+            return Text(f"{task.finished_speed or task.speed or average:,.0f} {unit}/s")
 
     columns = (
         TextColumn("{task.description}"),

@@ -202,7 +202,6 @@ class DivergenceError(ReagentLiteError):
     """The loss is no longer a number; no model is written."""
 
     title = "training diverged"
-    exit_code = 1
 
 
 class RendezvousError(ReagentLiteError):
@@ -229,7 +228,6 @@ class CheckpointError(ReagentLiteError):
     """The state at the end of training cannot be saved; the previous checkpoint still exists."""
 
     title = "checkpoint error"
-    exit_code = 1
 
 
 class Preempted(BaseException):

@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -520,20 +520,21 @@ def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
     Raises:
         FolderInUseError: another process has locked the folder; names its host, pid and start.
     """
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        logger.warning(_unlocked(folder, error))
+    with ExitStack() as closing:
+        try:
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            closing.callback(os.close, descriptor)
+            _lock(descriptor, folder, key, _LEASE_SECONDS if again else _ENDING_SECONDS)
+        except OSError as error:
+            logger.warning(
+                f"{folder / LOCK} cannot be locked ({error.strerror or error}): make sure that no second run writes "
+                "into this folder"
+            )
         yield
-        return
-    try:
-        _lock(descriptor, folder, key, _LEASE_SECONDS if again else _ENDING_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
+    """Locks an open file; see `alone_in`. Raises an OSError if the filesystem has no locks."""
     begun = time.monotonic()
     while True:
         try:
@@ -541,8 +542,7 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
             break
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                logger.warning(_unlocked(folder, error))
-                return
+                raise
         holder = _holder(folder)
         if holder and waits != _LEASE_SECONDS and not _is_alive(holder):
             waits = _LEASE_SECONDS
@@ -591,10 +591,3 @@ def _named(holder: dict[str, Any]) -> str:
     if not holder.keys() >= {"host", "pid", "since"}:
         return "another run"
     return f"the run of host {holder['host']}, pid {holder['pid']}, since {holder['since']}"
-
-
-def _unlocked(folder: Path, error: OSError) -> str:
-    return (
-        f"{folder / LOCK} cannot be locked ({error.strerror or error}): make sure that no second run writes into this "
-        "folder"
-    )

@@ -25,6 +25,7 @@ from reagent_lite.errors import BundleError, DataError, Problem, raise_any
 FILE_NAME: Final = "manifest.json"
 SCHEMA_VERSION: Final = 1
 _SEAL: Final = "sha256"
+_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,31 +120,11 @@ def opened(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
     return document
 
 
-def require_names(
-    names: Iterable[Any], where: str, kind: FolderKind, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-) -> None:
-    """Checks names of files and folders in a manifest before they become paths.
-
-    Args:
-        names: the names.
-        where: the manifest, for the error.
-        kind: the kind of the manifest.
-        pattern: a regular expression that each name must match as a whole; no name may lead out of the folder.
-
-    Raises:
-        BundleError, DataError: a name does not match.
-    """
-    wrong = [name for name in names if not isinstance(name, str) or not re.fullmatch(pattern, name)]
-    if wrong:
-        expected = f"names of files in its own folder ({pattern})"
-        raise_any([Problem(where, expected, repr(name)[:200], kind.damaged) for name in wrong], kind.error)
-
-
 def require_files(files: object, where: str, kind: FolderKind) -> dict[str, dict[str, Any]]:
     """Checks and returns `files` of a manifest: {name: {size, sha256, ...}} of files beside it.
 
     Raises:
-        BundleError, DataError: `files` has another form.
+        BundleError, DataError: `files` has another form, or a name could lead out of the folder.
     """
     if not isinstance(files, dict) or not all(
         isinstance(entry, dict)
@@ -152,7 +133,9 @@ def require_files(files: object, where: str, kind: FolderKind) -> dict[str, dict
         for entry in files.values()
     ):
         raise kind.error(Problem(f"{where}, files", "{name: {size, sha256}}", f"{files!r:.200}", kind.damaged))
-    require_names(files, where, kind)
+    expected = f"names of files in its own folder ({_NAME})"
+    wrong = [name for name in files if not re.fullmatch(_NAME, name)]
+    raise_any([Problem(where, expected, repr(name)[:200], kind.damaged) for name in wrong], kind.error)
     return files
 
 

@@ -54,12 +54,8 @@ class Mount:
 def find_mount(path: Path) -> Mount | None:
     """Returns the file system of a path, or of the nearest folder above it that exists; None if it is unknown."""
     resolved = nearest_existing(path).resolve()
-    best = None
-    for partition in psutil.disk_partitions(all=True):
-        if resolved.is_relative_to(partition.mountpoint) and (
-            best is None or len(partition.mountpoint) >= len(best.mountpoint)  # a later mount covers an earlier one
-        ):
-            best = partition
-    if best is None:
+    above = [mounted for mounted in psutil.disk_partitions(all=True) if resolved.is_relative_to(mounted.mountpoint)]
+    if not above:
         return None
+    best = sorted(above, key=lambda mounted: len(mounted.mountpoint))[-1]  # the last mount covers its equals
     return Mount(best.device, best.mountpoint, best.fstype, tuple(best.opts.split(",")))

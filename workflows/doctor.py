@@ -19,7 +19,7 @@ from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
 from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped, summary
-from reagent_lite.doctor.machines import Machine, meet
+from reagent_lite.doctor.machines import meet
 from reagent_lite.doctor.share import share
 from reagent_lite.errors import ConfigError, ReagentLiteError
 from reagent_lite.run.dry_run import dry_run
@@ -83,8 +83,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
         why = "there is one machine" if node.count == 1 else "--alone"
         return rows, [skipped("machines meet", why)], node
     failed = tuple(row.name for row in rows if row.state == "FAILED")
-    this_machine = Machine(config=config, node=node, processes=processes, failed=failed)
-    return rows, [*checked("machines meet", lambda: meet(this_machine, options.wait))], node
+    return rows, [*checked("machines meet", lambda: meet(config, node, processes, failed, options.wait))], node
 
 
 def choose_workflow(path: str, overrides: list[str]) -> str:

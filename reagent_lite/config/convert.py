@@ -1,6 +1,7 @@
 """The whole JSON of `workflows.convert`: a log, and the name of a copy in another format."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.section import LocalPath, Section
@@ -18,8 +19,8 @@ class ConvertConfig(Section):
     """Output file: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; an older file is replaced once the new one
     is complete."""
 
+    required: ClassVar = {"input_path": ("a path or a URL",)}
+
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths and unknown formats."""
-        if not self.input_path:
-            yield self.wrong("input_path", "a path or a URL")
+        """Yields a missing output and unknown formats."""
         yield from output_problems(self.output_path, LOG_SUFFIXES)

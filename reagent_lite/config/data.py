@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.items import ITEM_ID, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 
 
@@ -29,6 +29,4 @@ class DataConfig(Section):
     """device: all rows are in device memory; host: rows are gathered from the memory-mapped copy; auto: device if the
     rows fit."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(lambda data: data.items is None, ("item_id",), "absent without items"),
-    )
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)

@@ -1,6 +1,7 @@
 """`simulation.dataset`: the shared folder between collectors and learners."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from reagent_lite.config.section import Count, LocalPath, Section
 from reagent_lite.errors import Problem
@@ -20,9 +21,9 @@ class DatasetConfig(Section):
     edits: bool = False
     """Whether this process removes files; true for one process of a dataset."""
 
+    required: ClassVar = {"path": ("a folder that collectors and learners see",)}
+
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing folder, and edits without a size."""
-        if not self.path:
-            yield self.wrong("path", "a folder that collectors and learners see")
+        """Yields edits without a size."""
         if self.edits and self.max_bytes is None:
             yield self.wrong("max_bytes", "a number of bytes while edits is true")

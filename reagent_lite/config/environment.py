@@ -42,6 +42,7 @@ class EnvironmentConfig(Section):
     math: Literal["exact", "fast"] = "exact"
     """exact: the same bits on every machine; fast: fused multiply-adds, and TF32 in networks trained on a GPU."""
 
+    required: ClassVar = {"env": ("the name of an environment or the path of a .cuh file",)}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(lambda config: config.in_python, ("math",), "its default with {0.env}", "It steps in Python"),
     )
@@ -63,9 +64,7 @@ class EnvironmentConfig(Section):
         return self.env.startswith(GYMNASIUM)
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing environment, constants that are not numbers, and CUDA for an environment in Python."""
-        if not self.env:
-            yield self.wrong("env", "the name of an environment or the path of a .cuh file")
+        """Yields constants that are not numbers, and CUDA for an environment in Python."""
         if self.in_python:
             if self.backend == "cuda":
                 yield self.wrong("backend", f"auto or cpu with {self.env}", "It steps in Python")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.items import Name
+from reagent_lite.config.items import WITHOUT_ITEMS, Name
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import (
     Count,
@@ -115,6 +115,7 @@ class EvaluateConfig(Section):
         """Whether no policy is a model."""
         return bool(self.given) and not any(policy and is_model(policy) for policy in (self.model, self.against))
 
+    required: ClassVar = {"model": ("a path, uniform, logged or column:NAME", "Or give --model")}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             lambda config: not config.data_path and config.simulation is not None,
@@ -132,7 +133,7 @@ class EvaluateConfig(Section):
             "Only used by softmax",
         ),
         NoEffect(lambda config: True, ("query.actions",), "absent", "They are the model's"),
-        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
+        WITHOUT_ITEMS,
         NoEffect(lambda config: config.actions, ("items",), "absent beside actions", "Items have features, not names"),
         NoEffect(lambda config: not config.without_model, ("actions",), "absent, as a model knows the actions"),
         NoEffect(
@@ -161,9 +162,7 @@ class EvaluateConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing models and logs."""
-        if not self.model:
-            yield self.wrong("model", "a path, uniform, logged or column:NAME", "Or give --model")
+        """Yields missing logs, and outputs without a name."""
         yield from self._policy_problems()
         if self.simulation is None and not self.data_path:
             expected = "a log, an environment in `simulation`, or both"

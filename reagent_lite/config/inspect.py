@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
-from reagent_lite.config.items import ITEM_ID, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 from reagent_lite.errors import Problem
 
@@ -22,13 +22,10 @@ class InspectConfig(Section):
     output_path: LocalPath = ""
     """The training config, a .json file; an older file is replaced. Empty: no config is written."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
-    )
+    required: ClassVar = {"data_path": ("a path", "Or give --data")}
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing path, and a config that is not a .json file."""
-        if not self.data_path:
-            yield self.wrong("data_path", "a path", "Or give --data")
+        """Yields a config that is not a .json file."""
         if self.output_path and not self.output_path.endswith(".json"):
             yield self.wrong("output_path", "the name of a .json file")

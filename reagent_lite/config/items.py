@@ -4,6 +4,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from reagent_lite.config.section import NoEffect
+
 ITEM_ID: Final = "item_id"
 Items = Annotated[
     str | None,
@@ -15,6 +17,7 @@ Items = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1)]
 ItemId = Annotated[Name, Field(description="Name of the item table's column of ids.")]
+WITHOUT_ITEMS: Final = NoEffect(lambda config: config.items is None, ("item_id",), "absent without items")
 NewerItems = Annotated[
     str | None,
     Field(

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
-from reagent_lite.config.items import ITEM_ID, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
@@ -32,6 +32,11 @@ class NormalizeConfig(Section):
     seed: Seed = 0
     """Seed of the sample for shapes and quantiles."""
 
+    required: ClassVar = {
+        "training_data_path": ("a path",),
+        "norm_params.output_dir": ("a path", "Name a new folder, such as outputs/normalization"),
+        "norm_params.cols_to_norm": ("state_features, action or both",),
+    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             lambda config: config.reference_data_path is None,
@@ -40,18 +45,12 @@ class NormalizeConfig(Section):
             "There is nothing to compare with",
         ),
         NoEffect(lambda config: config.parametric is False, ("items",), "absent while parametric is false"),
-        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
+        WITHOUT_ITEMS,
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths and columns that cannot be normalized."""
-        if not self.training_data_path:
-            yield self.wrong("training_data_path", "a path")
-        if not self.norm_params.output_dir:
-            yield self.wrong("norm_params.output_dir", "a path", "Name a new folder, such as outputs/normalization")
+        """Yields columns that cannot be normalized."""
         columns = self.norm_params.cols_to_norm
-        if not columns:
-            yield self.wrong("norm_params.cols_to_norm", "state_features, action or both")
-        elif self.parametric is False and "state_features" not in columns:
+        if self.parametric is False and columns and "state_features" not in columns:
             expected = "state_features among them while parametric is false"
             yield self.wrong("norm_params.cols_to_norm", expected, "Actions that are names have no features")

@@ -1,11 +1,11 @@
 """`rainbow`: extensions of DQN."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from reagent_lite.config.section import NotNegative, Section, Share
+from reagent_lite.config.section import NoEffect, NotNegative, Section, Share
 from reagent_lite.errors import Problem
 
 
@@ -34,9 +34,16 @@ class RainbowConfig(Section):
     quantile: bool = False
     """QR-DQN: num_atoms quantiles of the return."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda rainbow: rainbow.categorical,
+            ("quantile",),
+            "false while categorical is true",
+            "Choose C51 or QR-DQN",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
-        """Yields heads that exclude each other, and an empty support."""
-        if self.categorical and self.quantile:
-            yield self.wrong("quantile", "false while categorical is true", "Choose C51 or QR-DQN")
+        """Yields an empty support."""
         if self.qmin >= self.qmax:
             yield self.wrong("qmin", f"less than qmax ({self.qmax})")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from reagent_lite.config.section import Count, NotNegative, Positive, PositiveShare, Section, Share
+from reagent_lite.config.section import Count, NoEffect, NotNegative, Positive, PositiveShare, Section, Share
 from reagent_lite.errors import Problem
 
 
@@ -66,12 +66,17 @@ class RLConfig(Section):
         "state_feature_params": "Id-list features are not supported; remove the key",
     }
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            lambda rl: rl.use_seq_num_diff_as_time_diff,
+            ("multi_steps",),
+            "null while use_seq_num_diff_as_time_diff is true",
+            "n-step returns count rows, time differences count time: choose one",
+        ),
+    )
+
     def rules(self) -> Iterator[Problem]:
         """Yields combinations that contradict each other."""
-        if self.multi_steps is not None and self.use_seq_num_diff_as_time_diff:
-            expected = "null while use_seq_num_diff_as_time_diff is true"
-            todo = "n-step returns count rows, time differences count time: choose one"
-            yield self.wrong("multi_steps", expected, todo)
         if self.q_network_loss == "bce_with_logits" and self.gamma != 0:
             yield self.wrong(
                 "q_network_loss",

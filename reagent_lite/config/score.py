@@ -35,15 +35,13 @@ class ScoreConfig(Section):
     all_scores: bool = False
     """Whether to write the scores of all actions, or of all candidates of a row."""
 
+    required: ClassVar = {"model": ("a path", "Or give --model"), "data_path": ("a path", "Or give --data")}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(lambda config: config.policy == "greedy", ("seed",), "absent with policy greedy"),
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, unknown formats, and columns that cannot be kept."""
-        for key in ("model", "data_path"):
-            if not getattr(self, key):
-                yield self.wrong(key, "a path", f"Or give --{key.removesuffix('_path')}")
+        """Yields unknown formats, and columns that cannot be kept."""
         if self.output_path:
             yield from output_problems(self.output_path, LOG_SUFFIXES)
         features = {name for source in self.columns.values() if isinstance(source, list) for name in source}

@@ -57,6 +57,8 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+    required: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Keys of the section, or of an inner section, that are not empty, each with what is expected and advice."""
     unsupported: ClassVar[dict[str, str]] = {}
     """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
@@ -84,6 +86,7 @@ class Section(BaseModel):
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields faults beyond single keys in this section and inner ones; `path` is the section's path."""
         at_this_level = [
+            *(self.wrong(key, *texts) for key, texts in self.required.items() if not attrgetter(key)(self)),
             *self.rules(),
             *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items() if key in self.changed),
             *(problem for rule in self.no_effect for problem in rule.problems(self)),

@@ -1,13 +1,11 @@
 """The whole JSON of `workflows.serve`: an exported model, the folder of the log, and limits."""
 
-from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from reagent_lite.config.items import NewerItems
 from reagent_lite.config.section import Count, LocalPath, Positive, Section, Seed
-from reagent_lite.errors import Problem
 
 
 class ServeConfig(Section):
@@ -44,11 +42,8 @@ class ServeConfig(Section):
     seed: Seed | None = None
     """Seed of the draws, for tests; absent: from the system, so that a restart draws differently."""
 
-    def rules(self) -> Iterator[Problem]:
-        """Yields missing paths and a missing address."""
-        if not self.model:
-            yield self.wrong("model", "a path", "Or give --model")
-        if not self.log:
-            yield self.wrong("log", "a path", "Or give --log")
-        if not self.host:
-            yield self.wrong("host", "an address to listen on", "127.0.0.1 is this machine, 0.0.0.0 all its addresses")
+    required: ClassVar = {
+        "model": ("a path", "Or give --model"),
+        "log": ("a path", "Or give --log"),
+        "host": ("an address to listen on", "127.0.0.1 is this machine, 0.0.0.0 all its addresses"),
+    }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,11 +35,10 @@ class ShardConfig(Section):
     wait_seconds: Positive = 3600.0
     """Seconds that the other machines wait for the shards of machine 0."""
 
+    required: ClassVar = {"training_data_path": ("a path",), "shards_path": ("a path",)}
+
     def rules(self) -> Iterator[Problem]:
-        """Yields missing paths, overlapping paths, and a number without a machine."""
-        for key in ("training_data_path", "shards_path"):
-            if not getattr(self, key):
-                yield self.wrong(key, "a path")
+        """Yields overlapping paths, and a number without a machine or a folder."""
         if self.node_index is not None:
             if not self.local_path:
                 yield self.wrong("local_path", "a folder on this machine's disk, with node_index")

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.columns import COLUMNS, LogColumns
-from reagent_lite.config.items import ITEM_ID, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
@@ -134,8 +134,8 @@ class QuerySection(Section):
     """Names of the actions, in the order of the network's outputs; absent: the names in the events."""
 
 
-class EngineKeys(Section):
-    """The engine: this machine, or an existing Spark."""
+class TimelineConfig(Section):
+    """`python -m workflows.timeline`: pairs logged decisions by episode to transitions."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
@@ -147,36 +147,23 @@ class EngineKeys(Section):
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
     absent: beside the output."""
-
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
-            lambda keys: keys.engine != "spark", ("master",), "absent without engine spark", 'Set engine to "spark"'
-        ),
-        NoEffect(
-            lambda keys: keys.engine == "spark",
-            ("memory_limit_mb",),
-            "absent with engine spark",
-            "Spark has its own settings for memory",
-        ),
-    )
-
-    def rules(self) -> Iterator[Problem]:
-        """Yields a missing address of Spark."""
-        if self.engine == "spark" and self.master is None:
-            yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
-
-
-class TimelineConfig(EngineKeys):
-    """`python -m workflows.timeline`: pairs logged decisions by episode to transitions."""
-
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
     columns: LogColumns = {}
     items: Items = None
     item_id: ItemId = ITEM_ID
 
+    required: ClassVar = {"timeline.inputTableName": ("a path",), "timeline.outputTableName": ("a path",)}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        *EngineKeys.no_effect,
+        NoEffect(
+            lambda config: config.engine != "spark", ("master",), "absent without engine spark", 'Set engine to "spark"'
+        ),
+        NoEffect(
+            lambda config: config.engine == "spark",
+            ("memory_limit_mb",),
+            "absent with engine spark",
+            "Spark has its own settings for memory",
+        ),
         NoEffect(
             lambda config: not config.timeline.actionDiscrete,
             ("query.actions",),
@@ -189,15 +176,13 @@ class TimelineConfig(EngineKeys):
             "absent with actionDiscrete true",
             "Items have features; named actions have none",
         ),
-        NoEffect(lambda config: config.items is None, ("item_id",), "absent without items"),
+        WITHOUT_ITEMS,
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults beyond single keys."""
-        yield from super().rules()
+        """Yields a missing address of Spark, and a missing discount."""
+        if self.engine == "spark" and self.master is None:
+            yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
         timeline = self.timeline
-        for key in ("inputTableName", "outputTableName"):
-            if not getattr(timeline, key):
-                yield self.wrong(f"timeline.{key}", "a path")
         if timeline.steps > 1 and timeline.gamma is None:
             yield self.wrong("timeline.gamma", f"the discount per row, as steps is {timeline.steps}")

@@ -116,6 +116,30 @@ class WorkflowConfig(AlgorithmConfig):
             'false with parallel "dp"',
             "Statistics would cover the first GPU's rows only; with ddp they cover all rows",
         ),
+        NoEffect(
+            lambda config: config.rainbow.categorical or config.rainbow.quantile,
+            ("rl.q_network_loss",),
+            "absent with categorical or quantile",
+            "The distributional head brings its own loss",
+        ),
+        NoEffect(
+            lambda config: config.rainbow.categorical,
+            ("rl.value_bounds",),
+            "absent with categorical",
+            "rainbow.qmin and rainbow.qmax bound the returns of C51",
+        ),
+        NoEffect(
+            lambda config: config.rl.q_network_loss == "bce_with_logits",
+            ("rl.value_bounds",),
+            "absent with bce_with_logits",
+            "Its targets are the rewards themselves",
+        ),
+        NoEffect(
+            lambda config: not config.rl.maxq_learning,
+            ("rainbow.bcq",),
+            "false while rl.maxq_learning is false",
+            "SARSA uses the logged next action, so there is nothing to restrict",
+        ),
         NoEffect(lambda config: True, ("query.actions",), "absent beside actions", "They are the same"),
         NoEffect(
             lambda config: (
@@ -370,19 +394,6 @@ class WorkflowConfig(AlgorithmConfig):
 
     def _loss_rules(self) -> Iterator[Problem]:
         rl = self.rl
-        rainbow = self.rainbow
-        if (rainbow.categorical or rainbow.quantile) and rl.q_network_loss != "mse":
-            yield self.wrong(
-                "rl.q_network_loss",
-                "absent with categorical or quantile",
-                "The distributional head brings its own loss",
-            )
-        if rl.value_bounds is not None and rainbow.categorical:
-            yield self.wrong(
-                "rl.value_bounds", "absent with categorical", "rainbow.qmin and rainbow.qmax bound the returns of C51"
-            )
-        if rl.value_bounds is not None and rl.q_network_loss == "bce_with_logits":
-            yield self.wrong("rl.value_bounds", "absent with bce_with_logits", "Its targets are the rewards themselves")
         if rl.value_bounds == "rewards" and (not self.training_data_path or self.simulated_share):
             yield self.wrong(
                 "rl.value_bounds",
@@ -394,12 +405,6 @@ class WorkflowConfig(AlgorithmConfig):
                 "rl.temperature",
                 "a number with a simulation or with rl.softmax_policy 0",
                 "auto needs the logging policy's entropy on logged rows, and only a softmax has a temperature",
-            )
-        if rainbow.bcq and not rl.maxq_learning:
-            yield self.wrong(
-                "rainbow.bcq",
-                "false while rl.maxq_learning is false",
-                "SARSA uses the logged next action, so there is nothing to restrict",
             )
 
     def _parallel_rules(self) -> Iterator[Problem]:

@@ -26,9 +26,6 @@ class Agreed:
     save: bool = False
 
 
-_NOTHING = Agreed()
-
-
 class StepAgreement:
     """Lets all ranks decide whether to stop or to save, within about a second and at little cost.
 
@@ -53,9 +50,9 @@ class StepAgreement:
             save: whether the clock asks for a checkpoint; only rank 0's clock counts.
         """
         if self._group.world_size == 1:  # a check costs nothing
-            return Agreed(stop=stop, save=save) if stop or save else _NOTHING
+            return Agreed(stop=stop, save=save)
         if done < self._next:
-            return _NOTHING
+            return Agreed()
         start = time.perf_counter()
         step_seconds = (start - self._since) / max(done - self._last, 1)
         first = self._group.is_first

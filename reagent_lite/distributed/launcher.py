@@ -21,7 +21,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.connections import Connections
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
-from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchError, Membership
+from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchError, Membership, polled
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.store import Background, LostError
 from reagent_lite.distributed.worker import Reports, stop_signals
@@ -290,12 +290,10 @@ class Attempt:
         connecting = Background()
         connecting.submit(self._connections.try_again)
         connecting.close()
-        deadline = time.monotonic() + self._lost_after + _MACHINE_SECONDS
-        while time.monotonic() < deadline and len(self._membership.declarations) > 1:
-            first = self._membership.poll()
+        if len(self._membership.declarations) > 1:
+            first = polled(self._membership.poll, self._lost_after + _MACHINE_SECONDS, _WATCH_SECONDS)
             if first is not None:
                 return first
-            time.sleep(_WATCH_SECONDS)
         parted = "".join(f"{problem}\n" for problem in self._connections.parted())
         reason = (parted or self._membership.awaited()) + failure.reason
         return self._membership.abort(failure.model_copy(update={"reason": reason}))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -27,6 +27,7 @@ from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.worker import WorkerProgress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
 
+T = TypeVar("T")
 _PROGRESS = TypeAdapter(list[WorkerProgress | None])
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -75,6 +76,14 @@ class LaunchError(PeerError):
         super().__init__(())
         self.args = (failure.reason,)
         self.exit_code = failure.exit_code
+
+
+def polled(check: Callable[[], T], seconds: float, pause: float = ROUND_SECONDS / 4) -> T:
+    """Returns the first true result of `check`, or its result after some seconds."""
+    deadline = time.monotonic() + seconds
+    while not (result := check()) and time.monotonic() < deadline:
+        time.sleep(pause)
+    return result
 
 
 class Heartbeats:
@@ -288,13 +297,11 @@ class Membership:
             if self.node == 0:
                 self._link.call(lambda store: store.set("next", "restart" if restart else "end"))
             elif not done:
-                restart = self._decision_of_node_0(restart)
+                decision = polled(lambda: self._link.call(lambda store: store.get("next")), _LEAVE_SECONDS)
+                restart = restart if decision is None else decision == "restart"
             self._link.call(lambda store: store.set(f"left/{self.node}", "1"))
-            deadline = time.monotonic() + (_FINISH_SECONDS if done else _LEAVE_SECONDS)
-            while self.node == 0 and time.monotonic() < deadline:
-                if all(self._link.call(lambda store: [store.get(f"left/{i}") for i in self._others])):
-                    break
-                time.sleep(ROUND_SECONDS / 4)
+            if self.node == 0:
+                polled(self._others_left, _FINISH_SECONDS if done else _LEAVE_SECONDS)
         self._link.close()
         if not restart:
             self._close()
@@ -304,14 +311,8 @@ class Membership:
         """Ends the run: the model is saved, so no later failure restarts it."""
         self.leave(restart=False, done=True)
 
-    def _decision_of_node_0(self, otherwise: bool) -> bool:
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        while time.monotonic() < deadline:
-            decision = self._link.call(lambda store: store.get("next"))
-            if decision is not None:
-                return decision == "restart"
-            time.sleep(ROUND_SECONDS / 4)
-        return otherwise
+    def _others_left(self) -> bool:
+        return all(self._link.call(lambda store: [store.get(f"left/{i}") for i in self._others]))
 
     def _heartbeat(self, store: SignedStore) -> Failure | None:
         now = time.monotonic()

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
-from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership
+from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership, polled
 from reagent_lite.distributed.network import Address, addresses, connection_error, listening, local_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.store import ANSWER_SECONDS, Background, Link, LostError, SignedStore, reach, serve
@@ -216,9 +216,7 @@ class Rendezvous:
         link.close()
         self.force = False  # --force does not apply to a run that starts between two attempts
         logger.info(f"rendezvous: --force: ended {content}")
-        deadline = time.monotonic() + _FORCE_SECONDS
-        while time.monotonic() < deadline and not connection_error(content.address, content.port, 1.0):
-            time.sleep(ROUND_SECONDS)
+        polled(lambda: connection_error(content.address, content.port, 1.0), _FORCE_SECONDS, ROUND_SECONDS)
 
     def _keep(self, file: MeetingFile, record: Record) -> None:
         """Writes the file again if it was removed; refuses if another job has replaced it at the same moment."""
@@ -337,7 +335,13 @@ class Rendezvous:
                 store.set(f"beat/{number}", f"join.{self.declaration.run}.{time.monotonic()}")
             if number == 0:
                 arrivals.update(store)
-            return _MeetingState.of(store, number, holder)
+            return _MeetingState(
+                holder=holder,
+                missing=store.get("missing") or "0",
+                beat=store.get(f"beat/{number}"),
+                failure=Failure.of(store),
+                go=store.get("go"),
+            )
 
         while True:
             self.interrupted()
@@ -493,13 +497,6 @@ class _MeetingState:
     failure: Failure | None
     go: str | None
     missing: str
-
-    @classmethod
-    def of(cls, store: SignedStore, number: int, holder: str) -> "_MeetingState":
-        missing = store.get("missing") or "0"
-        beat = store.get(f"beat/{number}")
-        failure = Failure.of(store)
-        return cls(holder=holder, beat=beat, failure=failure, go=store.get("go"), missing=missing)
 
 
 class _Arrivals:

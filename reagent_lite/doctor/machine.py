@@ -29,6 +29,7 @@ from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of
 from reagent_lite.run.memory import networks
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.sim.sources import find_environment
 from reagent_lite.training.tracking import require_trackers
 from reagent_lite.types import SourceSpec
 
@@ -213,9 +214,10 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         return
     device = processes.device(0)
     if device.type == "cuda" and settings.backend != "cpu" and not settings.in_python:
-        problem = cuda_problem(device)
+        path = find_environment(settings.env)
+        problem = cuda_problem(device, path, settings.env_parameters, settings.math)
         if problem is None:
-            yield ok("GPU toolkit", "PyCUDA and nvcc")
+            yield ok("GPU toolkit", "PyCUDA, and nvcc or the compiled environment")
         elif settings.backend == "auto":
             yield warning("GPU toolkit", problem, "Without it environments run on the CPU")
         else:

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,44 +34,31 @@ _SLOW_SECONDS = 5.0  # until others see a file; a longer delay only makes joinin
 _CLOCK_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """This machine, after its own checks.
-
-    Attributes:
-        config: config of the run.
-        node: number of this machine and count of machines.
-        processes: processes it would start.
-        failed: names of its checks that failed.
-    """
-
-    config: WorkflowConfig
-    node: Node
-    processes: Processes
-    failed: tuple[str, ...]
-
-
-def meet(machine: Machine, seconds: float) -> list[Row]:
+def meet(
+    config: WorkflowConfig, node: Node, processes: Processes, failures: tuple[str, ...], seconds: float
+) -> list[Row]:
     """Returns the rows of the checks of all machines together; every machine calls it.
 
     Args:
-        machine: this machine.
+        config: config of the run.
+        node: number of this machine and count of machines.
+        processes: processes that this machine would start.
+        failures: names of the checks of this machine alone that failed.
         seconds: seconds to wait for the others, and for their files to appear.
     """
     rows: list[Row] = []
     folder: Path | None = None
-    init_method = machine.config.init_method
     try:
-        if init_method is not None and init_method.startswith("file:"):
-            folder = MeetingFile.of(init_method).path.parent
-            init_method = f"{init_method}.doctor"
-        membership, declaration = _joined(machine, init_method, seconds)
+        if config.init_method is not None and config.init_method.startswith("file:"):
+            folder = MeetingFile.of(config.init_method).path.parent
+            config = config.model_copy(update={"init_method": f"{config.init_method}.doctor"})
+        membership, declaration = _joined(config, node, processes, seconds)
     except ReagentLiteError as error:
         advice = "" if folder is None else f" {folder} must be the same share everywhere, and node 0's port reachable."
         row = of_error("machines meet", error)
         return [failed(row.name, row.found, f"{row.todo}.{advice} Run the doctor on all machines at once")]
     try:
-        for rows_of_step in _examine(machine, membership, declaration, folder, seconds):
+        for rows_of_step in _examine(membership, declaration, failures, folder, seconds):
             rows += rows_of_step
     except LostError as error:
         rows.append(failed("machines stay together", str(error), "Look at the doctor's report there"))
@@ -81,28 +67,27 @@ def meet(machine: Machine, seconds: float) -> list[Row]:
     return rows
 
 
-def _joined(machine: Machine, init_method: str | None, seconds: float) -> tuple[Membership, Declaration]:
+def _joined(config: WorkflowConfig, node: Node, processes: Processes, seconds: float) -> tuple[Membership, Declaration]:
     """Joins the others; returns the membership, and this machine's declaration to a run.
 
     The declarations are compared afterwards, as a difference would end the rendezvous.
     """
-    config = machine.config.model_copy(update={"init_method": init_method})
-    rendezvous = prepare_rendezvous(config, machine.node, machine.processes, force=False)
+    rendezvous = prepare_rendezvous(config, node, processes, force=False)
     declaration = rendezvous.declaration
     rendezvous.settings = config.rendezvous.model_copy(update={"join_timeout_seconds": seconds})
     rendezvous.declaration = Declaration(
-        node=machine.node.index, host=declaration.host, pid=declaration.pid, processes=1, device="any"
+        node=node.index, host=declaration.host, pid=declaration.pid, processes=1, device="any"
     )
     return rendezvous.join(), declaration
 
 
 def _examine(
-    machine: Machine, membership: Membership, declaration: Declaration, folder: Path | None, seconds: float
+    membership: Membership, declaration: Declaration, failures: tuple[str, ...], folder: Path | None, seconds: float
 ) -> Iterator[list[Row]]:
     record = membership.record
     names = ", ".join(f"node {declared.node} is {declared.host}" for declared in membership.declarations)
-    yield [ok("machines meet", f"all {machine.node.count}, at {record.address}:{record.port}: {names}")]
-    mine = {"failed": machine.failed, "declaration": declaration.model_dump(mode="json")}
+    yield [ok("machines meet", f"all {len(membership.declarations)}, at {record.address}:{record.port}: {names}")]
+    mine = {"failed": failures, "declaration": declaration.model_dump(mode="json")}
     facts = membership.exchange("facts", mine, seconds)
     yield _fit(facts)
     yield reach_others(membership, seconds)

@@ -7,7 +7,7 @@ POST /reward   ─► log                                GET /openapi.json, /doc
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +134,7 @@ def _rankings(model: ServedModel, rows: Sequence[CandidateList | ItemList], list
             order = [k for k in np.argsort(-q, kind="stable").tolist() if mask[k]]
             names = {} if bundle.items is None else {k: choices[k] for k in order}
             rankings.append([Ranked(action=names.get(k), index=k, score=float(q[k])) for k in order])
-    return Rankings(rankings=rankings, model=model.version, items=model.items_hash)
+    return Rankings(rankings=rankings, **model.versions)
 
 
 @of_any_model.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)
@@ -157,7 +157,7 @@ async def healthz(request: Request) -> Health:
     worker = _worker(request)
     if worker.log.failure:
         raise OSError(worker.log.failure)
-    return Health(model=worker.model.version, items=worker.model.items_hash, waiting=worker.log.waiting)
+    return Health(**worker.model.versions, waiting=worker.log.waiting)
 
 
 @of_any_model.get("/metrics", response_class=Response, include_in_schema=False)
@@ -174,17 +174,14 @@ def _worker(request: Request) -> Worker:
 @asynccontextmanager
 async def _polling(app: FastAPI) -> AsyncIterator[None]:
     """Polls the model while the application runs."""
-    ended = asyncio.Event()
-    task = asyncio.create_task(_poll_until(ended, app.state.worker))
+    task = asyncio.create_task(_poll(app.state.worker))
     yield
-    ended.set()
-    await task
+    task.cancel()
 
 
-async def _poll_until(ended: asyncio.Event, worker: Worker) -> None:
-    while not ended.is_set():
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), worker.config.poll_seconds)
+async def _poll(worker: Worker) -> None:
+    while True:
+        await asyncio.sleep(worker.config.poll_seconds)
         try:
             await worker.model.poll()
             worker.figures.gauge(worker.model, worker.log)

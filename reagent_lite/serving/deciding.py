@@ -6,7 +6,7 @@ request ─► rows: state, choices ─┴─► next turn of the event loop: pr
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class _DecisionRow:
         return {
             "mdp_id": self.body.mdp_id,
             "sequence_number": self.body.sequence_number,
-            "state_features": present(self.body.state_features),
+            "state_features": _present(self.body.state_features),
             "action": self.options[self.choice],
             "possible_actions": self.possible,
             "action_probability": self.propensity,
@@ -68,15 +68,13 @@ class _Request:
     answer: asyncio.Future[bytes]
 
 
+@dataclass(frozen=True, slots=True)
 class _Batch:
     """Requests for one version of the model."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self.bundle = model.bundle
-        self.versions = {"model": model.version}
-        if model.items_hash is not None:
-            self.versions["items"] = model.items_hash
-        self.requests: list[_Request] = []
+    bundle: Bundle
+    versions: dict[str, str]
+    requests: list[_Request] = field(default_factory=list)
 
 
 class Decider:
@@ -108,7 +106,7 @@ class Decider:
         loop = asyncio.get_running_loop()
         request = _Request(_rows(bundle, bodies), loop.create_future())
         if self._batch is None or self._batch.bundle is not bundle:
-            self._batch = _Batch(self._model)
+            self._batch = _Batch(bundle, self._model.versions)
             loop.call_soon(self._finish, self._batch)
         self._batch.requests.append(request)
         return await request.answer
@@ -168,14 +166,9 @@ class Decider:
             self._figures.other(bundle.others(candidates, candidates=True))
 
 
-def present(features: dict[str, Any]) -> dict[str, Any]:
+def _present(features: dict[str, Any]) -> dict[str, Any]:
     """Returns the features that are not null."""
     return {key: value for key, value in features.items() if value is not None}
-
-
-def _logged(candidate: str | dict[str, Any]) -> str | dict[str, Any]:
-    """Returns a candidate as in the log: the id of an item, or the features that are not null."""
-    return candidate if isinstance(candidate, str) else present(candidate)
 
 
 def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
@@ -199,7 +192,7 @@ def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
             for number, (body, state) in enumerate(zip(bodies, states, strict=True))
         ]
     items = () if bundle.items is None else bundle.items.ids
-    lists = [body.possible_actions or items for body in bodies]
+    lists: list[Sequence[Any]] = [body.possible_actions or items for body in bodies]
     candidates = bundle.candidates(lists)
     lengths = np.array([len(values) for values in candidates])
     first = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(candidates))).first_equal
@@ -207,7 +200,7 @@ def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
     rows = []
     for body, state, listed, values, kept in zip(bodies, states, lists, candidates, distinct, strict=True):
         positions = np.flatnonzero(kept).tolist()
-        options = [_logged(listed[k]) for k in positions]
+        options = [listed[k] if isinstance(listed[k], str) else _present(listed[k]) for k in positions]
         choices = values[positions]
         rows.append(
             _DecisionRow(

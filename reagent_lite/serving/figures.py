@@ -51,10 +51,9 @@ class ServerFigures:
 
     def missing(self, absent: NDArray[Any], bundle: Bundle) -> None:
         """Counts missing features in rows [N, F]."""
-        if absent.any():
-            for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):
-                if count:
-                    self._missing.labels(str(feature)).inc(count)
+        for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):
+            if count:
+                self._missing.labels(str(feature)).inc(count)
 
     def other(self, counts: Mapping[int, int]) -> None:
         """Counts values of one-hot features without a column in the model; see Bundle.others."""

@@ -40,9 +40,10 @@ class ServedModel:
         self._take(self._whole())
 
     @property
-    def items_hash(self) -> str | None:
-        """Hash of the item table; None without one."""
-        return None if self.bundle.items is None else self.bundle.items.sha256
+    def versions(self) -> dict[str, str]:
+        """Hashes of the model and, if it has one, of its item table, as in answers and in the log."""
+        items = {} if self.bundle.items is None else {"items": self.bundle.items.sha256}
+        return {"model": self.version, **items}
 
     async def poll(self) -> None:
         """Loads a new model from the folder; a model that fails its check is refused with a warning."""
@@ -64,8 +65,7 @@ class ServedModel:
         machine_logger.info(f"{self} in the place of {before}")
 
     def __str__(self) -> str:
-        items = "" if self.items_hash is None else f" with items {self.items_hash[:12]}"
-        return f"model {self.version[:12]}{items}"
+        return " with ".join(f"{name} {version[:12]}" for name, version in self.versions.items())
 
     def _whole(self) -> Bundle:
         """Returns the model of the folder; tries again until it is valid or its files stop changing."""

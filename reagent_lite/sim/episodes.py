@@ -13,7 +13,7 @@ With several agents in an environment, each has its own episode, which ends when
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -76,32 +76,30 @@ class PlayedEpisodes:
         return sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Amount:
-    """A number of episodes, or a number of rows that whole episodes cover."""
+    """A number of episodes, or a number of rows that whole episodes cover.
 
-    rows: int | None = None
-    episodes: int | None = None
+    Attributes:
+        number: the number, which is also the largest number of environments that can contribute an episode.
+        unit: what is counted.
+    """
 
-    @property
-    def most_envs(self) -> int:
-        """Largest number of environments that can contribute an episode."""
-        return self.rows or self.episodes or 0
+    number: int
+    unit: Literal["rows", "episodes"]
+
+    def sizes(self, lengths: Ints) -> Ints:
+        """Returns how much each episode [E] contributes, given its rows."""
+        return lengths if self.unit == "rows" else np.ones_like(lengths)
 
     def of(self, lengths: Ints) -> tuple[int, bool]:
         """Returns how many of the first episodes belong to the amount, and whether they complete it."""
-        if self.episodes is not None:
-            return min(len(lengths), self.episodes), len(lengths) >= self.episodes
-        rows = self.rows or 0
-        count = int(np.searchsorted(lengths.cumsum(), rows)) + 1
+        count = int(np.searchsorted(self.sizes(lengths).cumsum(), self.number)) + 1
         return min(count, len(lengths)), count <= len(lengths)
 
-    def less(self, rows: int, episodes: int) -> "Amount":
-        """Returns the amount that remains after some rows and episodes."""
-        return Amount(
-            rows=None if self.rows is None else self.rows - rows,
-            episodes=None if self.episodes is None else self.episodes - episodes,
-        )
+    def less(self, lengths: Ints) -> "Amount":
+        """Returns the amount that remains after some episodes."""
+        return Amount(self.number - int(self.sizes(lengths).sum()), self.unit)
 
 
 def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> Iterator[PlayedEpisodes]:
@@ -127,67 +125,8 @@ def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> I
             yield recorder.episodes(np.arange(begin, stop))
         if enough:
             return
-        amount = amount.less(int(lengths[:stop].sum()), stop)
+        amount = amount.less(lengths[:stop])
         recorder.drop(np.arange(stop))
-
-
-class EpisodeRecorder:
-    """Plays environments from a reset, a chunk of rounds at a time, and keeps episodes until they are dropped.
-
-    Args:
-        env: the environments, which are reset.
-        rounds: steps of every environment in a chunk; None means about BLOCK_ROWS rows.
-    """
-
-    def __init__(self, env: VectorEnv, rounds: int | None = None) -> None:
-        env.reset()
-        self._env = env
-        self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_rows, 1), _MOST_ROUNDS))
-        self._held = _Held(env)
-        self._list = _EpisodeList(env)
-
-    @property
-    def lengths(self) -> Ints:
-        """Number of rows of each finished episode, in the order of their starts, up to the first unfinished one."""
-        return self._list.lengths
-
-    @torch.no_grad()
-    def play(self, actors: Sequence[Actor]) -> None:
-        """Plays a chunk of rounds.
-
-        Args:
-            actors: a single actor, or the actors of all types of agents.
-
-        Raises:
-            SimulationError: an action was invalid, or memory does not suffice.
-        """
-        env = self._env
-        chunk = self._chunk
-        for _ in range(chunk.rounds):
-            play_step(env, actors, chunk)
-        env.check()
-        rows, ends = chunk.on_host()
-        self._list.add(self._held.stop, ends)
-        self._held.add(rows)
-
-    @property
-    def over(self) -> Ints:
-        """Indices of all finished episodes, in the order of their starts; the first are those of `lengths`."""
-        return self._list.over
-
-    @property
-    def steps_over(self) -> int:
-        """Environment steps of those episodes."""
-        return self._list.steps_over
-
-    def episodes(self, places: Ints) -> PlayedEpisodes:
-        """Returns finished episodes, at least one; each agent of an environment has its own."""
-        return self._list.gather(places, self._held)
-
-    def drop(self, places: Ints) -> None:
-        """Drops some finished episodes."""
-        self._list.drop(places)
-        self._held.drop(int(self._list.start[0]))
 
 
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
@@ -305,112 +244,79 @@ class _Held:
             raise SimulationError(Problem("num_envs", expected, got, "Lower num_envs, or time_limit"))
 
 
-class _EpisodeList:
-    """Episodes of environments that have started and are not yet yielded, ordered by start: (round, environment).
+class EpisodeRecorder:
+    """Plays environments from a reset, a chunk of rounds at a time, and keeps episodes until they are dropped.
 
-    Attributes:
-        start: [L] first round.
+    Episodes [L] that have started and are not dropped are ordered by start: (round, environment).
+
+    Args:
+        env: the environments, which are reset.
+        rounds: steps of every environment in a chunk; None means about BLOCK_ROWS rows.
     """
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: VectorEnv, rounds: int | None = None) -> None:
+        env.reset()
         num_envs = env.num_envs
-        self._first_env = env.first_env
-        self._agents = env.spec.agents
-        self._env = np.arange(num_envs)
-        self._number = np.zeros(num_envs, np.int64)
-        self.start = np.zeros(num_envs, np.int64)
+        self._env = env
+        self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_rows, 1), _MOST_ROUNDS))
+        self._held = _Held(env)
+        self._env_of = np.arange(num_envs)  # [L] environment, from 0
+        self._number = np.zeros(num_envs, np.int64)  # of the episode in its environment
+        self._start = np.zeros(num_envs, np.int64)  # first round
         self._stop = np.full(num_envs, -1)  # round after the last; -1 while it is played
         self._size = np.zeros(num_envs, np.int64)  # rows of all agents so far
         self._ends: dict[str, Array] = {}  # [L, ...]
         self._playing = np.arange(num_envs)  # [N] the episode each environment plays
 
+    @torch.no_grad()
+    def play(self, actors: Sequence[Actor]) -> None:
+        """Plays a chunk of rounds.
+
+        Args:
+            actors: a single actor, or the actors of all types of agents.
+
+        Raises:
+            SimulationError: an action was invalid, or memory does not suffice.
+        """
+        for _ in range(self._chunk.rounds):
+            play_step(self._env, actors, self._chunk)
+        self._env.check()
+        rows, ends = self._chunk.on_host()
+        self._add(self._held.stop, ends)
+        self._held.add(rows)
+
     @property
     def lengths(self) -> Ints:
-        """Rows of the episodes before the first unfinished one."""
+        """Number of rows of each finished episode, in the order of their starts, up to the first unfinished one."""
         over = self._stop >= 0
         return self._size[: len(over) if over.all() else int(over.argmin())]
 
-    def add(self, first_round: int, ends: dict[str, Array]) -> None:
-        """Ends episodes and starts the next ones.
-
-        Args:
-            first_round: the first round of the chunk.
-            ends: the columns of ends of `_Chunk.on_host`.
-        """
-        rounds, envs = np.nonzero(ends["ended"])
-        before = len(self._env)
-        count = len(envs)
-        ended, earlier = self._ended_by(envs)
-        number = self._number[self._playing[envs]] + 1 + earlier
-        self._playing[envs] = before + np.arange(count)  # the last of an environment's stays
-        self._env = np.concatenate((self._env, envs))
-        self._number = np.concatenate((self._number, number))
-        self.start = np.concatenate((self.start, first_round + rounds + 1))
-        self._stop = np.concatenate((self._stop, np.full(count, -1)))
-        self._size = np.concatenate((self._size, np.zeros(count, np.int64)))
-        in_chunk = np.flatnonzero(self._stop < 0)
-        self._stop[ended] = first_round + rounds + 1
-        self._size[in_chunk] += self._rows_in_chunk(in_chunk, first_round, ends.pop("playing"))
-        for name, values in ends.items():
-            grown = np.zeros((len(self._env), *values.shape[2:]), values.dtype)
-            grown[:before] = self._ends.get(name, 0)
-            grown[ended] = values[rounds, envs]
-            self._ends[name] = grown
-
-    def _ended_by(self, envs: Ints) -> tuple[Ints, Ints]:
-        """Returns for each end in environments [n] which episode it ends, and how many ends came before it there.
-
-        The i-th end starts the episode L + i. Two environments play episodes 0 and 1, so that L = 2:
-
-            envs     1  0  1  1
-            ended    1  0  2  4    the third end ends the episode that started at the first end
-            earlier  0  0  1  2
-        """
-        order = np.argsort(envs, kind="stable")  # the ends of an environment side by side
-        repeated = np.diff(envs[order], prepend=-1) == 0
-        started = len(self._env) + np.roll(order, 1)  # the episode that started at the previous end
-        position = np.arange(len(envs))
-        first_of_env = np.maximum.accumulate(np.where(repeated, 0, position))
-        ended = np.empty(len(envs), np.int64)
-        earlier = np.empty(len(envs), np.int64)
-        ended[order] = np.where(repeated, started, self._playing[envs[order]])
-        earlier[order] = position - first_of_env
-        return ended, earlier
-
-    def _rows_in_chunk(self, index: Ints, first_round: int, playing: Array) -> Ints:
-        """Returns the rows that episodes have in a chunk, from the number of agents in the game, [rounds, N]."""
-        rows_before = np.cumsum(np.pad(playing, ((1, 0), (0, 0))), axis=0)  # each round
-        env = self._env[index]
-        begin = np.maximum(self.start[index] - first_round, 0)
-        stop = np.where(self._stop[index] < 0, len(playing), self._stop[index] - first_round)
-        rows: Ints = rows_before[stop, env] - rows_before[begin, env]
-        return rows
-
     @property
     def over(self) -> Ints:
-        """Indices of the finished episodes."""
+        """Indices of all finished episodes, in the order of their starts; the first are those of `lengths`."""
         return np.flatnonzero(self._stop >= 0)
 
     @property
     def steps_over(self) -> int:
         """Environment steps of those episodes."""
-        return int((self._stop - self.start)[self.over].sum())
+        return int((self._stop - self._start)[self.over].sum())
 
-    def gather(self, places: Ints, held: _Held) -> PlayedEpisodes:
-        """Returns finished episodes with their rows; each agent of an environment has its own."""
+    def episodes(self, places: Ints) -> PlayedEpisodes:
+        """Returns finished episodes, at least one; each agent of an environment has its own."""
+        agents = self._env.spec.agents
 
         def each(values: Array) -> Array:
-            return np.repeat(values[places], self._agents)
+            return np.repeat(values[places], agents)
 
-        env = each(self._env)
-        first = each(self.start)
-        lengths = each(self._stop - self.start)
-        agent = np.tile(np.arange(self._agents), len(places))
+        env = each(self._env_of)
+        first = each(self._start)
+        lengths = each(self._stop - self._start)
+        agent = np.tile(np.arange(agents), len(places))
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-        rows = held.take(np.repeat(first, lengths) + within, np.repeat(env * self._agents + agent, lengths))
+        rows = self._held.take(np.repeat(first, lengths) + within, np.repeat(env * agents + agent, lengths))
         ends = {name: values[places] for name, values in self._ends.items()}
-        terminal = np.repeat(ends.pop("ended") == 1, self._agents)
+        terminal = np.repeat(ends.pop("ended") == 1, agents)
         ends = {name: values.reshape(-1, *values.shape[2:]) for name, values in ends.items()}
         if "in_game" in rows:  # an agent that left has no more rows: its last state is the next observation
             in_game = rows.pop("in_game")
@@ -421,7 +327,7 @@ class _EpisodeList:
             rows = {name: values[in_game] for name, values in rows.items()}
             lengths = rows_in_game
         return PlayedEpisodes(
-            env=self._first_env + env,
+            env=self._env.first_env + env,
             number=each(self._number),
             agent=agent,
             lengths=lengths,
@@ -438,13 +344,70 @@ class _EpisodeList:
         )
 
     def drop(self, places: Ints) -> None:
-        """Drops finished episodes."""
-        kept = np.ones(len(self._env), bool)
+        """Drops some finished episodes."""
+        kept = np.ones(len(self._env_of), bool)
         kept[places] = False
-        self._env = self._env[kept]
+        self._env_of = self._env_of[kept]
         self._number = self._number[kept]
-        self.start = self.start[kept]
+        self._start = self._start[kept]
         self._stop = self._stop[kept]
         self._size = self._size[kept]
         self._ends = {name: values[kept] for name, values in self._ends.items()}
         self._playing = (kept.cumsum() - 1)[self._playing]
+        self._held.drop(int(self._start[0]))
+
+    def _add(self, first_round: int, ends: dict[str, Array]) -> None:
+        """Ends episodes and starts the next ones.
+
+        Args:
+            first_round: the first round of the chunk.
+            ends: the columns of ends of `_Chunk.on_host`.
+        """
+        rounds, envs = np.nonzero(ends["ended"])
+        before = len(self._env_of)
+        count = len(envs)
+        ended, earlier = self._ended_by(envs)
+        number = self._number[self._playing[envs]] + 1 + earlier
+        self._playing[envs] = before + np.arange(count)  # the last of an environment's stays
+        self._env_of = np.concatenate((self._env_of, envs))
+        self._number = np.concatenate((self._number, number))
+        self._start = np.concatenate((self._start, first_round + rounds + 1))
+        self._stop = np.concatenate((self._stop, np.full(count, -1)))
+        self._size = np.concatenate((self._size, np.zeros(count, np.int64)))
+        in_chunk = np.flatnonzero(self._stop < 0)
+        self._stop[ended] = first_round + rounds + 1
+        self._size[in_chunk] += self._rows_in_chunk(in_chunk, first_round, ends.pop("playing"))
+        for name, values in ends.items():
+            grown = np.zeros((len(self._env_of), *values.shape[2:]), values.dtype)
+            grown[:before] = self._ends.get(name, 0)
+            grown[ended] = values[rounds, envs]
+            self._ends[name] = grown
+
+    def _ended_by(self, envs: Ints) -> tuple[Ints, Ints]:
+        """Returns for each end in environments [n] which episode it ends, and how many ends came before it there.
+
+        The i-th end starts the episode L + i. Two environments play episodes 0 and 1, so that L = 2:
+
+            envs     1  0  1  1
+            ended    1  0  2  4    the third end ends the episode that started at the first end
+            earlier  0  0  1  2
+        """
+        order = np.argsort(envs, kind="stable")  # the ends of an environment side by side
+        repeated = np.diff(envs[order], prepend=-1) == 0
+        started = len(self._env_of) + np.roll(order, 1)  # the episode that started at the previous end
+        position = np.arange(len(envs))
+        first_of_env = np.maximum.accumulate(np.where(repeated, 0, position))
+        ended = np.empty(len(envs), np.int64)
+        earlier = np.empty(len(envs), np.int64)
+        ended[order] = np.where(repeated, started, self._playing[envs[order]])
+        earlier[order] = position - first_of_env
+        return ended, earlier
+
+    def _rows_in_chunk(self, index: Ints, first_round: int, playing: Array) -> Ints:
+        """Returns the rows that episodes have in a chunk, from the number of agents in the game, [rounds, N]."""
+        rows_before = np.cumsum(np.pad(playing, ((1, 0), (0, 0))), axis=0)  # each round
+        env = self._env_of[index]
+        begin = np.maximum(self._start[index] - first_round, 0)
+        stop = np.where(self._stop[index] < 0, len(playing), self._stop[index] - first_round)
+        rows: Ints = rows_before[stop, env] - rows_before[begin, env]
+        return rows

@@ -26,7 +26,7 @@ from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import WORDS
 from reagent_lite.data.rows.maps import are_item_ids, candidate_lists, features, item_rows
-from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.data.rows.table import (
     as_text,
@@ -281,53 +281,39 @@ def _require_texts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ItemChoices:
-    """Lists of items; a row without a list has all items, which properties add on demand.
+    """Lists of items.
 
     Attributes:
         table: the items.
-        listed: [n] whether the row has a list.
-        lengths: [n] number of items of each row.
-        rows: [listed items] row of each listed item in the table.
+        rows: [k] rows of the table for each list; lists of all items are the same array.
     """
 
     table: ItemTable
-    listed: Mask
-    lengths: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-    def part(self, rows: slice) -> _ItemChoices:
-        """Returns the lists of consecutive rows."""
-        ends = np.cumsum(np.where(self.listed, self.lengths, 0))
-        start = int(ends[rows.start - 1]) if rows.start else 0
-        return _ItemChoices(
-            table=self.table,
-            listed=self.listed[rows],
-            lengths=self.lengths[rows],
-            rows=self.rows[start : int(ends[rows.stop - 1])],
-        )
+    rows: Sequence[NDArray[np.int64]]
 
     @property
-    def whole(self) -> NDArray[np.int64]:
-        """[items] row in the table of each item in all lists."""
-        listed = np.repeat(self.listed, self.lengths)
-        rows = np.empty(len(listed), np.int64)
-        rows[listed] = self.rows
-        rows[~listed] = np.tile(np.arange(len(self.table)), int((~self.listed).sum()))
-        return rows
+    def lengths(self) -> NDArray[np.int64]:
+        """[n] number of items of each list."""
+        return np.array([len(rows) for rows in self.rows])
+
+    def part(self, lists: slice) -> _ItemChoices:
+        """Returns consecutive lists."""
+        return _ItemChoices(table=self.table, rows=self.rows[lists])
 
     @property
     def lists(self) -> Lists:
         """Features of the items in all lists."""
-        return Lists(self.lengths, FeatureMatrix(self.table.feature_ids, self.table.values[self.whole]))
+        values = self.table.values[np.concatenate(self.rows)]
+        return Lists(self.lengths, FeatureMatrix(self.table.feature_ids, values))
 
     @property
     def ids(self) -> pa.Array:
         """[items] id of each item in all lists."""
-        return pa.array(self.table.ids, pa.string()).take(pa.array(self.whole))
+        return pa.array(self.table.ids, pa.string()).take(pa.array(np.concatenate(self.rows)))
 
 
 def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemChoices:
-    """Returns the candidates of rows, by features or, for a model with items, by id."""
+    """Returns the candidates of rows, by features or, for a model with items, by id; null stands for all items."""
     if bundle.items is None:
         return candidate_lists(column, faults)
     lengths, elements = pieces(column, faults, "a list of ids of items")
@@ -335,10 +321,8 @@ def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _Item
         return candidate_lists(column, faults)
     rows = item_rows(elements, faults, bundle.items)
     elements.fault(faults, ~elements.present, f"an id for every item in {column.name}", lambda _: "null")
-    listed = column.present
-    return _ItemChoices(
-        table=bundle.items,
-        listed=listed,
-        lengths=np.where(listed, lengths, len(bundle.items)),
-        rows=rows,
-    )
+    every = np.arange(len(bundle.items))
+    given = np.split(rows, np.cumsum(lengths))[:-1]
+    present = column.present.tolist()
+    lists = [listed if is_given else every for listed, is_given in zip(given, present, strict=True)]
+    return _ItemChoices(table=bundle.items, rows=lists)

@@ -106,33 +106,33 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
-        played = _write(config, backend, partial(_actors, config, policy, others), schema, writer)
+        rows, returns = _write(config, backend, partial(_actors, config, policy, others), schema, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
         truth.unlink(missing_ok=True)  # that of an earlier log with this name
         if value is not None:
             write_whole(truth, canonical(value))
-    of_env = played.returns.mean(1)
+    of_env = returns.mean(1)
     error = float(of_env.std(ddof=1)) / len(of_env) ** 0.5 if len(of_env) > 1 else float("nan")
     mean = Interval.normal(float(of_env.mean()), error, LEVEL)
-    kinds = {name: played.returns[:, spec.agents_of(kind)] for kind, name in enumerate(spec.agent_type_names)}
+    kinds = {name: returns[:, spec.agents_of(kind)] for kind, name in enumerate(spec.agent_type_names)}
     means = {name: float(earned.mean()) for name, earned in kinds.items()} if spec.agents > 1 else {}
     each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
-    count = played.returns.size
-    logger.info(f"{target}: {counted(played.rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
+    count = returns.size
+    logger.info(f"{target}: {counted(rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
     return SimulatedLog(
         log=str(target),
-        rows=played.rows,
+        rows=rows,
         episodes=count,
         mean_return=mean.value,
         lower=finite(mean.low),
         upper=finite(mean.high),
         mean_return_of=means,
-        rows_per_second=round(played.rows / seconds, 1),
+        rows_per_second=round(rows / seconds, 1),
         seconds=round(time.monotonic() - start, 3),
         value_of=value,
-        brief=Brief(tables=(_table(target, played.rows, count, mean),)),
+        brief=Brief(tables=(_table(target, rows, count, mean),)),
     )
 
 
@@ -144,28 +144,24 @@ def _table(target: Path, rows: int, episodes: int, mean: Interval) -> Table:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """A log's rows, and the returns [E, A] of the environments' episodes."""
-
-    returns: Returns
-    rows: int
-
-
 def _write(
     config: SimulateConfig,
     backend: Backend,
     cast: Callable[[VectorEnv], tuple[Actor, ...]],
     schema: "LogSchema",
     writer: "TableWriter",
-) -> _Written:
-    """Plays and writes the log; `cast` returns the actors of an environment."""
+) -> tuple[int, Returns]:
+    """Plays and writes the log; `cast` returns the actors of an environment.
+
+    Returns:
+        The number of rows, and the returns [E, A] of the environments' episodes.
+    """
     from reagent_lite.data.writing.episodes import episode_rows
     from reagent_lite.run.roles.collect import named_block
 
-    amount = Amount(rows=config.rows, episodes=config.episodes)
+    amount = Amount(config.rows, "rows") if config.rows else Amount(config.episodes or 0, "episodes")
     with _keys_without_section():
-        env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
+        env = _envs(config, backend, min(config.num_envs, amount.number), LOG)
     logger.info(
         f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
@@ -183,7 +179,7 @@ def _write(
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
         writer.finish()
-    return _Written(returns=np.concatenate(returns).reshape(-1, env.spec.agents), rows=rows)
+    return rows, np.concatenate(returns).reshape(-1, env.spec.agents)
 
 
 def _device(config: SimulateConfig) -> torch.device:

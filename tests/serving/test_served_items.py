@@ -87,20 +87,20 @@ def test_a_newer_table_is_served_as_soon_as_it_is_there(
     worker = opened(items, items=newer)
     (ranked,) = worker.post("/rank", rows=[{"state_features": STATE}])["rankings"]
     assert [(one["action"], one["score"]) for one in ranked] == [("tea", 10.0), ("beer", 3.0)]
-    before = worker.model.items_hash
-    assert before not in (None, ITEMS.sha256)
+    before = worker.model.versions["items"]
+    assert before != ITEMS.sha256
     table(tmp_path, [*rows, {"item_id": "beer", "7": 0.0, "8": 0.0}])
     with caplog.at_level(logging.INFO):
         asyncio.run(worker.model.poll())
-    assert (worker.model.items_hash, worker.model.refused) == (before, 1)
+    assert (worker.model.versions["items"], worker.model.refused) == (before, 1)
     assert "expected each id once, got 'beer' again" in caplog.text
     table(tmp_path, [*rows, {"item_id": "rum", "7": 0.0, "8": 0.0}])
     with caplog.at_level(logging.INFO):
         asyncio.run(worker.model.poll())
     assert worker.model.swapped == 1
-    assert f"with items {str(worker.model.items_hash)[:12]} in the place of" in caplog.text
+    assert f"with items {worker.model.versions['items'][:12]} in the place of" in caplog.text
     answer = worker.post("/decide", rows=[{"state_features": STATE, "possible_actions": ["rum"]}])
-    assert (answer["decisions"][0]["action"], answer["items"]) == ("rum", worker.model.items_hash)
+    assert (answer["decisions"][0]["action"], answer["items"]) == ("rum", worker.model.versions["items"])
 
 
 def test_tables_that_do_not_fit_the_model_are_refused(items: Path, candidates: Path, tmp_path: Path) -> None:

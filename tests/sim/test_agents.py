@@ -131,7 +131,7 @@ def test_episodes_are_those_of_each_agent(
                     (seen[row], int(env.action[row]), float(env.reward[row]), env.next_observation[row].tolist(),
                      bool(env.row_terminated[row]))
                 )  # fmt: skip
-    for amount in (episodes.Amount(episodes=9), episodes.Amount(rows=60)):
+    for amount in (episodes.Amount(9, "episodes"), episodes.Amount(60, "rows")):
         env = make(team, A, num, time_limit=3, seed=2, first_env=10)
         blocks = list(episodes.whole_episodes(env, [Actor(policy=None, epsilon=torch.ones(1))], amount))
         games = [(env, number) for one in blocks for env, number in zip(one.env, one.number, strict=True)]
@@ -147,8 +147,8 @@ def test_episodes_are_those_of_each_agent(
                 assert one.action[mine].tolist() == [row[1] for row in rows]
                 assert one.reward[mine].tolist() == [row[2] for row in rows]
                 assert (one.last_state[k].tolist(), one.terminal[k]) == rows[-1][3:]
-        if amount.episodes is not None:
-            assert len(set(games)) == amount.episodes
+        if amount.unit == "episodes":
+            assert len(set(games)) == amount.number
         else:
             last = sum(len(truth[(*games[-1], agent)]) for agent in range(A))
             assert found - last < 60 <= found

@@ -66,7 +66,7 @@ def test_blocks_hold_what_a_plain_loop_sees(
     monkeypatch.setattr(episodes, "BLOCK_ROWS", block_rows)
     monkeypatch.setattr(episodes, "_MOST_ROUNDS", most_rounds)
     truth = looped(opened(name, 5), 300)[:30]
-    got, blocks = taken(opened(name, 5), Amount(episodes=30))
+    got, blocks = taken(opened(name, 5), Amount(30, "episodes"))
     every = [row for _, rows in truth for row in rows]
     for column in COLUMNS:
         if got[column] is None:
@@ -90,16 +90,16 @@ def test_blocks_hold_what_a_plain_loop_sees(
 
 @pytest.mark.parametrize("rows", [1, 100, 999])
 def test_rows_are_covered_by_as_few_as_are_needed(rows: int) -> None:
-    every, _ = taken(opened("cartpole_v0", 5), Amount(episodes=80))
-    got, _ = taken(opened("cartpole_v0", 5), Amount(rows=rows))
+    every, _ = taken(opened("cartpole_v0", 5), Amount(80, "episodes"))
+    got, _ = taken(opened("cartpole_v0", 5), Amount(rows, "rows"))
     lengths = got["lengths"]
     assert lengths.sum() >= rows > lengths[:-1].sum()
     assert lengths.tolist() == every["lengths"].tolist()[: len(lengths)]
 
 
 def test_environments_keep_their_global_numbers() -> None:
-    late, _ = taken(opened("cartpole_v0", 4, first_env=6), Amount(episodes=4))
-    both, _ = taken(opened("cartpole_v0", 10), Amount(episodes=10))
+    late, _ = taken(opened("cartpole_v0", 4, first_env=6), Amount(4, "episodes"))
+    both, _ = taken(opened("cartpole_v0", 10), Amount(10, "episodes"))
     assert late["env"].tolist() == [6, 7, 8, 9]
     rows = late["lengths"].sum()
     np.testing.assert_array_equal(late["state"], both["state"][-rows:])
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     env = opened("cartpole_v0", 4)
     monkeypatch.setattr(episodes, "free_bytes", lambda device: 100)
     with pytest.raises(SimulationError, match="num_envs: expected episodes that fit"):
-        taken(env, Amount(episodes=3))
+        taken(env, Amount(3, "episodes"))
 
 
 def test_every_episode_is_taken_once_when_it_is_over_also_before_those_that_started_earlier() -> None:

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_lines
 
+from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.gpus import parse_gpus
+from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.store import SignedStore
+from reagent_lite.doctor import machine
 from reagent_lite.mounts import Mount, find_mount
+from reagent_lite.sim.sources import find_environment
 from workflows.doctor import choose_workflow, main
 
 Examine = Callable[..., tuple[int, Rows]]
@@ -171,6 +176,16 @@ def test_environments(
     if not words:
         does = "CartPole-v1 steps in Python" if "env" in section else "cartpole_v1 compiles for cpu"
         assert row["found"] == f"{does}: 4 features, 2 choices"
+
+
+def test_a_gpu_without_a_compiler_may_use_a_compiled_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(machine, "cuda_problem", lambda *facts: asked.append(facts))
+    simulation = {"env": "cartpole_v1", "env_parameters": {"gravity": 1.62}, "math": "fast"}
+    config = check(DqnConfig, {"model_output_path": "outputs", "simulation": simulation})
+    rows = [*machine.simulation(config, Processes(1, "cuda"))]
+    assert asked == [(torch.device("cuda", 0), find_environment("cartpole_v1"), {"gravity": 1.62}, "fast")]
+    assert [(row.name, row.state) for row in rows] == [("GPU toolkit", "ok"), ("environment", "ok")]
 
 
 def test_the_number_of_this_machine_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
