@@ -135,11 +135,11 @@ def inspect(
         ReagentLiteError: the log or the item table cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
-        from reagent_lite.data.inspection.proposal import inspect_log
+        from reagent_lite.data.inspection.proposal import Inspected
     tree: dict[str, Any] = {"data_path": path_of(data), "rows": rows, "columns": columns or {}}
     if items is not None:
         tree["items"] = path_of(items, "items")
-    return inspect_log(check(InspectConfig, tree))
+    return Inspected(check(InspectConfig, tree))
 
 
 def simulate(config: Source) -> simulation.SimulatedLog:
