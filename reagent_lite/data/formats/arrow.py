@@ -55,7 +55,6 @@ def read_parquet(
                 row += part.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
-        position.bytes_read = file.size
         position.sha256 = digest_of(stream)
 
 
@@ -105,7 +104,6 @@ def read_ipc(
                 row += part.num_rows
                 position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-        position.bytes_read = file.size
         position.sha256 = digest_of(stream)
 
 

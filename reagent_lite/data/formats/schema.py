@@ -91,13 +91,12 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 def microseconds_of(text: str) -> int | None:
     """Returns microseconds since 1970 of an ISO 8601 date or time, in UTC where it has no zone; None of other text."""
+    if "-" not in text:
+        return None
     try:
-        time = datetime.fromisoformat(text) if "-" in text else None
+        return _since_1970(datetime.fromisoformat(text))
     except ValueError:
         return None
-    if time is None:
-        return None
-    return _since_1970(time)
 
 
 def _since_1970(time: datetime) -> int:

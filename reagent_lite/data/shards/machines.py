@@ -20,7 +20,7 @@ from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import NO_PLACE, Pointer, Store, describe
 from reagent_lite.data.stage import data_files, left_out, unchanged
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted, raise_any
 from reagent_lite.files import disk_errors
 
 _SEEN_WITHIN_SECONDS = 120.0  # NFS shows a replaced file a minute late by default (acdirmax)
@@ -56,8 +56,7 @@ def shard(config: ShardConfig) -> Sharded:
         ConfigError: paths that overlap.
         DataError: the input or one of the paths cannot be used.
     """
-    if problems := list(config.problems()):
-        raise ConfigError(problems)
+    raise_any(list(config.problems()), ConfigError)
     start = time.monotonic()
     store = Store(config.shards_path)
     if config.node_index:

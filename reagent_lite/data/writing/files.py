@@ -93,8 +93,11 @@ def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Itera
     form = next((form for suffix, form in FORMATS.items() if target.name.endswith(suffix)), None)
     if form is None:
         raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
-    errors = disk_errors(str(target), "a file that can be written")
-    with errors, appearing_file(target, within=within) as stream, ExitStack() as closing:
+    with (
+        disk_errors(str(target), "a file that can be written"),
+        appearing_file(target, within=within) as stream,
+        ExitStack() as closing,
+    ):
         writer = TableWriter(str(target), form, stream, closing)
         yield writer
         writer.finish()
