@@ -183,7 +183,7 @@ def _write(
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
-        writer.finish()
+        writer.flush()
     return _Written(returns=np.concatenate(returns).reshape(-1, env.spec.agents), rows=rows)
 
 
