@@ -60,8 +60,7 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
         width: columns after normalization.
         file: named <matrix>_<normalization>.npy; appears by rename.
     """
-    small = len(matrix) * width * 4 <= max(matrix.nbytes, _SMALL_BYTES)
-    if not small or file.exists():
+    if file.exists() or len(matrix) * width * 4 > max(matrix.nbytes, _SMALL_BYTES):
         return
     for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
         other.unlink(missing_ok=True)

@@ -75,8 +75,7 @@ class Candidates:
         """Returns the lists padded to the longest, [n, K, F]; padding is zeros and not allowed."""
         start = self.offsets[lists]
         count = self.offsets[lists + 1] - start
-        longest = max(int(count.max()), 1)
-        position = torch.arange(longest, device=lists.device)
+        position = torch.arange(max(int(count.max()), 1), device=lists.device)
         mask = position < count.unsqueeze(1)
         index = torch.where(mask, start.unsqueeze(1) + position, 0)
         features = self.features.take(index.flatten()).view(*index.shape, self.features.width)
