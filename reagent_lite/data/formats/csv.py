@@ -194,8 +194,10 @@ def _header(
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
+    problems += [
+        Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
     for field in sorted({cell.field for cell in header if cell.feature} & set(names)):
         part = next(cell.name for cell in header if cell.feature and cell.field == field)
         problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))

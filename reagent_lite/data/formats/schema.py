@@ -27,10 +27,9 @@ def is_text(field: pa.Field) -> bool:
 
 def merge_fields(before: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[str, pa.Field]:
     """Returns columns that hold the values of both; those without a common type become text."""
-    merged = dict(before)
-    for name, field in more.items():
-        merged[name] = _merge_field(merged[name], field) if name in merged else field
-    return merged
+    return before | {
+        name: _merge_field(before[name], field) if name in before else field for name, field in more.items()
+    }
 
 
 def _merge_field(first: pa.Field, other: pa.Field) -> pa.Field:

@@ -68,20 +68,16 @@ def read_text(
         block = later()
         return lambda: block
 
-    def size() -> int:
-        # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
-        parsed_sizes = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
-        return max(FIRST_BLOCK_BYTES, min(parsed_sizes)) if parsed_sizes else FIRST_BLOCK_BYTES
-
     rest = b""
     line = 1
     with file.open() as stored:
         hashed = _Hashed(stored, position)
-        packed = file.compression and pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression])
-        read = packed.read if packed else hashed.read
+        plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression]) if file.compression else hashed
         while True:
+            # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
+            size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=0)
             with damage_reported(file, file.compression or file.extension):
-                piece = read(max(size(), len(rest)))
+                piece = plain.read(max(size, FIRST_BLOCK_BYTES, len(rest)))
             if not piece:
                 break
             if line == 1 and not rest:
