@@ -100,24 +100,20 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
     plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in files)
     values: dict[str, Values] = {}
     read = 0
+    whole = True
     with closing(read_blocks(plain, lambda block: block)) as blocks:
         for block in blocks:
-            if read == rows:
-                return _described(values), False
             part = block.table.slice(0, rows - read)
-            for index, field_of_column in enumerate(part.schema):
+            whole = part.num_rows == block.table.num_rows
+            for index, field_of_column in enumerate(part.schema if part.num_rows else ()):
                 column = values.setdefault(field_of_column.name, [None] * read)
                 column += _values(part.column(index), field_of_column, cells=block.file.extension == ".csv")
             read += part.num_rows
             for column in values.values():
                 column += [None] * (read - len(column))
-            if part.num_rows < block.table.num_rows:
-                return _described(values), False
-    return _described(values), True
-
-
-def _described(values: dict[str, Values]) -> tuple[LogColumn, ...]:
-    return tuple(_column(name, of_column) for name, of_column in values.items())
+            if not whole:
+                break
+    return tuple(_column(name, of_column) for name, of_column in values.items()), whole
 
 
 def _column(name: str, values: Values) -> LogColumn:

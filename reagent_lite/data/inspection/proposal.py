@@ -251,9 +251,9 @@ class Inspected:
         others = [
             candidate.column
             for candidate in self.candidates
-            if candidate.field == "reward" and candidate.column != column.name
+            if candidate.field == "reward" and candidate.column not in self.fields.values()
         ]
-        if others := [name for name in others if name not in self.fields.values()]:
+        if others:
             self._decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
 
     def _plausibility(self) -> Iterator[str]:
