@@ -117,8 +117,7 @@ class _EpisodesOfLog:
         if self.own is not None:
             block = self.own.read(block)
         faults = Faults(block)
-        column = column_of(block, "mdp_id")
-        ids = texts(column, faults)
+        ids = texts(column_of(block, "mdp_id"), faults)
         number = block.table.schema.get_field_index("mdp_id")
         if number < 0 or faults.count:  # a reader of the rows names the fault
             return block
@@ -140,7 +139,7 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
     for number, of_log in itertools.groupby(files, lambda file: file.log):
         if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
             logs.append((place(path[number - 1]), first))
-    raise_any([problem for other in logs[1:] for problem in _unlike(logs[0], other)])
+    raise_any([problem for other in logs[1:] for problem in _unlike(*logs[0], *other)])
 
 
 def _require_own_columns(files: tuple[InputFile, ...]) -> None:
@@ -162,10 +161,8 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
     raise_any(problems)
 
 
-def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Problem]:
+def _unlike(name: str, block: Block, other_name: str, other_block: Block) -> Iterator[Problem]:
     """Yields how the first rows of a log are not of the kind of those of another one."""
-    (name, block) = first
-    (other_name, other_block) = other
     events = are_events(block)
     other_events = are_events(other_block)
     needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
@@ -243,11 +240,6 @@ class _SharedRows:
     different: int = 0
     first: tuple[int, int] = (sys.maxsize, 0)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether one log contains rows of the other."""
-        return self.equal > 0 and not self.different
-
 
 def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> None:
     """Adds the overlaps of logs in a table with all rows of some episodes, by numbers of an earlier and a later log."""
@@ -291,7 +283,7 @@ def _prefixes(
     for log in logs:
         joined = [log]
         for numbering in list(numberings):
-            contains = any(overlap.repeats for overlap in between([log], numbering))
+            contains = any(overlap.equal and not overlap.different for overlap in between([log], numbering))
             if contains and not any(overlap.different for overlap in between(joined, numbering)):
                 numberings.remove(numbering)
                 joined = [*numbering, *joined]

@@ -67,8 +67,9 @@ def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputS
 
 def untouched(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known, by names, sizes and modification times."""
-    now = [(file.label, file.size, file.modified_ns) for file in files]
-    return now == [(state.name, state.size, state.modified_ns) for state in states]
+    return [(state.name, state.size, state.modified_ns) for state in states] == [
+        (file.label, file.size, file.modified_ns) for file in files
+    ]
 
 
 def unchanged(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:

@@ -112,9 +112,10 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
         ]
     )
     drifts = [_feature_drift(feature, training, reference, settings) for feature in both]
-    drifts.sort(key=lambda drift: (-VERDICTS.index(drift.verdict), -(drift.psi or 0.0), drift.feature_id))
     return Drift(
-        features=tuple(drifts),
+        features=tuple(
+            sorted(drifts, key=lambda drift: (-VERDICTS.index(drift.verdict), -(drift.psi or 0.0), drift.feature_id))
+        ),
         only_in_training=tuple(sorted(set(training.features) - set(reference.features))),
         only_in_reference=tuple(sorted(set(reference.features) - set(training.features))),
     )

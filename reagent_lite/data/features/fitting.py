@@ -178,16 +178,12 @@ def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
             return FeatureType.BINARY, "all values are 0 or 1"
         return FeatureType.PROBABILITY, "all values are from 0 to 1"
     if summary.low >= 0 and summary.whole and summary.distinct is not None:
-        limit = settings.max_unique_enum_values
-        return FeatureType.ENUM, f"integers from 0 on, {len(summary.distinct)} distinct, at most {limit}"
+        most = settings.max_unique_enum_values
+        return FeatureType.ENUM, f"integers from 0 on, {len(summary.distinct)} distinct, at most {most}"
     if summary.is_constant:
         return FeatureType.CONTINUOUS, "a constant"
     if len(values.sample) < MIN_PRESENT_VALUES or values.sample[0] == values.sample[-1]:
         return FeatureType.CONTINUOUS, "too few different values in the sample to say more"
-    return _identify_shape(values, settings)
-
-
-def _identify_shape(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
     limit = settings.quantile_k2_threshold
     reason = f"K² is {values.k_squared:.4g}"
     if not settings.skip_box_cox:

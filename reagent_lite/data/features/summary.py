@@ -33,8 +33,6 @@ ACTION = "action"
 MISSING = np.float32(MISSING_VALUE)
 """The preprocessor reads it as missing, so statistics do too."""
 
-NO_TEXTS: Mapping[int, Mapping[float, str]] = {}
-
 SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
 """Below it a standard deviation is 0 to a float32 network."""
 
@@ -155,7 +153,7 @@ class ColumnSummary:
         matrix: FeatureMatrix,
         hashes: Hashes,
         most_distinct: int,
-        texts: Mapping[int, Mapping[float, str]] = NO_TEXTS,
+        texts: Mapping[int, Mapping[float, str]] = {},
     ) -> Self:
         """Returns the summary of a part.
 
@@ -245,9 +243,13 @@ class Merge:
     def summary(self) -> ColumnSummary:
         """Returns the summary of all parts."""
         hashes, sample = self._choose()
-        features = dict(sorted(self._features.items()))
-        levels = dict(sorted(self._levels.items()))
-        return ColumnSummary(rows=self._rows, features=features, levels=levels, hashes=hashes, sample=sample)
+        return ColumnSummary(
+            rows=self._rows,
+            features=dict(sorted(self._features.items())),
+            levels=dict(sorted(self._levels.items())),
+            hashes=hashes,
+            sample=sample,
+        )
 
     def _choose(self) -> tuple[Hashes, FeatureMatrix]:
         """Returns the rows of least hash of all parts, in the order in which they came, and keeps nothing else."""

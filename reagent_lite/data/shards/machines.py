@@ -90,8 +90,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
         there = f"generation {shards.generation} is there, and machine 0 has {generation}"
         return "" if shards.generation == generation else there
 
-    pointer = _awaited(store, misfit, seconds, todo)
-    return _outcome(config, store, pointer, start, made=False)
+    return _outcome(config, store, _awaited(store, misfit, seconds, todo), start, made=False)
 
 
 def _outcome(config: ShardConfig, store: Store, pointer: Pointer, start: float, *, made: bool) -> Sharded:
@@ -120,9 +119,8 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
     """Returns shards that fit the config and the input, and whether they had to be made."""
     pointer = store.pointer()
     if pointer is not None:
-        why = _misfit(pointer, config)
-        if not why and not store.is_whole(pointer):
-            why = "files of the shards are missing or have other sizes"
+        incomplete = "files of the shards are missing or have other sizes"
+        why = _misfit(pointer, config) or ("" if store.is_whole(pointer) else incomplete)
         if not why:
             machine_logger.info(f"{store.where}: {_described(pointer)}, nothing to make")
             return pointer, False
