@@ -198,9 +198,12 @@ def _header(
         Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times")
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
-    for field in sorted({cell.field for cell in header if cell.feature} & set(names)):
-        part = next(cell.name for cell in header if cell.feature and cell.field == field)
-        problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))
+    parts = {cell.field: cell.name for cell in reversed(header) if cell.feature}
+    problems += [
+        Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one")
+        for field, part in sorted(parts.items())
+        if field in names
+    ]
     of_contract = {
         cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
     }
