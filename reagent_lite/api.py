@@ -135,9 +135,9 @@ def inspect(
         ReagentLiteError: the log or the item table cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
-        from reagent_lite.data.inspection.proposal import inspect_log
+        from reagent_lite.data.inspection.proposal import Inspected
     tree = {"data_path": path_of(data), "rows": rows, "columns": columns or {}, "items": _table(items)}
-    return inspect_log(check(InspectConfig, tree))
+    return Inspected(check(InspectConfig, tree))
 
 
 def simulate(config: Source) -> simulation.SimulatedLog:

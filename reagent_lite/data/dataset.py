@@ -14,7 +14,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,10 +33,7 @@ FIFO = "fifo"
 PROTECTED = "protected"
 _SUFFIX: Final = ".parquet"
 _NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
-_GAME = r"[^-]+-\d+-\d+"
-_AGENT = r"\d{1,9}"
-_EPISODE = re.compile(f"({_GAME})(?:-({_AGENT}))?")
-_OF_AN_AGENT = f"^{_GAME}-{_AGENT}$"
+_EPISODE = re.compile(r"([^-]+-\d+-\d+)(?:-(\d{1,9}))?")
 _METADATA: Final = b"reagent_lite"
 
 
@@ -115,9 +111,8 @@ class EpisodeFolder:
         Raises:
             OSError: fifo cannot be listed, or is not the folder any more that it was.
         """
-        names = self.require().names()
+        written = [match for match in map(_NAME.fullmatch, self.require().names()) if match]
         given = [name for name in names_in(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
-        written = [match for match in map(_NAME.fullmatch, names) if match]
         return sorted(
             [
                 *(EpisodeFile(name=f"{PROTECTED}/{name}") for name in given),
@@ -202,18 +197,14 @@ class EpisodeFolder:
         The newest file stays. Half-written files of killed writers are removed a day later. Warns once of each reason
         why files cannot be removed.
         """
-        sizes: dict[Path, int] = {}
         try:
-            files = self.files()
+            paths = [self.path / file.name for file in self.files() if file.number]
+            sizes = [path.stat().st_size for path in paths]
         except OSError:  # whoever needs the files waits for them
             return
-        for file in files:
-            with suppress(OSError):
-                if file.number:
-                    sizes[self.path / file.name] = (self.path / file.name).stat().st_size
-        total = sum(sizes.values())
+        total = sum(sizes)
         try:
-            for path, size in list(sizes.items())[:-1]:
+            for path, size in list(zip(paths, sizes, strict=True))[:-1]:
                 if total <= most:
                     break
                 path.unlink(missing_ok=True)
@@ -242,17 +233,11 @@ def game_and_agent(name: str) -> tuple[str, int]:
 
 def environment_steps(names: Iterable[pa.Array]) -> int:
     """Returns the environment steps of rows by the names of their episodes: those of the agent that stays longest."""
-    import pyarrow.compute as pc
-
     rows = Counter[str]()
     steps = dict[str, int]()
-    alone = 0
     for part in names:
-        counts = part.value_counts()
-        shared = pc.match_substring_regex(counts.field("values"), _OF_AN_AGENT)
-        rows.update({entry["values"]: entry["counts"] for entry in counts.filter(shared).to_pylist()})
-        alone += pc.sum(counts.filter(pc.invert(shared)).field("counts")).as_py() or 0
+        rows.update({entry["values"]: entry["counts"] for entry in part.drop_null().value_counts().to_pylist()})
     for name, count in rows.items():
         game, _ = game_and_agent(name)
         steps[game] = max(steps.get(game, 0), count)
-    return alone + sum(steps.values())
+    return sum(steps.values())

@@ -1,5 +1,6 @@
 """How many rows of an input each of several logs has."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -36,11 +37,10 @@ def shares_of_counts(path: DataPath, counts: Mapping[str, int]) -> Shares:
 
 def rows_by_log(files: Sequence[InputFile], origin_file: NDArray[np.int32]) -> dict[str, int]:
     """Returns the counts of rows of each log by the number of the file that each row is from; none for one log."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for file, rows in zip(files, np.bincount(origin_file, minlength=len(files)).tolist(), strict=True):
         if file.log:
-            key = f"{_ROWS_OF_LOG}{file.log}"
-            counts[key] = counts.get(key, 0) + rows
+            counts[f"{_ROWS_OF_LOG}{file.log}"] += rows
     return counts
 
 

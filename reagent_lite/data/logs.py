@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,7 +76,6 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
     """
     if isinstance(path, str):
         return ToldApart(files=files)
-    names = [place(log) for log in path]
     require_one_kind(files, path)
     numbered: set[int] = set()
     with work_folder(folder, "logs") as work:
@@ -93,7 +93,7 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
         replace(file, columns=_EpisodesOfLog(prefixes[file.log], file.columns)) if prefixes[file.log] else file
         for file in files
     )
-    return ToldApart(files=read, notes=tuple(_notes(names, overlaps, prefixes, files)))
+    return ToldApart(files=read, notes=tuple(_notes([place(log) for log in path], overlaps, prefixes, files)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,7 @@ class _EpisodesOfLog:
         if self.own is not None:
             block = self.own.read(block)
         faults = Faults(block)
-        column = column_of(block, "mdp_id")
-        ids = texts(column, faults)
+        ids = texts(column_of(block, "mdp_id"), faults)
         number = block.table.schema.get_field_index("mdp_id")
         if number < 0 or faults.count:  # a reader of the rows names the fault
             return block
@@ -140,7 +139,7 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
     for number, of_log in itertools.groupby(files, lambda file: file.log):
         if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
             logs.append((place(path[number - 1]), first))
-    raise_any([problem for other in logs[1:] for problem in _unlike(logs[0], other)])
+    raise_any([problem for other in logs[1:] for problem in _unlike(*logs[0], *other)])
 
 
 def _require_own_columns(files: tuple[InputFile, ...]) -> None:
@@ -162,10 +161,8 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
     raise_any(problems)
 
 
-def _unlike(first: tuple[str, Block], other: tuple[str, Block]) -> Iterator[Problem]:
+def _unlike(name: str, block: Block, other_name: str, other_block: Block) -> Iterator[Problem]:
     """Yields how the first rows of a log are not of the kind of those of another one."""
-    (name, block) = first
-    (other_name, other_block) = other
     events = are_events(block)
     other_events = are_events(other_block)
     needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
@@ -241,12 +238,7 @@ class _SharedRows:
     episodes: int = 0
     equal: int = 0
     different: int = 0
-    first: tuple[int, int] = (0, 0)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether one log contains rows of the other."""
-        return self.equal > 0 and not self.different
+    first: tuple[int, int] = (sys.maxsize, 0)
 
 
 def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> None:
@@ -254,18 +246,14 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> N
     column: dict[str, NDArray[Any]] = {
         name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
     }
-    pairs = np.unique(np.stack((column["episode"], column["log"].astype(np.uint64))), axis=1)
-    episodes, logs_having = np.unique(pairs[0], return_counts=True)
-    shared = np.isin(column["episode"], episodes[logs_having > 1])
-    column = {name: values[shared] for name, values in column.items()}
     names = row_hashes(column["episode"], column["sequence"], 0)
     named_contents = mix(names ^ mix(column["content"]))
     rows_of = {log: np.flatnonzero(column["log"] == log) for log in np.unique(column["log"]).tolist()}
     ordered_of = {log: rows[column["ordered"][rows]] for log, rows in rows_of.items()}
     for earlier, later in itertools.combinations(rows_of, 2):
         overlap = overlaps[earlier, later]
-        before, after = (np.unique(column["episode"][rows_of[log]]) for log in (earlier, later))
-        overlap.episodes += len(np.intersect1d(before, after, assume_unique=True))
+        episodes = column["episode"]
+        overlap.episodes += len(np.intersect1d(episodes[rows_of[earlier]], episodes[rows_of[later]]))
         before = ordered_of[earlier]
         after = ordered_of[later]
         _, first, other = np.intersect1d(names[before], names[after], return_indices=True)
@@ -273,10 +261,8 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> N
         equal = np.isin(named_contents[after[other]], named_contents[before])
         equal |= np.isin(named_contents[before[first]], named_contents[after])
         repeated = after[other[equal]]
-        if len(repeated):
-            first_row = repeated[np.lexsort((column["line"][repeated], column["file"][repeated]))[0]]
-            first_place = (int(column["file"][first_row]), int(column["line"][first_row]))
-            overlap.first = min(overlap.first, first_place) if overlap.equal else first_place
+        places = zip(column["file"][repeated].tolist(), column["line"][repeated].tolist(), strict=True)
+        overlap.first = min(overlap.first, *places)
         overlap.equal += int(equal.sum())
         overlap.different += int((~equal).sum())
 
@@ -297,7 +283,7 @@ def _prefixes(
     for log in logs:
         joined = [log]
         for numbering in list(numberings):
-            contains = any(overlap.repeats for overlap in between([log], numbering))
+            contains = any(overlap.equal and not overlap.different for overlap in between([log], numbering))
             if contains and not any(overlap.different for overlap in between(joined, numbering)):
                 numberings.remove(numbering)
                 joined = [*numbering, *joined]
@@ -344,5 +330,7 @@ def _notes(
             some = (
                 f", {equal:,} of {counted(rows, 'row')} with the same sequence_number being the same" if equal else ""
             )
-            text = f"has {counted(ids, 'mdp_id')} of {of} for other episodes{some}"
-            yield f"{name}: {text}; its mdp_ids begin with {prefixes[log]!r} from here on"
+            yield (
+                f"{name}: has {counted(ids, 'mdp_id')} of {of} for other episodes{some}; "
+                f"its mdp_ids begin with {prefixes[log]!r} from here on"
+            )

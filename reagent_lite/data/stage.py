@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -47,7 +46,6 @@ from reagent_lite.manifest import (
 T = TypeVar("T")
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,9 @@ def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputS
 
 def untouched(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known, by names, sizes and modification times."""
-    now = [(file.label, file.size, file.modified_ns) for file in files]
-    return now == [(state.name, state.size, state.modified_ns) for state in states]
+    return [(state.name, state.size, state.modified_ns) for state in states] == [
+        (file.label, file.size, file.modified_ns) for file in files
+    ]
 
 
 def unchanged(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
@@ -127,7 +126,7 @@ class StageManifest:
 
     def document(self) -> dict[str, Any]:
         """Returns the manifest as JSON has it."""
-        document: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
+        document: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
         return document
 
     @classmethod
@@ -207,8 +206,7 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
     """
     described_fields = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        described: T = _adapter(of).validate_json(json.dumps(described_fields))
-        return described
+        return TypeAdapter(of).validate_json(json.dumps(described_fields))
     except ValidationError as error:
         first = error.errors()[0]
         field = f"{where}, {'.'.join(map(str, first['loc']))}"
@@ -247,12 +245,11 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     from reagent_lite.data.rows.own_columns import OwnColumns
 
     paths = paths_of(logs)
-    if isinstance(paths, str):
-        return _files_of(paths, OwnColumns.of(columns or {}), items)
-    own_names = OwnColumns.of(columns or {}, beside_others=True)
+    several = not isinstance(paths, str)
+    own_names = OwnColumns.of(columns or {}, beside_others=several)
     files: dict[str, InputFile] = {}
     empty: list[Problem] = []
-    for number, path in enumerate(paths, 1):
+    for number, path in enumerate(logs_of(paths), int(several)):
         try:
             listed = _files_of(path, own_names, items)
         except NoRowsError as error:

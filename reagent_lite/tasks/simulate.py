@@ -178,7 +178,7 @@ def _write(
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
-        writer.finish()
+        writer.flush()
     return rows, np.concatenate(returns).reshape(-1, env.spec.agents)
 
 

@@ -183,7 +183,7 @@ def beside_data(tmp_path: Path, share: float) -> Tree:
         del tree["simulation"][key]
     tree |= {"training_data_path": logged(tmp_path), "actions": list(gridworld.ACTIONS), "epochs": 2}
     tree["norm_params"] = {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(25)}}
-        tree["evaluation"] = {"calc_cpe_in_training": False, "bootstrap_resamples": 100}
+    tree["evaluation"] = {"calc_cpe_in_training": False, "bootstrap_resamples": 100}
     return tree
 
 

@@ -112,9 +112,10 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
         ]
     )
     drifts = [_feature_drift(feature, training, reference, settings) for feature in both]
-    drifts.sort(key=lambda drift: (-VERDICTS.index(drift.verdict), -(drift.psi or 0.0), drift.feature_id))
     return Drift(
-        features=tuple(drifts),
+        features=tuple(
+            sorted(drifts, key=lambda drift: (-VERDICTS.index(drift.verdict), -(drift.psi or 0.0), drift.feature_id))
+        ),
         only_in_training=tuple(sorted(set(training.features) - set(reference.features))),
         only_in_reference=tuple(sorted(set(reference.features) - set(training.features))),
     )
@@ -225,11 +226,11 @@ def _edges(reference: Floats, num_bins: int) -> Floats:
 
 def distance(values: Floats, reference: Floats) -> tuple[float, float]:
     """Returns (two-sample Kolmogorov-Smirnov statistic of values [n] and [m], limit that chance rarely exceeds)."""
-    at = np.concatenate((values, reference))
-    ours, theirs = (np.searchsorted(np.sort(sample), at, side="right") / len(sample) for sample in (values, reference))
+    from scipy import stats
+
     # the asymptotic point of Kolmogorov's distribution, by its first term
     chance = np.sqrt(-np.log((1 - CHANCE) / 2) / 2 * (1 / len(values) + 1 / len(reference)))
-    return float(np.abs(ours - theirs).max()), float(chance)
+    return float(stats.ks_2samp(values, reference, method="asymp").statistic), float(chance)
 
 
 def drift_lines(name: str, drift: Drift) -> list[str]:

@@ -126,10 +126,9 @@ def _fit_category(
     if override not in (None, FeatureType.ENUM):
         todo = "Drop the override, or write the feature as numbers"
         return Problem(where, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
-    most = settings.max_unique_enum_values
     of_code: dict[float, str] = {}
     notes = []
-    for text, _ in most_frequent(counts, most):
+    for text, _ in most_frequent(counts, settings.max_unique_enum_values):
         if other := of_code.get(code := code_of(text)):
             notes.append(f"{where}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
         of_code.setdefault(code, text)
@@ -179,16 +178,12 @@ def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
             return FeatureType.BINARY, "all values are 0 or 1"
         return FeatureType.PROBABILITY, "all values are from 0 to 1"
     if summary.low >= 0 and summary.whole and summary.distinct is not None:
-        limit = settings.max_unique_enum_values
-        return FeatureType.ENUM, f"integers from 0 on, {len(summary.distinct)} distinct, at most {limit}"
+        most = settings.max_unique_enum_values
+        return FeatureType.ENUM, f"integers from 0 on, {len(summary.distinct)} distinct, at most {most}"
     if summary.is_constant:
         return FeatureType.CONTINUOUS, "a constant"
     if len(values.sample) < MIN_PRESENT_VALUES or values.sample[0] == values.sample[-1]:
         return FeatureType.CONTINUOUS, "too few different values in the sample to say more"
-    return _identify_shape(values, settings)
-
-
-def _identify_shape(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
     limit = settings.quantile_k2_threshold
     reason = f"K² is {values.k_squared:.4g}"
     if not settings.skip_box_cox:
@@ -213,7 +208,6 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
     sample = values.sample
     moments = summary.moments
     distinct = summary.distinct
-    some = summary.moments.count > 0
     figures = {"mean": moments.mean, "stddev": moments.stddev, "low": summary.low, "high": summary.high}
     quantiles = np.quantile(sample, SHOWN_QUANTILES).tolist() if len(sample) else []
     computed = {name: vars(values).get(name, math.nan) for name in ("k_squared", "exponent", "box_cox_k_squared")}
@@ -223,7 +217,7 @@ def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Value
         "reason": reason,
         "count": moments.count,
         "share_present": moments.count / max(column.rows, 1),
-        **(figures if some else dict.fromkeys(figures)),
+        **(figures if moments.count else dict.fromkeys(figures)),
         "distinct": None if distinct is None else len(distinct),
         "possible_values": distinct or (),
         "sampled": len(sample),
@@ -259,7 +253,6 @@ def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> Non
     problems = []
     for key in settings.feature_overrides:
         if str(id_of(key)) not in names:
-            where_key = f"norm_params.feature_overrides.{key}"
             todo = nearest(key, names, "Did you mean {}?", otherwise)
-            problems.append(Problem(where_key, f"a feature of {where}", key, todo))
+            problems.append(Problem(f"norm_params.feature_overrides.{key}", f"a feature of {where}", key, todo))
     raise_any(problems, ConfigError)

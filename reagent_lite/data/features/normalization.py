@@ -68,9 +68,8 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
 
 
 def _document(path: str) -> dict[str, object]:
-    source = local_path(path)
     try:
-        text = read_bytes(source).decode("utf-8-sig")
+        text = read_bytes(local_path(path)).decode("utf-8-sig")
     except (OSError, ImportError, UnicodeDecodeError) as error:
         got = f"{type(error).__name__}: {error}"
         todo = "Without a path in the config the parameters are computed from the training data"

@@ -33,8 +33,6 @@ ACTION = "action"
 MISSING = np.float32(MISSING_VALUE)
 """The preprocessor reads it as missing, so statistics do too."""
 
-NO_TEXTS: Mapping[int, Mapping[float, str]] = {}
-
 SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
 """Below it a standard deviation is 0 to a float32 network."""
 
@@ -155,7 +153,7 @@ class ColumnSummary:
         matrix: FeatureMatrix,
         hashes: Hashes,
         most_distinct: int,
-        texts: Mapping[int, Mapping[float, str]] = NO_TEXTS,
+        texts: Mapping[int, Mapping[float, str]] = {},
     ) -> Self:
         """Returns the summary of a part.
 
@@ -193,13 +191,12 @@ class ColumnSummary:
         """Returns the summary that `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             rows, ids, features, with_levels, levels = _TREE.validate_json(arrays["tree"].tobytes())
-            sample = FeatureMatrix(ids, arrays["values"])
             return cls(
                 rows=rows,
                 features=dict(zip(ids, features, strict=True)),
                 levels=dict(zip(with_levels, levels, strict=True)),
                 hashes=arrays["hashes"],
-                sample=sample,
+                sample=FeatureMatrix(ids, arrays["values"]),
             )
 
 
@@ -225,7 +222,7 @@ class Merge:
     def __init__(self, num_samples: int, most_distinct: int) -> None:
         self._num_samples = num_samples
         self._most_distinct = most_distinct
-        self._rows = self._num_waiting = 0
+        self._rows = 0
         self._features: dict[int, FeatureSummary] = {}
         self._levels: Levels = {}
         self._parts: list[tuple[Hashes, FeatureMatrix]] = []
@@ -240,16 +237,19 @@ class Merge:
         add_levels(self._levels, part.levels, MOST_LEVELS)
         kept = part.hashes <= self._cut
         self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
-        self._num_waiting += int(kept.sum())
-        if self._num_waiting > self._num_samples // 4:
+        if sum(len(hashes) for hashes, _ in self._parts[1:]) > self._num_samples // 4:
             self._choose()
 
     def summary(self) -> ColumnSummary:
         """Returns the summary of all parts."""
         hashes, sample = self._choose()
-        features = dict(sorted(self._features.items()))
-        levels = dict(sorted(self._levels.items()))
-        return ColumnSummary(rows=self._rows, features=features, levels=levels, hashes=hashes, sample=sample)
+        return ColumnSummary(
+            rows=self._rows,
+            features=dict(sorted(self._features.items())),
+            levels=dict(sorted(self._levels.items())),
+            hashes=hashes,
+            sample=sample,
+        )
 
     def _choose(self) -> tuple[Hashes, FeatureMatrix]:
         """Returns the rows of least hash of all parts, in the order in which they came, and keeps nothing else."""
@@ -266,5 +266,4 @@ class Merge:
             first += len(part)
         chosen = hashes[kept], FeatureMatrix(ids, values)
         self._parts = [chosen]
-        self._num_waiting = 0
         return chosen

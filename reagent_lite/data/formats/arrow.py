@@ -55,7 +55,6 @@ def read_parquet(
                 row += part.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
-        position.bytes_read = file.size
         position.sha256 = digest_of(stream)
 
 
@@ -105,7 +104,6 @@ def read_ipc(
                 row += part.num_rows
                 position.bytes_read = begin + num_bytes * (row - before) // batch.num_rows
                 yield partial(_block, file, number, part, names, row, IPC)
-        position.bytes_read = file.size
         position.sha256 = digest_of(stream)
 
 
@@ -179,8 +177,10 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid:
-            # Offsets of Parquet come from its decoder, so that values can be looked at; those of IPC may be anything.
-            readable = batch if kind == PARQUET else _without_offsets(batch)
+            # Offsets of Parquet come from its decoder, so that values can be looked at; those of IPC may be anything,
+            # and numbers, flags and times alone can be looked at whatever their bytes are.
+            names_of_values = [field.name for field in batch.schema if pa.types.is_primitive(field.type)]
+            readable = batch if kind == PARQUET else batch.select(names_of_values)
             problem = _unreadable(Block(file=file, file_number=number, table=pa.table(readable), lines=lines))
             if problem is not None:
                 raise DataError(problem) from None
@@ -196,11 +196,6 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         if is_text(field):
             _require_json(block, field.name, array)
     return block
-
-
-def _without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the columns of numbers, flags and times, whose values can be looked at whatever their bytes are."""
-    return batch.select([field.name for field in batch.schema if pa.types.is_primitive(field.type)])
 
 
 def _require_json(block: Block, name: str, array: pa.Array) -> None:

@@ -117,16 +117,11 @@ class _CsvParser:
             _require_utf_8(text, line, path)
             _require_as_many_cells(rows, lines, self.header, path)
             raise
-        columns: list[NamedArray] = []
-        for cell in self.header:
-            if cell.read and not cell.feature:
-                columns.append(typed_cells(cell.name, cells[cell.name], cell.kind))
-        for field in dict.fromkeys(cell.field for cell in self.header if cell.read and cell.feature):
-            columns.append(
-                _map_column(field, [cell for cell in self.header if cell.field == field and cell.feature], cells)
-            )
-        unread = [cell for cell in self.header if not cell.read and not cell.feature]
-        columns += [(pa.field(cell.name, pa.null()), pa.nulls(len(lines))) for cell in unread]
+        whole = [cell for cell in self.header if not cell.feature]
+        maps = dict.fromkeys(cell.field for cell in self.header if cell.feature and cell.read)
+        columns = [typed_cells(cell.name, cells[cell.name], cell.kind) for cell in whole if cell.read]
+        columns += [_map_column(field, self.header, cells) for field in maps]
+        columns += [(pa.field(cell.name, pa.null()), pa.nulls(len(lines))) for cell in whole if not cell.read]
         return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
 
 
@@ -199,11 +194,16 @@ def _header(
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
-    for field in sorted({cell.field for cell in header if cell.feature} & set(names)):
-        part = next(cell.name for cell in header if cell.feature and cell.field == field)
-        problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))
+    problems += [
+        Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
+    parts = {cell.field: cell.name for cell in reversed(header) if cell.feature}
+    problems += [
+        Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one")
+        for field, part in sorted(parts.items())
+        if field in names
+    ]
     of_contract = {
         cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
     }
@@ -279,9 +279,9 @@ def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
     Actions are JSON where one of them begins with a brace.
     """
     if kind in _JSON_KINDS:
-        return _json_cells(name, cells, _json_value)
+        return _json_cells(name, cells, json_cell)
     if kind == "action" and pc.any(pc.match_substring_regex(cells, r"^\s*\{"), min_count=0).as_py():
-        return _json_cells(name, cells, lambda cell: _json_value(cell) if cell.lstrip().startswith("{") else cell)
+        return _json_cells(name, cells, lambda cell: json_cell(cell) if cell.lstrip().startswith("{") else cell)
     if kind not in _NUMBERS:
         return pa.field(name, cells.type), cells
     of_kind, value_of = _NUMBERS[kind]
@@ -318,7 +318,8 @@ def _json_cells(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> N
     return _by_distinct(name, cells, value_of)
 
 
-def _json_value(cell: str) -> Any:
+def json_cell(cell: str) -> Any:
+    """Returns the value of a cell of JSON, and the cell itself where it is none."""
     try:
         return parse_json(cell.encode())
     except ValueError:
@@ -353,11 +354,12 @@ _NUMBERS: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
 """Type of each kind of numbers, and the value of a cell of it; cells of other kinds are strings or JSON."""
 
 
-def _map_column(field: str, parts: list[_HeaderCell], cells: dict[str, pa.Array]) -> NamedArray:
+def _map_column(field: str, header: tuple[_HeaderCell, ...], cells: dict[str, pa.Array]) -> NamedArray:
     """Returns the maps that are spread over columns.
 
     A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
     """
+    parts = [cell for cell in header if cell.feature and cell.field == field]
     of_feature = {cell.feature: typed_cells(cell.feature, cells[cell.name], cell.kind) for cell in parts}
     some = np.logical_or.reduce([valid_rows(cells[cell.name]) for cell in parts])
     return in_one_column(field, of_feature, some | (field == "state_features"))

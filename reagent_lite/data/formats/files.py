@@ -234,11 +234,10 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
         return ()
     if data is None or not isinstance(description, dict) or "data_format" not in description:
         return ()
-    files = sorted((file for file in data.rglob("*") if file.is_file()), key=lambda file: (file.name, file.parent))
-    files.sort(key=lambda file: file != data / MINARI_DESCRIPTION)
+    files = [file for file in data.rglob("*") if file.is_file()]
     return tuple(
         replace(_regular(str(file)), name=str(file.relative_to(data)), extension=MINARI, compression="")
-        for file in files
+        for file in sorted(files, key=lambda file: (file != data / MINARI_DESCRIPTION, file.name, file.parent))
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.errors import DataError, Problem, needing
-from reagent_lite.files import sweep, user_cache
+from reagent_lite.files import sweep, sync, user_cache, work_folder
 
 if TYPE_CHECKING:
     from pyarrow import Table as Table
@@ -85,21 +84,18 @@ def path_of(log: Log, name: str = "data") -> str:
         got = f"{type(log).__name__}: {'; '.join(map(str, error.args))}"
         raise DataError(Problem(name, expected, got)) from error
     cache = _cache()
-    cache.mkdir(parents=True, exist_ok=True)
-    sweep(cache.iterdir(), after_days=_KEPT_DAYS)
-    temporary = cache / f".{uuid.uuid4().hex}.tmp"
-    try:
-        with temporary.open("wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
+    with work_folder(cache, name) as work:
+        sweep(cache.iterdir(), after_days=_KEPT_DAYS)
+        written = work / "written.arrow"
+        with written.open("wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
             writer.write_table(table)
-        with temporary.open("rb") as written:
-            digest = hashlib.file_digest(written, "sha256").hexdigest()
-            os.fsync(written.fileno())
+        with written.open("rb") as source:
+            digest = hashlib.file_digest(source, "sha256").hexdigest()
+        sync(written)
         folder = cache / digest[:32]  # training copies are made beside the file, and go with it
         folder.mkdir(exist_ok=True)
         os.utime(folder)
         file = folder / f"{name}.arrow"
         if not file.exists():  # its time of modification stays, by which copies made of it are found
-            temporary.rename(file)
+            written.rename(file)
         return str(file)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -62,7 +62,7 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
     if _in_doubt(text, bounds):
         return None
     table = _arrow_table(text, None)
-    if table is not None and (dated := [field for field in table.schema if _has_temporal(field.type)]):
+    if table is not None and (dated := [field for field in table.schema if _as_string(field.type) != field.type]):
         # Arrow reads strings that look like dates as timestamps; a log means the string.
         table = _arrow_table(text, pa.schema([pa.field(field.name, _as_string(field.type)) for field in dated]))
     if table is None or table.num_rows != len(bounds) - 1 or len(set(table.column_names)) != table.num_columns:
@@ -109,13 +109,8 @@ def _arrow_table(text: bytes, schema: pa.Schema | None) -> pa.Table | None:
         return None
 
 
-def _has_temporal(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_has_temporal(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pa.types.is_temporal(kind))
-
-
 def _as_string(kind: pa.DataType) -> pa.DataType:
+    """Returns a type with strings where it has times."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(child.name, _as_string(child.type)) for child in kind])
     if pa.types.is_list(kind):

@@ -37,17 +37,6 @@ _BLOCK_BYTES = 1 << 23
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
 
 
-def require_minari() -> Any:
-    """Returns the package minari, which is an extra.
-
-    Raises:
-        DataError: it is not installed.
-    """
-    with needing("minari", "Minari datasets", error=DataError):
-        import minari
-    return minari
-
-
 def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
     """Reads one of a Minari dataset's files in blocks of whole episodes; see `blocks.Reader`.
 
@@ -76,7 +65,6 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
                 pending = []
                 size = 0
     position.sha256 = sha256_of(file)
-    position.bytes_read = file.size
 
 
 def _description(data: Path) -> dict[str, Any]:
@@ -93,9 +81,9 @@ def _description(data: Path) -> dict[str, Any]:
 
 
 def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
-    minari = require_minari()
-    from gymnasium import spaces
-
+    with needing("minari", "Minari datasets", error=DataError):
+        import minari
+        from gymnasium import spaces
     try:
         dataset: MinariDataset = minari.MinariDataset(data)
     except ImportError as error:
@@ -200,5 +188,5 @@ def _actions(space: Space[Any], actions: NDArray[Any]) -> pa.Array:
 
 
 def _features(values: NDArray[Any]) -> pa.StructArray:
-    names = [str(number) for number in range(values.shape[1])]
-    return pa.StructArray.from_arrays([pa.array(np.ascontiguousarray(column)) for column in values.T], names)
+    columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]
+    return pa.StructArray.from_arrays(columns, [str(number) for number in range(len(columns))])

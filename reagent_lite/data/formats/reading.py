@@ -88,7 +88,7 @@ def read_blocks(
                     progress(before + position.bytes_read, total)
                 yield from results(num_threads())
             require_hash(file, position.sha256)
-            before += position.bytes_read
+            before += file.size
             if hashes is not None:
                 hashes.append(position.sha256)
         yield from results(0)

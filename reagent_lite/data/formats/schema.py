@@ -27,10 +27,9 @@ def is_text(field: pa.Field) -> bool:
 
 def merge_fields(before: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[str, pa.Field]:
     """Returns columns that hold the values of both; those without a common type become text."""
-    merged = dict(before)
-    for name, field in more.items():
-        merged[name] = _merge_field(merged[name], field) if name in merged else field
-    return merged
+    return before | {
+        name: _merge_field(before[name], field) if name in before else field for name, field in more.items()
+    }
 
 
 def _merge_field(first: pa.Field, other: pa.Field) -> pa.Field:
@@ -68,53 +67,35 @@ def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
     return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
 
 
-def to_numpy(array: pa.Array) -> NDArray[Any]:
-    """Returns the values of a primitive array without a copy; values at nulls are arbitrary. Booleans as uint8.
-
-    pyarrow's own `to_numpy`, `fill_null` and `scalar` import pandas, which takes 0.15 s.
-    """
-    if pa.types.is_boolean(array.type):
-        return _bits(array.buffers()[1], array.offset, len(array))
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    if not len(array):
-        return np.empty(0, dtype)
-    # a buffer of a damaged file may end with a part of a value
-    return np.frombuffer(array.buffers()[1], dtype, array.offset + len(array))[array.offset :]
-
-
 def valid_rows(array: pa.Array) -> NDArray[np.bool_]:
     """Returns [n], whether each value is not null."""
     if array.null_count == 0:
         return np.ones(len(array), bool)
-    if array.null_count == len(array):
-        return np.zeros(len(array), bool)
-    return _bits(array.buffers()[0], array.offset, len(array)).view(bool)
-
-
-def _bits(bitmap: pa.Buffer | None, offset: int, num: int) -> NDArray[np.uint8]:
-    """Returns [num], 0 or 1, of one of Arrow's bitmaps; an array without values may have none."""
-    if not num or bitmap is None:
-        return np.empty(0, np.uint8)
-    first, begin = divmod(offset, 8)
-    packed = np.frombuffer(bitmap, np.uint8)[first:]
-    return np.unpackbits(packed, axis=0, count=begin + num, bitorder="little")[begin:].astype(np.uint8, copy=False)
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
 def filled(array: pa.Array, value: float) -> NDArray[Any]:
-    """Returns the values of a primitive array with `value` where it is null."""
-    values = to_numpy(array)
-    return np.where(valid_rows(array), values, values.dtype.type(value)) if array.null_count else values
+    """Returns the values of a primitive array with `value` where it is null; booleans as uint8."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    values: NDArray[Any] = (array.fill_null(value) if array.null_count else array).to_numpy()
+    return values
+
+
+def to_numpy(array: pa.Array) -> NDArray[Any]:
+    """Returns the values of a primitive array, 0 where it is null; booleans as uint8."""
+    return filled(array, 0)
 
 
 def microseconds_of(text: str) -> int | None:
     """Returns microseconds since 1970 of an ISO 8601 date or time, in UTC where it has no zone; None of other text."""
+    if "-" not in text:
+        return None
     try:
-        time = datetime.fromisoformat(text) if "-" in text else None
+        return _since_1970(datetime.fromisoformat(text))
     except ValueError:
         return None
-    if time is None:
-        return None
-    return _since_1970(time)
 
 
 def _since_1970(time: datetime) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,20 +68,16 @@ def read_text(
         block = later()
         return lambda: block
 
-    def size() -> int:
-        # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
-        parsed_sizes = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
-        return max(FIRST_BLOCK_BYTES, min(parsed_sizes)) if parsed_sizes else FIRST_BLOCK_BYTES
-
     rest = b""
     line = 1
     with file.open() as stored:
         hashed = _Hashed(stored, position)
-        packed = file.compression and pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression])
-        read = packed.read if packed else hashed.read
+        plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression]) if file.compression else hashed
         while True:
+            # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
+            size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=0)
             with damage_reported(file, file.compression or file.extension):
-                piece = read(max(size(), len(rest)))
+                piece = plain.read(max(size, FIRST_BLOCK_BYTES, len(rest)))
             if not piece:
                 break
             if line == 1 and not rest:
@@ -131,7 +126,4 @@ class _Hashed:
 
 def contains(text: bytes, pattern: str) -> bool:
     """Whether a pattern of RE2 is found in bytes; other threads run meanwhile, and memory is bounded."""
-    offsets = np.array([0, len(text)], np.int32)
-    # `pyarrow.array` would import pandas
-    texts = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
-    return bool(pc.match_substring_regex(texts, pattern)[0].as_py())
+    return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), pattern).as_py())

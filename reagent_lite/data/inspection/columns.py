@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.categories import MOST_CHARACTERS
+from reagent_lite.data.formats.csv import json_cell
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
@@ -28,9 +29,9 @@ LARGEST = float(np.finfo(np.float32).max)
 _SHARE_OF_LEVELS = 0.9
 """Share of a category's values that have a column of their own."""
 _FLAGS = {"true": True, "false": False}
-_SHOWN = 5
 _KINDS: dict[type, ValueKind] = {
-    bool: "flag", int: "integer", float: "number", Decimal: "number", str: "text", dict: "map", list: "list",
+    bool: "flag", int: "integer", float: "number", Decimal: "number", date: "time", str: "text", dict: "map",
+    list: "list",
 }  # fmt: skip
 
 
@@ -66,19 +67,9 @@ class LogColumn:
         return len(self.counts)
 
     @property
-    def examples(self) -> list[str]:
-        """The most frequent values."""
-        return [value if len(value) <= 40 else f"{value[:37]}..." for value in list(self.counts)[:_SHOWN]]
-
-    @property
     def is_number(self) -> bool:
         """Whether values are numbers, or true and false."""
         return self.kind in ("flag", "integer", "number")
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether values are true and false, or 1 and 0."""
-        return self.kind == "flag" or (self.is_number and set(self.present) <= {0, 1})
 
     @property
     def is_category(self) -> bool:
@@ -109,24 +100,20 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
     plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in files)
     values: dict[str, Values] = {}
     read = 0
+    whole = True
     with closing(read_blocks(plain, lambda block: block)) as blocks:
         for block in blocks:
-            if read == rows:
-                return _described(values), False
             part = block.table.slice(0, rows - read)
-            for index, field_of_column in enumerate(part.schema):
+            whole = part.num_rows == block.table.num_rows
+            for index, field_of_column in enumerate(part.schema if part.num_rows else ()):
                 column = values.setdefault(field_of_column.name, [None] * read)
                 column += _values(part.column(index), field_of_column, cells=block.file.extension == ".csv")
             read += part.num_rows
             for column in values.values():
                 column += [None] * (read - len(column))
-            if part.num_rows < block.table.num_rows:
-                return _described(values), False
-    return _described(values), True
-
-
-def _described(values: dict[str, Values]) -> tuple[LogColumn, ...]:
-    return tuple(_column(name, of_column) for name, of_column in values.items())
+            if not whole:
+                break
+    return tuple(_column(name, of_column) for name, of_column in values.items()), whole
 
 
 def _column(name: str, values: Values) -> LogColumn:
@@ -145,8 +132,6 @@ def _column(name: str, values: Values) -> LogColumn:
 
 
 def _kind(value: Any) -> ValueKind:
-    if isinstance(value, date):
-        return "time"
     return next((kind for type_, kind in _KINDS.items() if isinstance(value, type_)), "other")
 
 
@@ -178,19 +163,12 @@ def _cell(value: Any) -> Any:
         return value
     if value.lower() in _FLAGS:
         return _FLAGS[value.lower()]
-    for read in (int, float, _json):
-        try:
-            if "_" not in value or read is _json:
-                return read(value)
-        except (ValueError, RecursionError):
-            continue
+    if value.lstrip().startswith(("{", "[")):
+        return json_cell(value)
+    for read in () if "_" in value else (int, float):
+        with suppress(ValueError):
+            return read(value)
     return value
-
-
-def _json(cell: str) -> Any:
-    if cell.lstrip()[:1] not in ("{", "["):
-        raise ValueError
-    return json.loads(cell)
 
 
 def finite(values: Sequence[Any]) -> bool:

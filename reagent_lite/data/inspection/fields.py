@@ -44,7 +44,7 @@ _NAMED = 2
 _LAST_WORD = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A field that a column may be.
 
@@ -72,18 +72,14 @@ def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidat
     for column in columns:
         for field in NAMES:
             if given.get(field) == column.name:
-                candidates.append(_candidate(field, column, "columns says so", (_GIVEN, 0)))
+                candidates.append(Candidate(field, column.name, "columns says so", (_GIVEN, 0)))
             elif field in given or any(column.name in names_of(source) for source in given.values()):
                 continue
             elif field in (column.name, COLUMNS[column.name].alias_of if column.name in COLUMNS else ""):
-                candidates.append(_candidate(field, column, "its name is that of the contract", (_SAME, 0)))
+                candidates.append(Candidate(field, column.name, "its name is that of the contract", (_SAME, 0)))
             elif (column.name not in COLUMNS or column.name == "step") and fits(field, column):
                 candidates += _by_name(field, column)
     return sorted(candidates, key=lambda candidate: candidate.strength, reverse=True)
-
-
-def _candidate(field: str, column: LogColumn, why: str, strength: tuple[int, int]) -> Candidate:
-    return Candidate(field=field, column=column.name, why=why, strength=strength)
 
 
 def _by_name(field: str, column: LogColumn) -> list[Candidate]:
@@ -91,11 +87,12 @@ def _by_name(field: str, column: LogColumn) -> list[Candidate]:
     names = (field, *NAMES[field])
     values = f"its values are {_VALUES.get(column.kind, column.kind)}"
     if words in names:
-        return [_candidate(field, column, f"its name is {column.name!r} and {values}", (_NAMED, -names.index(words)))]
+        why = f"its name is {column.name!r} and {values}"
+        return [Candidate(field, column.name, why, (_NAMED, -names.index(words)))]
     last = words.rpartition("_")[2]
     if last in names and len(last) > 1 and not words.startswith("next_"):
         why = f"its name ends in {last!r} and {values}"
-        return [_candidate(field, column, why, (_LAST_WORD, -names.index(last)))]
+        return [Candidate(field, column.name, why, (_LAST_WORD, -names.index(last)))]
     return []
 
 
@@ -104,9 +101,11 @@ _VALUES = {"flag": "true and false", "integer": "integers", "number": "numbers",
 
 
 def fits(field: str, column: LogColumn) -> bool:
-    """Whether the values of a column are of a field's kind."""
+    """Whether the values of a column are of a field's kind; flags may be 1 and 0."""
     kind = COLUMNS[field].kind
-    return column.is_flag if kind == "flag" else column.kind in _KINDS.get(kind, ())
+    if kind == "flag":
+        return column.is_number and set(column.present) <= {0, 1}
+    return column.kind in _KINDS.get(kind, ())
 
 
 def chosen(candidates: Sequence[Candidate]) -> dict[str, str]:

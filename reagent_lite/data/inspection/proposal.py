@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import place
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
-from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen
+from reagent_lite.data.inspection.fields import candidates_of, chosen
 from reagent_lite.data.result_frames import frame_of
 from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import data_files
@@ -43,10 +42,10 @@ _IDS = ("id", "key", "uuid", "index", "hash", "unnamed")
 _PEOPLE = ("user", "customer", "patient")
 _NOT_FEATURES = ("reward", "action_probability", "action", "mdp_id", "sequence_number")
 _ROUNDING = 0.01
+_SHOWN = 5
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """A log, described from its first rows.
 
@@ -64,17 +63,33 @@ class Inspected:
         decide: choices left to the user.
     """
 
-    path: str
-    rows: int
-    whole: bool
-    columns: tuple[LogColumn, ...] = field(repr=False)
-    candidates: tuple[Candidate, ...] = field(repr=False)
-    fields: dict[str, str]
-    propensities: tuple[str, ...]
-    episodes: str
-    config: Json | None
-    problems: tuple[str, ...]
-    decide: tuple[str, ...]
+    def __init__(self, settings: InspectConfig) -> None:
+        """Reads the first rows of a log.
+
+        Raises:
+            DataError: a file that cannot be read, with file and line.
+            NoRowsError: no file has rows.
+        """
+        self._settings = settings
+        self.path = settings.data_path
+        self.columns, self.whole = first_columns(data_files(self.path), settings.rows)
+        self._items = given_items(settings.items, settings.item_id)
+        self.rows = len(self.columns[0].values) if self.columns else 0
+        self.candidates = tuple(candidates_of(self.columns, settings.columns))
+        self.fields = chosen(self.candidates)
+        self._problems: list[str] = []
+        self._decide: list[str] = []
+        self.episodes = self._described_episodes()
+        self._actions = self._names_of_actions()
+        self._check_reward()
+        self.propensities = tuple(self._plausibility())
+        tree = self._tree(self._features())
+        self.problems = tuple(self._problems) or self._faults(tree)
+        self.decide = () if self.problems else tuple(self._decide)
+        self.config = None if self.problems else tree
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
 
     @property
     def workflow(self) -> str:
@@ -120,8 +135,8 @@ class Inspected:
         yield f"{place(self.path)}: {counted(self.rows, 'row')} read, {part}; {counted(len(self.columns), 'column')}"
         for column in self.columns:
             facts = f"{column.kind}, present in {column.share_present:.1%}, {column.distinct:,} distinct"
-            shown = f": {listed(column.examples)}" if column.examples else ""
-            yield f"{column.name}: {facts}{shown}"
+            shown = [value if len(value) <= 40 else f"{value[:37]}..." for value in list(column.counts)[:_SHOWN]]
+            yield f"{column.name}: {facts}" + (f": {listed(shown)}" if shown else "")
             for candidate in self.candidates:
                 if candidate.column == column.name:
                     used = ", and read as it" if self.fields.get(candidate.field) == column.name else ""
@@ -134,74 +149,20 @@ class Inspected:
         yield from (f"to decide: {choice}" for choice in self.decide)
         yield from (f"no config: {problem}" for problem in self.problems)
 
-
-def inspect_log(config: InspectConfig) -> Inspected:
-    """Returns the columns of a log, the fields they may be, and a training config.
-
-    Raises:
-        DataError: a file that cannot be read, with file and line.
-        NoRowsError: no file has rows.
-    """
-    columns, whole = first_columns(data_files(config.data_path), config.rows)
-    return _Inspection(config, columns, whole).result()
-
-
-class _Inspection:
-    """Builds the description of a log step by step."""
-
-    def __init__(self, config: InspectConfig, columns: tuple[LogColumn, ...], whole: bool) -> None:
-        self.config = config
-        self.items = given_items(config.items, config.item_id)
-        self.columns = columns
-        self.whole = whole
-        self.rows = len(columns[0].values) if columns else 0
-        self.by_name = {column.name: column for column in columns}
-        self.candidates = candidates_of(columns, config.columns)
-        self.fields = chosen(self.candidates)
-        self.problems: list[str] = []
-        self.decide: list[str] = []
-        self.actions: tuple[str, ...] | None = ()
-
-    def result(self) -> Inspected:
-        episodes = self._episodes()
-        self._actions()
-        self._reward()
-        propensities = tuple(self._propensities())
-        tree = self._tree(self._features())
-        if not self.problems:
-            self.problems += self._faults(tree)
-        if self.problems:
-            self.decide = []
-        return Inspected(
-            path=self.config.data_path,
-            rows=self.rows,
-            whole=self.whole,
-            columns=self.columns,
-            candidates=tuple(self.candidates),
-            fields=self.fields,
-            propensities=propensities,
-            episodes=episodes,
-            config=None if self.problems else tree,
-            problems=tuple(self.problems),
-            decide=tuple(self.decide),
-        )
-
     def _column(self, name: str) -> LogColumn | None:
-        column = self.fields.get(name)
-        return None if column is None else self.by_name[column]
+        return next((column for column in self.columns if column.name == self.fields.get(name)), None)
 
     def _drop(self, fields: Sequence[str], why: str) -> None:
         """Leaves fields out whose columns have names of their own; those with the contract's names are read anyway."""
         dropped = [name for name in fields if name in self.fields and self.fields[name] not in COLUMNS]
-        dropped = [name for name in dropped if name not in self.config.columns]
+        dropped = [name for name in dropped if name not in self._settings.columns]
         if dropped:
-            self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
+            self._decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
             del self.fields[name]
 
-    def _episodes(self) -> str:
+    def _described_episodes(self) -> str:
         """Returns how long episodes are; leaves out columns of episodes where there are none."""
-        of_episodes = [name for name in EPISODE_COLUMNS if name in self.fields]
         follows = {"next_state_features", "next_action", "possible_next_actions"}.intersection(self.fields)
         ids = self._column("mdp_id")
         order = self._column("sequence_number")
@@ -209,12 +170,14 @@ class _Inspection:
         if not follows:
             if ids is None or order is None:
                 lacking = "that says which rows are one episode" if ids is None else "that says their order"
-                self._drop(of_episodes, f"there is no column {lacking}, so each row is a decision of its own")
+                self._drop(EPISODE_COLUMNS, f"there is no column {lacking}, so each row is a decision of its own")
             elif lengths and lengths[-1] == 1:
-                self._drop(of_episodes, f"no value of {ids.name} has two rows, so each row is a decision of its own")
+                self._drop(
+                    EPISODE_COLUMNS, f"no value of {ids.name} has two rows, so each row is a decision of its own"
+                )
             elif "terminal" not in self.fields and ids.name.lower().startswith(_PEOPLE):
                 self._drop(
-                    of_episodes,
+                    EPISODE_COLUMNS,
                     f"rows of one {ids.name} are not known to depend on each other, so each is a decision of its own; "
                     "if their rewards resemble each other, keep mdp_id with rl.gamma 0, see DATA.md",
                 )
@@ -227,15 +190,15 @@ class _Inspection:
         ]
         shown = [*(self.fields[name] for name in EPISODE_COLUMNS if name in kept), *others]
         if shown and not ends and not {"mdp_id", "sequence_number"} <= kept:
-            self.problems.append(
+            self._problems.append(
                 f"{listed(shown)} without a column that says where episodes end, such as terminal; "
                 "if each row is a decision of its own, remove the column from the log"
             )
         if not shown:
             return "no episodes: each row is a decision of its own, rl.gamma has no effect"
-        self.decide.append("rl.gamma: what a later reward counts, 0.9 for each row by default")
-        if "terminal" not in kept and not ends:
-            self.decide.append(
+        self._decide.append("rl.gamma: what a later reward counts, 0.9 for each row by default")
+        if not ends:
+            self._decide.append(
                 "ends: no column says how an episode ended, so its last row is not learned from; "
                 "log terminal, or set timeline.addTerminalStateRow if every last row is a true end"
             )
@@ -244,16 +207,15 @@ class _Inspection:
         spread = f"{lengths[0]:,} to {lengths[-1]:,} rows, median {np.median(lengths):g}"
         return f"{counted(len(lengths), 'episode')} of {spread}"
 
-    def _actions(self) -> None:
-        """Finds the names of the actions, or that they are candidates with features."""
+    def _names_of_actions(self) -> tuple[str, ...] | None:
+        """Returns the names of the actions; None if they are candidates with features."""
         column = self._column("action")
         if column is None or not column.present:
             some = [column.name for column in self.columns if column.kind == "text" and column.distinct <= MOST_ACTIONS]
             self._lacking("action", "what was decided", some)
-            return
-        if column.kind == "map" or self.items is not None:
-            self.actions = None
-            return
+            return ()
+        if column.kind == "map" or self._items is not None:
+            return None
         possible = self._column("possible_actions")
         names = set(column.counts)
         for some in [] if possible is None else possible.present:
@@ -263,42 +225,42 @@ class _Inspection:
             names, key=lambda name: (int(name), "") if numbers and name.lstrip("-").isdigit() else (0, name)
         )
         if len(ordered) > MOST_ACTIONS:
-            self.problems.append(
+            self._problems.append(
                 f"{column.name} has {len(ordered):,} values, more than {MOST_ACTIONS} actions by name: give "
                 "the features of each in an item table, `items`, or name another column as action"
             )
         if len(ordered) < 2:
-            self.problems.append(f"{column.name} has one value, {listed(ordered)}: there is nothing to choose from")
-        self.decide.append(f"actions: {listed(ordered)}, as in the rows read; add what is missing")
-        self.actions = tuple(ordered)
+            self._problems.append(f"{column.name} has one value, {listed(ordered)}: there is nothing to choose from")
+        self._decide.append(f"actions: {listed(ordered)}, as in the rows read; add what is missing")
+        return tuple(ordered)
 
     def _lacking(self, name: str, what: str, some: Sequence[str]) -> None:
         maybe = f"; it may be {listed(some)}" if some else ""
         example = some[0] if some else "..."
-        self.problems.append(
+        self._problems.append(
             f"no column is known to be the {name}, {what}{maybe}: say which, as by --set columns.{name}={example}"
         )
 
-    def _reward(self) -> None:
+    def _check_reward(self) -> None:
         column = self._column("reward")
         if column is None:
             self._lacking("reward", "what is to be large", [column.name for column in self.columns if column.is_number])
             return
         if not column.is_number or len(column.present) < self.rows or not finite(column.present):
-            self.problems.append(f"{column.name}, read as reward, is not a finite number in every row")
+            self._problems.append(f"{column.name}, read as reward, is not a finite number in every row")
         others = [
             candidate.column
             for candidate in self.candidates
-            if candidate.field == "reward" and candidate.column != column.name
+            if candidate.field == "reward" and candidate.column not in self.fields.values()
         ]
-        if others := [name for name in others if name not in self.fields.values()]:
-            self.decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
+        if others:
+            self._decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
 
-    def _propensities(self) -> Iterator[str]:
+    def _plausibility(self) -> Iterator[str]:
         """Yields whether probabilities are plausible; one that is not is left out."""
         column = self._column("action_probability")
         if column is None:
-            self.decide.append(
+            self._decide.append(
                 "action_probability: no column has it, so what the policy is worth cannot be estimated by weights"
             )
         else:
@@ -311,8 +273,7 @@ class _Inspection:
             else:
                 yield f"{column.name}: in (0, 1] in every row, from {min(values):.4g} to {max(values):.4g}"
                 yield from self._inverse(column.name, values)
-        names = self.actions or ()
-        for title, rows in self._by_action(names):
+        for title, rows in self._by_action(self._actions or ()):
             sums = [sum(row) for row in rows]
             wrong = sum(abs(total - 1) > _ROUNDING or min(row) < 0 for total, row in zip(sums, rows, strict=True))
             sums_to_one = f"they do not add up to 1 in {wrong:,} of" if wrong else "they add up to 1 in all"
@@ -320,15 +281,17 @@ class _Inspection:
 
     def _inverse(self, name: str, values: Sequence[float]) -> Iterator[str]:
         """Yields a sentence if the mean of 1 / p is not near the number of actions, as it is for true probabilities."""
-        if not self.actions or "possible_actions" in self.fields or len(values) < 2 or min(values) < 1e-38:
+        if not self._actions or "possible_actions" in self.fields or len(values) < 2 or min(values) < 1e-38:
             return
         inverse = 1 / np.array(values)
         mean = float(inverse.mean())
         error = float(inverse.std(ddof=1)) / len(inverse) ** 0.5
-        if abs(mean - len(self.actions)) > max(4 * error, _ROUNDING * len(self.actions)):
-            expected = f"for {len(self.actions)} actions that are always possible it would be near {len(self.actions)}"
+        if abs(mean - len(self._actions)) > max(4 * error, _ROUNDING * len(self._actions)):
+            expected = (
+                f"for {len(self._actions)} actions that are always possible it would be near {len(self._actions)}"
+            )
             yield f"{name}: the mean of 1 / probability is {mean:.3g}; {expected}: are these propensities?"
-            self.decide.append(f"action_probability: {name} may not be the probability of the logged action")
+            self._decide.append(f"action_probability: {name} may not be the probability of the logged action")
 
     def _by_action(self, actions: Sequence[str]) -> Iterator[tuple[str, list[list[float]]]]:
         """Yields columns that hold a number for every action: maps, and columns whose names end in the action's."""
@@ -358,15 +321,16 @@ class _Inspection:
 
     def _features(self) -> list[str]:
         """Returns the columns of single features; none if state_features is a column of maps."""
-        if "state_features" in self.config.columns and isinstance(self.config.columns["state_features"], list):
-            return self.config.columns["state_features"]
+        given = self._settings.columns.get("state_features")
+        if isinstance(given, list):
+            return given
         if "state_features" in self.fields:
             return []
         used = {
             *self.fields.values(),
-            *(column.name for some in self._per_action(self.actions or ()) for column in some),
+            *(column.name for some in self._per_action(self._actions or ()) for column in some),
+            *(candidate.column for candidate in self.candidates if candidate.field in _NOT_FEATURES),
         }
-        used |= {candidate.column for candidate in self.candidates if candidate.field in _NOT_FEATURES}
         features = []
         left = dict[str, list[str]]()
         for column in self.columns:
@@ -377,11 +341,11 @@ class _Inspection:
             else:
                 features.append(column.name)
         for why, names in left.items():
-            self.decide.append(f"features: {listed(names)} left out, {why}")
+            self._decide.append(f"features: {listed(names)} left out, {why}")
         if features:
-            self.decide.append(f"features: {listed(features)}; leave out what is not known when the decision is made")
+            self._decide.append(f"features: {listed(features)}; leave out what is not known when the decision is made")
         else:
-            self.problems.append("no column of numbers or categories is left to be a feature of the state")
+            self._problems.append("no column of numbers or categories is left to be a feature of the state")
         return features
 
     def _no_feature(self, column: LogColumn) -> str:
@@ -407,41 +371,41 @@ class _Inspection:
 
     def _tree(self, features: Sequence[str]) -> Json:
         """Returns the config."""
-        words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self.config.data_path).name.split(".")[0]).strip("_")
+        words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self.path).name.split(".")[0]).strip("_")
         tree: Json = {
-            "training_data_path": self.config.data_path,
+            "training_data_path": self.path,
             "model_output_path": f"outputs/{words or 'model'}",
             "epochs": 10,
         }
-        if self.actions is not None:
-            tree["actions"] = list(self.actions)
+        if self._actions is not None:
+            tree["actions"] = list(self._actions)
         columns: Columns = {
             field: column for field, column in self.fields.items() if column not in (field, "propensity")
         }
         if features:
             columns["state_features"] = list(features)
-        items = self.config.model_dump(include={"items", "item_id"}, exclude_defaults=True)
+        items = self._settings.model_dump(include={"items", "item_id"}, exclude_defaults=True)
         if columns or items:
             tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
 
-    def _faults(self, tree: Json) -> list[str]:
+    def _faults(self, tree: Json) -> tuple[str, ...]:
         """Returns why training would refuse the config or the rows."""
         try:
-            config = check(ParametricDqnConfig if self.actions is None else DqnConfig, tree)
-            first_rows(self.config.data_path, config.actions or None, config.data.columns, self.items)
+            config = check(ParametricDqnConfig if self._actions is None else DqnConfig, tree)
+            first_rows(self.path, config.actions or None, config.data.columns, self._items)
             if self.whole:
                 with tempfile.TemporaryDirectory() as folder:
                     copy = prepare_training_copy(
-                        self.config.data_path,
+                        self.path,
                         actions=config.actions or None,
                         directory=folder,
                         columns=config.data.columns,
-                        items=self.items,
+                        items=self._items,
                     )
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
                     columns = {name: summarize_copy(copy, name, NormParams(), seed=0) for name in names}
-                    fit_columns(columns, NormParams(), where=place(self.config.data_path))
+                    fit_columns(columns, NormParams(), where=place(self.path))
         except ReagentLiteError as error:
-            return [str(problem) for problem in error.problems]
-        return []
+            return tuple(map(str, error.problems))
+        return ()

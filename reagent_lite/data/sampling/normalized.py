@@ -37,14 +37,12 @@ class Reordered(nn.Module):
         super().__init__()
         self.preprocessor = preprocessor
         position = {feature: i for i, feature in enumerate(ids)}
-        self.order: Tensor
-        self.absent: Tensor
-        self.register_buffer("order", torch.tensor([position.get(i, 0) for i in spec.feature_ids], dtype=torch.int64))
-        self.register_buffer("absent", torch.tensor([i not in position for i in spec.feature_ids]))
+        self.order = nn.Buffer(torch.tensor([position.get(i, 0) for i in spec.feature_ids], dtype=torch.int64))
+        self.absent = nn.Buffer(torch.tensor([i not in position for i in spec.feature_ids]))
 
     def forward(self, values: Tensor, presence: Tensor) -> Tensor:
         """Returns normalized columns [N, W] for raw columns [N, F]."""
-        if not len(self.order) or not values.shape[1]:
+        if not values.shape[1]:
             missing = values.new_full((len(values), len(self.order)), torch.nan)
             return self.preprocessor(missing, ~missing.isnan())  # type: ignore[no-any-return]
         present = presence.index_select(1, self.order) & ~self.absent
@@ -62,8 +60,7 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
         width: columns after normalization.
         file: named <matrix>_<normalization>.npy; appears by rename.
     """
-    small = len(matrix) * width * 4 <= max(matrix.nbytes, _SMALL_BYTES)
-    if not small or file.exists():
+    if file.exists() or len(matrix) * width * 4 > max(matrix.nbytes, _SMALL_BYTES):
         return
     for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
         other.unlink(missing_ok=True)

@@ -77,19 +77,18 @@ class ReadPlan:
 
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks: fewer than rows_per_step at the end of an epoch."""
-        return min(self.rows_per_step, self.rows - self.position(step)[1])
+        return min(self.rows_per_step, self.rows - self.rows_before(step))
 
-    def position(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step and the rows that all ranks have read in it before the step."""
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        return epoch, step_of_epoch * self.rows_per_step
+    def rows_before(self, step: int) -> int:
+        """Returns the rows that all ranks have read in the epoch of a step before the step."""
+        return step % self.steps_per_epoch * self.rows_per_step
 
     def parts(self, step: int, rank: int) -> list[tuple[int, int]]:
         """Returns the part that a rank reads of each minibatch of a step; some may be empty.
 
         A part is (start, stop), of the permutation of its shard in the epoch.
         """
-        start = self.position(step)[1]
+        start = self.rows_before(step)
         rows = self.rows_of_step(step)
         count = self.minibatches_per_step
         shard = self.reads[rank]

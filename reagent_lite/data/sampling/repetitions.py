@@ -8,6 +8,7 @@ the same episodes have other sequence numbers: neither is a repetition.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -57,28 +58,22 @@ def _repeated(
     copy: TrainingCopy, samples: list[NDArray[np.uint64]], own_shard: int, choices: Hashes | None
 ) -> list[int]:
     """Returns how many rows of each shard's sample this shard has too: 0 where a row of that name differs."""
-    shard = np.repeat(np.arange(len(samples)), [sample.shape[1] for sample in samples])
-    names, contents = np.concatenate(samples, axis=1)
-    order = np.argsort(names, kind="stable")
-    ascending = names[order]
-    same = np.zeros(len(samples), np.int64)
-    other = np.zeros(len(samples), np.int64)
+    names = np.concatenate([sample[0] for sample in samples])
+    contents: dict[int, set[int]] = defaultdict(set)
     for start in range(0, len(copy), _BLOCK_ROWS):
         rows = np.arange(start, min(start + _BLOCK_ROWS, len(copy)))
         own_names = _names(copy, rows)
-        first = np.searchsorted(ascending, own_names)
-        counts = np.searchsorted(ascending, own_names, side="right") - first
-        named = np.flatnonzero(counts)
-        if len(named):
-            own_contents = np.repeat(_contents(copy, rows[named], choices), counts[named])
-            places = order[np.concatenate([np.arange(first[i], first[i] + counts[i]) for i in named])]
-            equal = contents[places] == own_contents
-            same += np.bincount(shard[places], equal, len(samples)).astype(np.int64)
-            other += np.bincount(shard[places], ~equal, len(samples)).astype(np.int64)
+        sampled = np.isin(own_names, names)
+        own_contents = _contents(copy, rows[sampled], choices)
+        for name, content in zip(own_names[sampled].tolist(), own_contents.tolist(), strict=True):
+            contents[name].add(content)
         copy.release()
-    same[other > 0] = 0
-    same[own_shard] = 0
-    return [int(count) for count in same]
+    repeated = []
+    for sample in samples:
+        equal = [contents[name] == {content} for name, content in sample.T.tolist() if name in contents]
+        repeated.append(len(equal) if all(equal) else 0)
+    repeated[own_shard] = 0
+    return repeated
 
 
 def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: str) -> Iterator[Problem]:
@@ -91,12 +86,8 @@ def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: 
     """
     for later in range(len(tables)):
         for earlier in range(later):
-            sampled = later
-            repeated = tables[earlier][later]
-            if not repeated:
-                sampled = earlier
-                repeated = tables[later][earlier]
-            if repeated:
+            sampled = later if tables[earlier][later] else earlier
+            if repeated := tables[earlier][later] or tables[later][earlier]:
                 compared = counted(samples[sampled].shape[1], "row")
                 yield Problem(
                     f"{path} on node {later}",

@@ -75,8 +75,7 @@ class Candidates:
         """Returns the lists padded to the longest, [n, K, F]; padding is zeros and not allowed."""
         start = self.offsets[lists]
         count = self.offsets[lists + 1] - start
-        longest = max(int(count.max()), 1)
-        position = torch.arange(longest, device=lists.device)
+        position = torch.arange(max(int(count.max()), 1), device=lists.device)
         mask = position < count.unsqueeze(1)
         index = torch.where(mask, start.unsqueeze(1) + position, 0)
         features = self.features.take(index.flatten()).view(*index.shape, self.features.width)
@@ -225,7 +224,6 @@ def build_rows(
 
 def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
-    parametric = spec.parametric
     first = torch.zeros(1, dtype=torch.int32, device=device)
     candidates = Candidates(
         features=FeatureColumns(
@@ -244,7 +242,7 @@ def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
         scalars=torch.tensor([[0.0, 1.0, 0.0, 1.0]], device=device),
         choices=first.view(1, 1).expand(1, 2),
         masks=None,
-        candidates=candidates if parametric else None,
+        candidates=candidates if spec.parametric else None,
         num_choices=len(spec.action_names),
         metrics=torch.zeros(1, len(spec.metric_names), device=device),
         usable=first[:0],
@@ -347,10 +345,9 @@ def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], dev
 
 
 def _lists(copy: TrainingCopy, features: FeatureColumns, spans: Spans, device: torch.device) -> Candidates:
-    lengths = np.diff(copy.list_offsets)
     return Candidates(
         features=features,
-        longest=max(int(lengths.max(initial=1)), 1),
+        longest=int(np.diff(copy.list_offsets).max(initial=1)),
         offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(device),
         now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(device),
         after=torch.from_numpy(spans.at_end(np.asarray(copy.next_list, np.int64))).to(device),

@@ -20,7 +20,7 @@ from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import NO_PLACE, Pointer, Store, describe
 from reagent_lite.data.stage import data_files, left_out, unchanged
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted, raise_any
 from reagent_lite.files import disk_errors
 
 _SEEN_WITHIN_SECONDS = 120.0  # NFS shows a replaced file a minute late by default (acdirmax)
@@ -56,8 +56,7 @@ def shard(config: ShardConfig) -> Sharded:
         ConfigError: paths that overlap.
         DataError: the input or one of the paths cannot be used.
     """
-    if problems := list(config.problems()):
-        raise ConfigError(problems)
+    raise_any(list(config.problems()), ConfigError)
     start = time.monotonic()
     store = Store(config.shards_path)
     if config.node_index:
@@ -91,8 +90,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
         there = f"generation {shards.generation} is there, and machine 0 has {generation}"
         return "" if shards.generation == generation else there
 
-    pointer = _awaited(store, misfit, seconds, todo)
-    return _outcome(config, store, pointer, start, made=False)
+    return _outcome(config, store, _awaited(store, misfit, seconds, todo), start, made=False)
 
 
 def _outcome(config: ShardConfig, store: Store, pointer: Pointer, start: float, *, made: bool) -> Sharded:
@@ -121,9 +119,8 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
     """Returns shards that fit the config and the input, and whether they had to be made."""
     pointer = store.pointer()
     if pointer is not None:
-        why = _misfit(pointer, config)
-        if not why and not store.is_whole(pointer):
-            why = "files of the shards are missing or have other sizes"
+        incomplete = "files of the shards are missing or have other sizes"
+        why = _misfit(pointer, config) or ("" if store.is_whole(pointer) else incomplete)
         if not why:
             machine_logger.info(f"{store.where}: {_described(pointer)}, nothing to make")
             return pointer, False

@@ -102,9 +102,10 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     manifests = []
     for number, shard in enumerate(folders):
         entries: dict[str, dict[str, Any]] = {name: {"rows": count} for name, count in rows[number].items()}
-        settings_of_shard = {**settings(config), "shard": number}
         manifests.append(
-            replace(manifest, settings=settings_of_shard, rows=sum(rows[number].values()), files=entries).write(shard)
+            replace(
+                manifest, settings={**settings(config), "shard": number}, rows=sum(rows[number].values()), files=entries
+            ).write(shard)
         )
         for part, file in enumerate([] if whole is None else whole[number]):
             require_hash(file, manifests[number].files[part_name(part)]["sha256"])

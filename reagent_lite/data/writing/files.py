@@ -58,20 +58,16 @@ class TableWriter:
     def write(self, table: pa.Table) -> None:
         """Adds rows; all tables have the same columns, unless the format is JSON lines."""
         self._pending.append(self._pool.submit(self._form.encode, table))
-        while len(self._pending) > num_threads():
-            self._append()
+        self.flush(waiting=num_threads())
 
-    def finish(self) -> None:
-        """Writes the tables that are still being encoded."""
-        while self._pending:
-            self._append()
-
-    def _append(self) -> None:
+    def flush(self, *, waiting: int = 0) -> None:
+        """Appends tables to the file, in order, until `waiting` of them are left."""
         try:
-            encoded = self._pending.popleft().result()
-            if self._file is None:
-                self._file = self._closing.enter_context(self._form.opened(self._stream, encoded))
-            self._file.write(encoded)
+            while len(self._pending) > waiting:
+                encoded = self._pending.popleft().result()
+                if self._file is None:
+                    self._file = self._closing.enter_context(self._form.opened(self._stream, encoded))
+                self._file.write(encoded)
         except (ArithmeticError, ValueError, pa.ArrowException) as error:
             expected = "values that the format can hold"
             todo = "Choose another format, or leave their column out"
@@ -93,11 +89,14 @@ def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Itera
     form = next((form for suffix, form in FORMATS.items() if target.name.endswith(suffix)), None)
     if form is None:
         raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
-    errors = disk_errors(str(target), "a file that can be written")
-    with errors, appearing_file(target, within=within) as stream, ExitStack() as closing:
+    with (
+        disk_errors(str(target), "a file that can be written"),
+        appearing_file(target, within=within) as stream,
+        ExitStack() as closing,
+    ):
         writer = TableWriter(str(target), form, stream, closing)
         yield writer
-        writer.finish()
+        writer.flush()
 
 
 def json_lines(table: pa.Table) -> memoryview:
