@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from reagent_lite.rl.policies import LOWEST, likely_enough, uniform
+from reagent_lite.rl.policies import LOWEST, likely_enough
 from reagent_lite.types import SourceSpec
 
 
@@ -54,4 +54,6 @@ class LoggingPolicy(nn.Module):
         if features is not None:
             utility = (features * utility.unsqueeze(1)).sum(2)
         chosen = utility.masked_fill(~mask, LOWEST).softmax(1)
-        return (chosen * (1 - self.share) + uniform(mask, chosen.dtype) * self.share).log().unsqueeze(2)
+        allowed = mask.to(chosen.dtype)
+        uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
+        return (chosen * (1 - self.share) + uniform * self.share).log().unsqueeze(2)

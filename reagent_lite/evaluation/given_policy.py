@@ -21,7 +21,6 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import MODELLED
 from reagent_lite.evaluation.evaluator import EvaluationRows
 from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.rl.policies import uniform
 from reagent_lite.types import Actions
 
 
@@ -81,7 +80,8 @@ class GivenPolicy:
 
 
 def _uniform(state: Tensor, actions: Actions) -> Tensor:
-    return uniform(actions.mask, torch.float32)
+    allowed = actions.mask.float()
+    return allowed / allowed.sum(1, keepdim=True).clamp(min=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,21 +47,17 @@ class EpsilonGreedy:
 
     def propensities(self, q: Tensor, mask: Tensor) -> Tensor:
         """Returns the probability of each choice, [B, K]; ties go to the lowest index, none allowed gives zeros."""
+        allowed = mask.to(q.dtype)
+        uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
         largest = q.masked_fill(~mask, LOWEST).argmax(1, keepdim=True)
         greedy = (torch.arange(q.shape[1], device=q.device) == largest).to(q.dtype)
-        return self.epsilon * uniform(mask, q.dtype) + (1 - self.epsilon) * greedy * mask
+        return self.epsilon * uniform + (1 - self.epsilon) * greedy * allowed
 
     def __str__(self) -> str:
         return f"epsilon-greedy at epsilon {self.epsilon:g}" if self.epsilon else "greedy"
 
 
 TargetPolicy = Softmax | EpsilonGreedy
-
-
-def uniform(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns equal probabilities of the allowed choices, [B, K]; a row with none allowed gives zeros."""
-    allowed = mask.to(dtype)
-    return allowed / allowed.sum(1, keepdim=True).clamp(min=1)
 
 
 def entropy(propensities: Tensor) -> Tensor:
