@@ -68,12 +68,6 @@ def test_mask_restricts_the_next_action_and_empty_means_zero() -> None:
     assert learner()(batch)[0].item() == pytest.approx((1.5**2 + 1**2) / 2)
 
 
-def test_reward_boost() -> None:
-    boosted = learner(reward_boost=torch.tensor([1.0, 2.0]))
-    batch = make_batch([[0.0, 0.0]] * 3, [[0.0, 0.0]] * 3, [1, 0, 1], [1.0, 1.0, 1.0])
-    assert boosted(batch)[0].item() == pytest.approx((9 + 4 + 9) / 3)  # rewards 3, 2, 3
-
-
 def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
     class Imitator(Table):
         def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
@@ -240,16 +234,6 @@ def test_padding_candidates_changes_nothing(head: str, dueling: bool) -> None:
     torch.testing.assert_close(made(wide)[0], made(batch)[0])
 
 
-def test_accumulated_minibatches_equal_one_batch() -> None:
-    batch = random_batch(1024, 3, 2, seed=3)
-    one, many = build("scalar", SPEC, dueling=True), build("scalar", SPEC, dueling=True)
-    one(batch)[0].backward()
-    for part in batch.split([128] * 8):
-        many(part)[0].backward()
-    for a, b in zip(one.q_network.parameters(), many.q_network.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-
-
 def test_the_soft_update_follows_parameters_that_are_assigned() -> None:
     made = learner(target_scale=11.0)
     made.after_step()
@@ -277,19 +261,3 @@ def test_networks_have_the_mode_asked_for_even_after_a_failure() -> None:
     with pytest.raises(ValueError, match="on the next state"):
         made(ROWS)
     assert made.q_network.training
-
-
-def test_constant_reward_goes_to_twenty() -> None:
-    """Reward 1 for ever at gamma 0.95 is worth 1 / (1 - 0.95) = 20 in every state and action."""
-    made = build("scalar", SPEC, dueling=True, settings=DQNSettings(gamma=0.95, target_update_rate=0.5))
-    optimizer = torch.optim.Adam(made.q_network.parameters(), lr=0.03)
-    torch.manual_seed(1)
-    for _ in range(400):
-        state, after = torch.rand(64, 3), torch.rand(64, 3)
-        loss, _ = made(make_batch(state, after, torch.randint(2, (64,)), torch.ones(64)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        made.after_step()
-    q = made.scorer(torch.rand(100, 3), torch.ones(100, 2, dtype=torch.bool))
-    assert (q - 20).abs().max() < 0.2
