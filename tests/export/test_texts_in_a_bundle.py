@@ -1,6 +1,5 @@
 """Texts as features of an exported model: one-hot columns by hand, what counts as other, and what is refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +91,3 @@ def test_candidates_have_categories(tmp_path: Path) -> None:
     assert prediction.q[1, 0] == 1
     values = np.concatenate(bundle.candidates(lists))
     assert list(bundle.others(values, candidates=True).values()) == [1]
-
-
-def test_a_model_without_categories_has_the_files_of_before(discrete_folder: Path) -> None:
-    normalization = json.loads((discrete_folder / "normalization.json").read_bytes())
-    assert not any("levels" in text for side in normalization.values() for text in side.values())
