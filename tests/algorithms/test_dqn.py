@@ -79,9 +79,10 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
     assert metrics["td_loss"].item() == 2.25  # action 1 is dropped: 1/2 * 3
     assert metrics["imitation_loss"].item() == pytest.approx(-math.log(0.95), rel=1e-5)
     assert loss.item() == pytest.approx(2.25 - math.log(0.95), rel=1e-5)
-    found = restricted.evaluate(batch)
-    assert (found.q.tolist(), found.choices.tolist(), found.td_loss.item()) == ([[0, 0]], [[True, False]], 2.25)
-    assert found.target.tolist() == [1.5]
+    evaluation = restricted.evaluate(batch)
+    assert (evaluation.q.tolist(), evaluation.choices.tolist()) == ([[0, 0]], [[True, False]])
+    assert evaluation.td_loss.item() == 2.25
+    assert evaluation.target.tolist() == [1.5]
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -94,8 +95,8 @@ def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
     policy.share.fill_(0.2)
     mask = torch.tensor([[True, True, False]])
     features = torch.eye(3).unsqueeze(0) if parametric else None
-    found = policy(torch.ones(1, 1), mask, features).squeeze(2).exp()
-    torch.testing.assert_close(found, torch.tensor([[0.7, 0.3, 0.0]]))
+    result = policy(torch.ones(1, 1), mask, features).squeeze(2).exp()
+    torch.testing.assert_close(result, torch.tensor([[0.7, 0.3, 0.0]]))
     kept = LikelyInTheLog(policy, 0.5)(torch.ones(1, 1), mask, features)
     assert kept.tolist() == [[True, False, False]]
     assert not list(policy.parameters())
@@ -144,18 +145,18 @@ def test_conservative_term_beside_half_the_squared_error(kind: str, scale: int) 
 def test_priorities_are_absolute_errors(kind: str, reward: float, loss: float, error: float) -> None:
     """Whatever the loss makes of a large one."""
     made = DQN(Table(), ScalarHead(kind), SETTINGS)
-    found = made(make_batch([[3.0, 0.0]], [[0.0, 0.0]], [0], [reward]))[0]
-    assert found.item() == pytest.approx(loss)
+    result = made(make_batch([[3.0, 0.0]], [[0.0, 0.0]], [0], [reward]))[0]
+    assert result.item() == pytest.approx(loss)
     assert made.row_errors.tolist() == pytest.approx([error])
     assert not made.row_errors.requires_grad
 
 
 def test_values_of_a_cross_entropy_are_probabilities() -> None:
     made = DQN(Table(), ScalarHead("bce_with_logits"), SETTINGS)
-    found = made.evaluate(make_batch([[math.log(3), 0.0]], [[0.0, 0.0]], [0], [1.0], bootstrap=torch.zeros(1)))
-    torch.testing.assert_close(found.q, torch.tensor([[0.75, 0.5]]))
-    assert found.td_loss.item() == pytest.approx(-math.log(0.75))
-    assert found.target.tolist() == [1]
+    evaluation = made.evaluate(make_batch([[math.log(3), 0.0]], [[0.0, 0.0]], [0], [1.0], bootstrap=torch.zeros(1)))
+    torch.testing.assert_close(evaluation.q, torch.tensor([[0.75, 0.5]]))
+    assert evaluation.td_loss.item() == pytest.approx(-math.log(0.75))
+    assert evaluation.target.tolist() == [1]
 
 
 @pytest.mark.parametrize("head", ["c51", "quantile"])
@@ -208,8 +209,8 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
         made(rows)[0].backward()
         gradients.append([p.grad.clone() for p in made.parameters() if p.requires_grad])  # type: ignore[union-attr]
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients[0] if g.numel() > 1)
-    for one, two in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, two)
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
 
 
 def padded(batch: TransitionBatch) -> TransitionBatch:

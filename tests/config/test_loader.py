@@ -131,10 +131,10 @@ def test_the_nearest_key_is_found_in_sections_that_may_be_null_and_below_others(
     assert "the top level" in below["value_of.num_envs"]
     assert "policy.temperature" in faults({"temperature": 1}, SimulateConfig, play)["temperature"]
     inside = {"env": "x", "prioritized": True, "simulation": {"env": "cartpole_v0", "replay": {"capasity": 3}}}
-    found = faults(inside)
-    assert "Did you mean 'capacity'?" in found["simulation.replay.capasity"]
-    assert "Did you mean 'simulation.env'?" in found["env"]
-    assert "simulation.replay.prioritized" in found["prioritized"]
+    problems = faults(inside)
+    assert "Did you mean 'capacity'?" in problems["simulation.replay.capasity"]
+    assert "Did you mean 'simulation.env'?" in problems["env"]
+    assert "simulation.replay.prioritized" in problems["prioritized"]
     assert "an object" in faults({"simulation": 3})["simulation"]
 
 
@@ -148,7 +148,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.c
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), sample=st.sampled_from(SAMPLES))
 def test_random_faults_are_refused_or_valid(
     data: st.DataObject, sample: tuple[type[DqnConfig], dict[str, Any]]
@@ -163,9 +163,9 @@ def test_random_faults_are_refused_or_valid(
     try:
         check(model, tree)
     except ConfigError as error:
-        found = list(map(str, error.problems))
-        assert found
-        assert len(found) == len(set(found))
+        problems = list(map(str, error.problems))
+        assert problems
+        assert len(problems) == len(set(problems))
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_a_file_that_was_altered_in_any_way_is_named(name: str, discrete_folder:
     whole = file.read_bytes()
     rng = np.random.default_rng(FILES.index(name))
     flipped = [bytearray(whole) for _ in range(5)]
-    for one in flipped:
-        one[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
+    for altered in flipped:
+        altered[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
     for data in (*flipped, whole[:-1], whole + b"\n", b""):
         file.write_bytes(data)
         with pytest.raises(BundleError) as caught:
@@ -366,9 +366,9 @@ def test_the_graph_alone_gives_no_answer_to_infinity(discrete_folder: Path, para
 
     def run(folder: Path, *feed: np.ndarray) -> dict[str, list[Any]]:
         session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-        given = dict(zip((one.name for one in session.get_inputs()), feed, strict=True))
+        given = dict(zip((tensor.name for tensor in session.get_inputs()), feed, strict=True))
         names = ["q", "greedy", "propensities"]
-        return {name: one.tolist() for name, one in zip(names, session.run(names, given), strict=True)}
+        return {name: values.tolist() for name, values in zip(names, session.run(names, given), strict=True)}
 
     result = run(
         discrete_folder, np.array([[1, 5], [1, -INF]], np.float32), np.ones((2, 2), bool), np.ones((2, 3), bool)

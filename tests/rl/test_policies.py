@@ -54,9 +54,9 @@ def test_likely_enough_compares_with_the_largest_allowed() -> None:
 
 def test_entropy_by_hand() -> None:
     """A fair coin, a certain choice, and 1/4 against 3/4."""
-    found = entropy(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.25, 0.75, 0.0]]))
+    result = entropy(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.25, 0.75, 0.0]]))
     three = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
-    torch.testing.assert_close(found, torch.tensor([math.log(2), 0.0, three]))
+    torch.testing.assert_close(result, torch.tensor([math.log(2), 0.0, three]))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e5])
