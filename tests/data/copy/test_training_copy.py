@@ -68,20 +68,23 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         copy.state, np.float32([[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]])
     )
-    assert copy.origin_line.tolist() == [3, 4, 2, 1]
-    assert copy.episode.tolist() == [0, 1, 1, 1]
-    assert copy.sequence.tolist() == [9, 1, 3, 5]
-    assert copy.next_index.tolist() == [0, 4, 3, 3]
-    assert copy.follows.tolist() == [False, False, True, False]
-    assert copy.bootstrap.tolist() == [0, 1, 1, 0]
-    assert copy.action.tolist() == [0, 0, 1, 0]
-    assert copy.next_action.tolist() == [-1, 1, 1, -1]
-    assert copy.next_mask.tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
-    assert copy.reward.tolist() == [1, -1, 1, 1]
-    assert copy.time_diff.tolist() == [1, 1, 2, 1]
-    assert copy.propensity.tolist() == [1, 1, 1, 0.25]
+    by_hand = {
+        "origin_line": [3, 4, 2, 1],
+        "episode": [0, 1, 1, 1],
+        "sequence": [9, 1, 3, 5],
+        "next_index": [0, 4, 3, 3],
+        "follows": [False, False, True, False],
+        "bootstrap": [0, 1, 1, 0],
+        "action": [0, 0, 1, 0],
+        "next_action": [-1, 1, 1, -1],
+        "next_mask": [[0, 0], [1, 1], [1, 1], [0, 0]],
+        "reward": [1, -1, 1, 1],
+        "time_diff": [1, 1, 2, 1],
+        "propensity": [1, 1, 1, 0.25],
+        "metrics": [[7], [0], [0], [0]],
+    }
+    assert {name: getattr(copy, name).tolist() for name in by_hand} == by_hand
     assert copy.metric_names == ("x",)
-    assert copy.metrics[:, 0].tolist() == [7, 0, 0, 0]
     assert copy.source_line(0) == f"{tmp_path}/log.json:3"
     assert copy.counts["propensity_absent_rows"] == 3
     assert any(note.startswith("3 of 4 rows have no propensity") for note in copy.notes)
