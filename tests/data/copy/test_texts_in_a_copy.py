@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from oracles.event_files import small_blocks
 from oracles.logs import write_lines
 from oracles.transitions import code_of_text
 
@@ -221,8 +222,9 @@ def test_a_normalization_of_numbers_refuses_texts_with_their_line_and_the_other_
 
 
 def test_of_many_levels_the_most_frequent_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every four rows one has the same text, the others one each: 30 are kept, 60 held at a time."""
+    """Of every four rows one has the same text, the others one each: 30 are kept, 60 held from block to block."""
     monkeypatch.setattr(levels, "MOST_LEVELS", 30)
+    small_blocks(monkeypatch, 2000)
     rows = 1000
     cells = ["often" if number % 4 == 0 else f"user {number}" for number in range(rows)]
     copy = copy_of(write_cells(tmp_path / "log.csv", cells), tmp_path)
