@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.events import event, read, report
+from oracles.events import event, make, read, report
 from oracles.logs import episode_code, write_lines
 from oracles.shards import rows_of
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.first_look import first_rows, standing_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import data_files, left_out
-from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError, NoRowsError
 
 Row = dict[str, Any]
@@ -146,8 +144,7 @@ def test_a_log_that_contains_two_others_numbers_all_three(tmp_path: Path) -> Non
 def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tmp_path: Path) -> None:
     """The timeline of two logs has episodes "2/0"; a second log of "0" beside it may not be called so."""
     paths = logs(tmp_path, episode("0", 1), episode("0", 2), episode("0", 3))
-    tree = {"inputTableName": list(paths[:2]), "outputTableName": str(tmp_path / "train")}
-    outcome = run_timeline(check(TimelineConfig, {"timeline": tree}))
+    outcome = make(tmp_path, tmp_path, inputTableName=paths[:2])
     assert [row["mdp_id"] for row in read(tmp_path / "train")] == ["0", "2/0"]
     made = write_lines(tmp_path / "third.jsonl", [{**row, "next_action": None} for row in episode("0", 3)])
     copy = prepare_training_copy((outcome.train, str(made)), actions=ACTIONS)
@@ -157,8 +154,7 @@ def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tm
 def test_decisions_of_their_own_in_files_of_one_name(tmp_path: Path) -> None:
     rows = [event("", 0, s, s, mdp_id=None, sequence_number=None, possible_actions=None) for s in (1.0, 2.0)]
     paths = logs(tmp_path, rows, rows[:1])
-    tree = {"inputTableName": list(paths), "outputTableName": str(tmp_path / "train")}
-    run_timeline(check(TimelineConfig, {"timeline": tree}))
+    make(tmp_path, tmp_path, inputTableName=paths)
     assert [row["mdp_id"] for row in read(tmp_path / "train")] == [
         "1/log.jsonl:1", "1/log.jsonl:2", "2/log.jsonl:1",
     ]  # fmt: skip
@@ -167,9 +163,8 @@ def test_decisions_of_their_own_in_files_of_one_name(tmp_path: Path) -> None:
 
 def test_the_timeline_of_several_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     paths = logs(tmp_path, episode("0", 1, 2), episode("0", 3), episode("0", 1, 2) + episode("4", 5))
-    tree = {"inputTableName": list(paths), "outputTableName": str(tmp_path / "train")}
     caplog.set_level("INFO")
-    outcome = run_timeline(check(TimelineConfig, {"timeline": tree}))
+    outcome = make(tmp_path, tmp_path, inputTableName=paths)
     said = caplog.text
     assert [(row["mdp_id"], row["state_features"], row["terminal"]) for row in read(tmp_path / "train")] == [
         ("0", {0: 1.0}, False), ("0", {0: 2.0}, True), ("2/0", {0: 3.0}, True), ("4", {0: 5.0}, True),
@@ -180,10 +175,9 @@ def test_the_timeline_of_several_logs(tmp_path: Path, caplog: pytest.LogCaptureF
     assert report(tmp_path / "train")["logs"] == dict(zip(paths, (2, 1, 3), strict=True))
     assert report(tmp_path / "train")["duplicate_rows"] == 2
     assert (outcome.train_rows, outcome.episodes, outcome.made) == (4, 3, True)
-    assert not run_timeline(check(TimelineConfig, {"timeline": tree})).made
+    assert not make(tmp_path, tmp_path, inputTableName=paths).made
     # in another order it is another timeline
-    other = {**tree, "inputTableName": [paths[1], paths[0], paths[2]]}
-    assert run_timeline(check(TimelineConfig, {"timeline": other})).made
+    assert make(tmp_path, tmp_path, inputTableName=[paths[1], paths[0], paths[2]]).made
     assert {row["mdp_id"]: row["state_features"] for row in read(tmp_path / "train")}["0"] == {0: 3.0}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
