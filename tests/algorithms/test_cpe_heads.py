@@ -2,16 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from oracles import gridworld
 from oracles.batches import make_batch, random_batch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.cpe_heads import CPEHeads, EarlyStopping, build_cpe_heads, fit_heads
 from reagent_lite.models.q_networks import BatchNorm, NetworkSettings
-from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+from reagent_lite.types import Actions, SourceSpec
 
 SETTINGS = NetworkSettings(hidden=(8,), activations=("relu",))
 
@@ -118,51 +116,6 @@ def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():
     assert ended_after([1.0] * 50) == 5500
 
 
-def gridworld_batches(epsilon: float, num_episodes: int, rows: int, passes: int) -> list[TransitionBatch]:
-    rng = np.random.default_rng(0)
-    log = gridworld.simulate(gridworld.epsilon_greedy(epsilon), num_episodes, rng)
-    eye, mask = torch.eye(25), torch.from_numpy(gridworld.allowed())
-    batches = []
-    for _ in range(passes):
-        order = rng.permutation(len(log.state))
-        for start in range(0, len(order) - rows + 1, rows):
-            pick = order[start : start + rows]
-            batches.append(
-                make_batch(
-                    eye[log.state[pick]],
-                    eye[log.next_state[pick]],
-                    log.action[pick],
-                    log.reward[pick],
-                    actions=Actions(mask=mask[log.state[pick]]),
-                    next_actions=Actions(mask=mask[log.next_state[pick]]),
-                    bootstrap=torch.from_numpy(1.0 - log.terminal[pick]).float(),
-                ),
-            )
-    return batches
-
-
-def test_values_of_another_policy_on_the_gridworld():
-    torch.manual_seed(0)
-    policy = torch.from_numpy(gridworld.epsilon_greedy(0.2)).float()
-    spec = SourceSpec(num_state_features=25, action_names=gridworld.ACTIONS)
-    heads = build_cpe_heads(spec, NetworkSettings(hidden=(), activations=()), gamma=0.9, target_update_rate=0.05)
-    batches = gridworld_batches(0.8, 400, 256, 15)
-    heads.set_scales(torch.stack([heads.scale_sums(batch) for batch in batches]).sum(0))
-    # annealed, so that the last steps average out the slips
-    for rate in (0.05, 0.01, 0.002):
-        losses = fit_heads(heads, batches, lambda s, a: s @ policy, torch.optim.Adam(heads.parameters(), lr=rate))
-    assert losses["value_loss"].item() < 0.05
-    mask = torch.from_numpy(gridworld.allowed())
-    rewards, values = heads.predict(torch.eye(25), Actions(mask=mask))
-    truth = torch.from_numpy(gridworld.policy_q(gridworld.epsilon_greedy(0.2))).float()
-    seen = mask.clone()
-    torch.testing.assert_close(values[:, :, 0][seen], truth[seen], atol=0.25, rtol=0)
-    start = float((policy[0] * values[0, :, 0]).sum())
-    assert start == pytest.approx(4.003114, abs=0.1)
-    exact = torch.from_numpy(gridworld.rewards()).float()
-    torch.testing.assert_close(rewards[:, :, 0][seen], exact[seen], atol=0.3, rtol=0)
-
-
 def test_candidates_are_scored_like_named_actions():
     spec = SourceSpec(num_state_features=3, num_action_features=2, metric_names=("clicks",))
     heads = build_cpe_heads(spec, SETTINGS, gamma=0.9, target_update_rate=0.1)
@@ -210,12 +163,3 @@ def test_choices_that_are_not_allowed_have_value_zero():
     heads = heads_of(torch.ones(2, 2, 1), torch.ones(2, 2, 1))
     actions = Actions(mask=torch.tensor([[True, False]]))
     assert heads.predict(torch.eye(2)[:1], actions)[1][0, :, 0].tolist() == [1, 0]
-
-
-def test_absurd_value_where_the_episode_ends_does_not_reach_the_target():
-    heads = heads_of(torch.zeros(2, 2, 1), torch.full((2, 2, 1), 1e30))
-    none = Actions(mask=torch.zeros(2, 2, dtype=torch.bool))
-    batch = make_batch(torch.eye(2), torch.eye(2), [0, 1], [1.0, 2.0], bootstrap=torch.zeros(2), next_actions=none)
-    with torch.no_grad():
-        heads.value_network.table.zero_()
-    assert heads(batch, torch.zeros(2, 2))[1]["value_loss"].item() == pytest.approx((1 + 4) / 2)

@@ -25,12 +25,14 @@ def both() -> tuple[Learners, dict[str, nn.Parameter]]:
         for parameter in network.parameters():
             nn.init.zeros_(parameter)
         learners[name] = DQN(network, ScalarHead(), DQNSettings(gamma=0.5, target_update_rate=0.1))
-    biases = {name: next(p for p in one.q_network.parameters() if p.dim() == 1) for name, one in learners.items()}
+    biases = {
+        name: next(p for p in learner.q_network.parameters() if p.dim() == 1) for name, learner in learners.items()
+    }
     return Learners(learners), biases
 
 
 def step(learners: Learners, rate: float, clip: float | None = None) -> dict[str, float]:
-    trained = [[p for p in one.parameters() if p.requires_grad] for one in learners.by_type.values()]
+    trained = [[p for p in learner.parameters() if p.requires_grad] for learner in learners.by_type.values()]
     optimizer = torch.optim.SGD([p for each in trained for p in each], lr=rate)
     loss, metrics = learners({"tagger": TAGGERS, "runner": RUNNERS})
     loss.backward()
@@ -49,7 +51,7 @@ def test_each_type_moves_by_its_own_rows() -> None:
     assert biases["runner"].tolist() == [0.75, 0.0]
     errors = learners.row_errors
     assert (errors["tagger"].tolist(), errors["runner"].tolist()) == ([2.0, 6.0], [1.0, 1.0, 4.0, 0.0])
-    targets = {name: one.target_network.state_dict() for name, one in learners.by_type.items()}
+    targets = {name: learner.target_network.state_dict() for name, learner in learners.by_type.items()}
     for name, bias in biases.items():  # soft update by a tenth
         assert any(torch.allclose(value, bias / 10) for value in targets[name].values())
 
@@ -65,6 +67,6 @@ def test_a_gradient_is_clipped_by_its_own_norm() -> None:
 def test_names_may_be_those_of_methods_and_one_learner_is_its_own_type() -> None:
     learners = both()[0]
     assert {name.split(".")[1] for name in learners.state_dict()} == {"type_tagger", "type_runner"}
-    one = learners.by_type["tagger"]
-    assert list(learners_of(Learners({"forward": one, "keys": one}))) == ["forward", "keys"]
-    assert learners_of(one) == {"": one}
+    tagger = learners.by_type["tagger"]
+    assert list(learners_of(Learners({"forward": tagger, "keys": tagger}))) == ["forward", "keys"]
+    assert learners_of(tagger) == {"": tagger}

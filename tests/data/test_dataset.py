@@ -36,24 +36,24 @@ def shared(path: Path) -> EpisodeFolder:
 
 
 def names(folder: EpisodeFolder) -> list[str]:
-    return [one.name.rpartition("/")[2] for one in folder.files()]
+    return [file.name.rpartition("/")[2] for file in folder.files()]
 
 
 def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(tmp_path: Path) -> None:
-    one, other = shared(tmp_path), shared(tmp_path)
+    first, other = shared(tmp_path), shared(tmp_path)
     written = []
-    for number, (folder, writer) in enumerate([(one, ONE), (other, OTHER), (other, OTHER), (one, ONE)]):
+    for number, (folder, writer) in enumerate([(first, ONE), (other, OTHER), (other, OTHER), (first, ONE)]):
         written.append(folder.add(table(2 + number), ORIGIN, writer))
         hour = time.time() + (3600 if writer == ONE else -3600)
         os.utime(tmp_path / "fifo" / written[-1], (hour, hour))
     assert written[0] == "0000000001-0000002-aaaaaaaaaaaa.parquet"
     assert written[3] == "0000000004-0000005-aaaaaaaaaaaa.parquet"
     assert names(EpisodeFolder(tmp_path)) == written
-    assert [(one.number, one.steps) for one in one.files()] == [(1, 2), (2, 3), (3, 4), (4, 5)]
-    assert [one.unread(through) for through in (0, 2, 4)] == [14, 9, 0]
+    assert [(file.number, file.steps) for file in first.files()] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert [first.unread(through) for through in (0, 2, 4)] == [14, 9, 0]
     for path in (tmp_path / "fifo").glob("*.parquet"):
         path.unlink()
-    assert one.add(table(), ORIGIN, ONE).startswith("0000000005-")  # a writer's own numbers never go back
+    assert first.add(table(), ORIGIN, ONE).startswith("0000000005-")  # a writer's own numbers never go back
 
 
 def test_rows_and_origin_are_read_back_and_other_names_are_no_files(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETT
 
 def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(tmp_path: Path) -> None:
     folder, manifest = made(tmp_path)
-    found = StageManifest.read(str(folder))
-    assert found is not None
-    assert (found.files, found.digest) == (manifest.files, manifest.digest)
+    read = StageManifest.read(str(folder))
+    assert read is not None
+    assert (read.files, read.digest) == (manifest.files, manifest.digest)
     assert (data_files(str(folder))[0].sha256, left_out(str(folder))) == (
         manifest.files["part.jsonl"]["sha256"],
         ("1 row",),
@@ -99,5 +99,5 @@ def test_what_was_left_out_is_sentences(tmp_path: Path) -> None:
 def test_an_altered_file_is_refused_while_it_is_read(tmp_path: Path) -> None:
     folder, _ = made(tmp_path)
     (folder / "part.jsonl").write_text('{"x": 9}\n')
-    with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256 .*, as its manifest says"):
+    with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):
         list(read_blocks(data_files(str(folder)), lambda block: block))

@@ -95,17 +95,6 @@ def test_the_fit_is_the_optimum_that_scipy_finds_on_the_other_folds() -> None:
     assert loss(fitted[3].numpy()) == pytest.approx(best.fun, abs=1e-3)
 
 
-def test_a_row_has_no_effect_on_its_own_probability() -> None:
-    rng = np.random.default_rng(1)
-    state, action, fold = rng.normal(size=300), rng.integers(2, size=300), np.arange(300) % FOLDS
-    first = FoldedSoftmax.uniform(NAMED).parameters
-    fitted = behavior._minimized(first, 1.0, [rows_of(state.tolist(), action.tolist(), fold.tolist())], ALONE)
-    action[fold == 2] = 0
-    other = behavior._minimized(first, 1.0, [rows_of(state.tolist(), action.tolist(), fold.tolist())], ALONE)
-    np.testing.assert_allclose(fitted[2], other[2], atol=1e-3)
-    assert not np.allclose(fitted[1], other[1], atol=0.05)
-
-
 def test_rows_of_an_episode_share_a_fold_and_folds_are_alike() -> None:
     folds = fold_of(np.arange(10_000, dtype=np.uint64))
     assert (folds == fold_of(np.arange(10_000, dtype=np.uint64))).all()
@@ -148,17 +137,6 @@ def test_a_logger_that_never_errs_has_no_support() -> None:
     state = np.where(np.arange(4000) % 2, 1.0, -1.0)[:, None]
     estimated = behavior_of(state, (np.arange(4000) % 2).astype(np.int64), np.arange(4000), 2)
     assert (estimated.propensity == 1).all()
-
-
-def test_one_that_errs_in_a_twentieth_has() -> None:
-    rng = np.random.default_rng(0)
-    number = np.arange(4000) % 2
-    action = np.where(rng.random(4000) < 0.05, 1 - number, number)
-    estimated = behavior_of(number[:, None] * 2.0 - 1, action, np.arange(4000), 2)
-    expected = np.where(action == number, 0.95, 0.05)
-    np.testing.assert_allclose(estimated.propensity, expected, rtol=0.2)
-    assert estimated.calibration is not None
-    assert estimated.calibration.calibrated
 
 
 def test_an_action_that_is_logged_once_has_a_small_probability() -> None:

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import gridworld
-from oracles.pages import bandit_page, estimate_of, evaluated, gridworld_page, noisy_q, weighing
+from oracles.pages import bandit_page, estimate_of, evaluated, weighing
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe
@@ -108,22 +107,6 @@ def test_metrics_have_figures_of_their_own_however_many_are_worked_on_together(m
     assert estimate_of(together, "IPS_Reward", 1).figure.value == pytest.approx(2 * np.mean(REWARDS))
     monkeypatch.setattr(cpe, "_OUTCOMES_AT_ONCE", 1)
     assert scalars(evaluated(dataclasses.replace(page, **models))) == pytest.approx(scalars(together), nan_ok=True)
-
-
-def test_order_of_episodes_changes_nothing() -> None:
-    rng = np.random.default_rng(0)
-    log = gridworld.simulate(gridworld.epsilon_greedy(0.5), 30, rng)
-    page = gridworld_page(log, gridworld.epsilon_greedy(0.3), noisy_q(gridworld.epsilon_greedy(0.3), 0.3, rng))
-    backwards = dataclasses.replace(page, episode=29 - page.episode)
-    backwards = backwards.rows(torch.argsort(backwards.episode, stable=True))
-    first = evaluated(page)
-    other = evaluated(backwards)
-    for a, b in zip(first.outcomes[0].estimates, other.outcomes[0].estimates, strict=True):
-        # MAGIC's blend rests on the resamples, which are others
-        assert b.figure.value == pytest.approx(a.figure.value, rel=1e-2 if a.name == "MAGIC" else 1e-10)
-    assert first.overlap is not None
-    assert other.overlap is not None
-    assert other.overlap.effective_episodes == pytest.approx(first.overlap.effective_episodes)
 
 
 def test_limits_leave_out_whole_episodes_and_late_rows() -> None:

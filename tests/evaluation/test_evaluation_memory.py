@@ -11,8 +11,7 @@ import torch
 from oracles.pages import bandit_page
 from oracles.tables import estimates as estimates_of
 
-from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, sums_of_rows
+from reagent_lite.evaluation.cpe import sums_of_rows
 from reagent_lite.evaluation.page import EvaluationPage, tables_of
 from reagent_lite.rl.estimators import ESTIMATORS
 
@@ -56,25 +55,6 @@ def test_one_long_episode_does_not_pad_the_others():
     for name, estimator in ESTIMATORS.items():
         expected = float(estimates_of(estimator, padded, torch.ones(1, 2501))[0])
         assert float(estimates[name][0]) == pytest.approx(expected, rel=1e-9), name
-
-
-def test_results_do_not_depend_on_threads():
-    page = random_page([1, 3, 2, 7, 4, 4, 9, 1] * 40)
-
-    def evaluate() -> CPEResult:
-        config = EvaluationConfig(bootstrap_resamples=300)
-        return evaluate_page(page, gamma=0.9, config=config, generator=torch.Generator().manual_seed(0))
-
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            results.append(evaluate())
-    finally:
-        torch.set_num_threads(threads)
-    for first, second in zip(*(result.outcomes[0].estimates for result in results), strict=True):
-        assert dataclasses.astuple(first.figure) == pytest.approx(dataclasses.astuple(second.figure), rel=1e-12)
 
 
 @pytest.mark.slow

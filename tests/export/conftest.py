@@ -59,8 +59,8 @@ def discrete(**parts: Any) -> DiscretePredictor:
 
 def parametric(**parts: Any) -> ParametricPredictor:
     state, action = (
-        Preprocessor(NormalizationSpec((FeatureSpec(feature_id=one, feature_type=FeatureType.DO_NOT_PREPROCESS),)))
-        for one in (3, 9)
+        Preprocessor(NormalizationSpec((FeatureSpec(feature_id=number, feature_type=FeatureType.DO_NOT_PREPROCESS),)))
+        for number in (3, 9)
     )
     given: dict[str, Any] = {"state_feature_ids": (3,), "action_feature_ids": (9,), "policy": EpsilonGreedy(0.3)}
     return ParametricPredictor(state, action, CentredScorer(), **{**given, **parts})

@@ -59,8 +59,8 @@ def test_a_file_that_was_altered_in_any_way_is_named(name: str, discrete_folder:
     whole = file.read_bytes()
     rng = np.random.default_rng(FILES.index(name))
     flipped = [bytearray(whole) for _ in range(5)]
-    for one in flipped:
-        one[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
+    for altered in flipped:
+        altered[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
     for data in (*flipped, whole[:-1], whole + b"\n", b""):
         file.write_bytes(data)
         with pytest.raises(BundleError) as caught:
@@ -126,16 +126,6 @@ def test_a_sealed_manifest_of_any_shape_is_a_bundle_or_a_bundle_error(
     assert loaded.predict([[1, 5]]).q.tolist() == [[3, 4, 0]]
 
 
-@pytest.mark.parametrize("changes", [{"policy": None}, {"policy": {"kind": ["softmax"]}}, {"state_feature_ids": ["7"]}])
-def test_a_model_of_another_release_is_exported_again(
-    changes: dict[str, object], discrete_folder: Path, bundle: Bundle, copied: Copy
-) -> None:
-    folder = copied(discrete_folder)
-    (folder / "manifest.json").write_bytes(sealed({**bundle.manifest, **changes}))
-    with pytest.raises(BundleError, match=f"manifest.json, {next(iter(changes))}: .* Export the model again"):
-        load_bundle(folder)
-
-
 ODD_MANIFESTS = [
     ("policy", {"kind": "softmax", "temperature": -1}),
     ("policy", {"kind": "softmax", "temperature": 0}),
@@ -145,6 +135,9 @@ ODD_MANIFESTS = [
     ("action_names", ["left", "left", "stay"]),
     ("action_names", ["left", "", "stay"]),
     ("workflow", "parametric_dqn"),
+    ("policy", None),
+    ("policy", {"kind": ["softmax"]}),
+    ("state_feature_ids", ["7"]),
 ]
 
 
@@ -373,9 +366,9 @@ def test_the_graph_alone_gives_no_answer_to_infinity(discrete_folder: Path, para
 
     def run(folder: Path, *feed: np.ndarray) -> dict[str, list[Any]]:
         session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-        given = dict(zip((one.name for one in session.get_inputs()), feed, strict=True))
+        given = dict(zip((tensor.name for tensor in session.get_inputs()), feed, strict=True))
         names = ["q", "greedy", "propensities"]
-        return {name: one.tolist() for name, one in zip(names, session.run(names, given), strict=True)}
+        return {name: values.tolist() for name, values in zip(names, session.run(names, given), strict=True)}
 
     result = run(
         discrete_folder, np.array([[1, 5], [1, -INF]], np.float32), np.ones((2, 2), bool), np.ones((2, 3), bool)

@@ -108,9 +108,14 @@ def check_files(predictor: Predictor, sample: SampleRows, folder: Path) -> None:
         assert str(Path(reagent_lite.__file__).parent).encode() not in file.read_bytes()
 
 
-@pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("candidates", [False, True])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "candidates", "dueling"),
+    [
+        (head, candidates, candidates == (number % 2 == 0))
+        for number, head in enumerate(HEADS)
+        for candidates in (False, True)
+    ],
+)
 def test_every_format_equals_the_live_network(
     head: str, candidates: bool, dueling: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,5 @@
 """Texts as features of an exported model: one-hot columns by hand, what counts as other, and what is refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -56,13 +55,14 @@ def test_codes_of_the_card_give_the_same_in_the_bare_graph(folder: Path) -> None
     assert codes == {level: float(code_of_text(level)) for level in ("DE", "FR")}
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     values = np.array([[0.5, 2, codes["DE"]], [-1, 5, codes["FR"]], [2, 7, 1.0]], np.float32)
-    names = [one.name for one in session.get_inputs()]
+    names = [tensor.name for tensor in session.get_inputs()]
     feed = dict(zip(names, (values, ~np.isnan(values), np.ones((3, 2), bool)), strict=True))
     assert session.run(["q"], feed)[0].tolist() == Q[:3]
 
 
 def test_other_values_are_counted_by_feature(bundle: Bundle) -> None:
-    assert {str(one): count for one, count in bundle.others(bundle.states(ROWS)).items()} == {"3": 1, "country": 1}
+    others = bundle.others(bundle.states(ROWS))
+    assert {str(feature_id): count for feature_id, count in others.items()} == {"3": 1, "country": 1}
     assert bundle.others(bundle.states(ROWS[:2])) == {}
     assert bundle.others(bundle.states([{"3": -1337.1337}])) == {}
 
@@ -92,8 +92,3 @@ def test_candidates_have_categories(tmp_path: Path) -> None:
     assert prediction.q[1, 0] == 1
     values = np.concatenate(bundle.candidates(lists))
     assert list(bundle.others(values, candidates=True).values()) == [1]
-
-
-def test_a_model_without_categories_has_the_files_of_before(discrete_folder: Path) -> None:
-    normalization = json.loads((discrete_folder / "normalization.json").read_bytes())
-    assert not any("levels" in text for side in normalization.values() for text in side.values())

@@ -166,8 +166,9 @@ def test_the_card_describes_the_model(discrete_folder: Path, parametric_folder: 
     for folder, text in ((discrete_folder, card), (parametric_folder, of_candidates)):
         session = InferenceSession(folder / "model.onnx")
         for kind, tensors in (("input", session.get_inputs()), ("output", session.get_outputs())):
-            for one in tensors:
-                assert f"\n| {kind} `{one.name}` | {types[one.type]} | {', '.join(map(str, one.shape))} |" in text
+            for tensor in tensors:
+                shape = ", ".join(map(str, tensor.shape))
+                assert f"\n| {kind} `{tensor.name}` | {types[tensor.type]} | {shape} |" in text
     assert "at least 0.1 times as likely" in restricted
     assert "BCQ" not in card
 

@@ -146,7 +146,8 @@ def _array(name: str, cells: list[Any], form: str) -> pa.Array:
         if all(cell is None for cell in cells):
             return pa.nulls(len(cells))
         if not any(_has_map(cell or []) for cell in cells):
-            return pa.array(cells, pa.list_(pa.string()))
+            flags = any(isinstance(entry, int) for cell in cells for entry in cell or [])
+            return pa.array(cells, pa.list_(pa.int64() if flags else pa.string()))
         lists = [None if cell is None else [_entries(entry, form) for entry in cell] for cell in cells]
         return pa.array(lists, pa.list_(features))
     return pa.array(cells)

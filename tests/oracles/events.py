@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 from oracles.logs import write_lines
 
@@ -54,6 +55,49 @@ def broken_events() -> list[Row]:
     for number, (change, _, _) in enumerate(BROKEN):
         rows += [event(f"e{number}", 0, 0.0), event(f"e{number}", 1, 0.0, **change), event(f"e{number}", 2, 0.0)]
     return rows
+
+
+NAMES = ("left", "right", 'it\'s \\ "${x}"')
+
+
+def random_events(
+    *, parametric: bool, seed: int = 0, episodes: int = 40, repeated: tuple[int, ...] = (3, 11, 30)
+) -> list[Row]:
+    """Random episodes of 1 to 8 rows with everything that may occur in a sound log, shuffled."""
+    rng = np.random.default_rng(seed)
+
+    def features() -> Row:
+        return {key: float(np.float32(rng.normal())) for key in ("0", "3", "-12") if key == "0" or rng.random() > 0.2}
+
+    def choices() -> list[Any]:
+        if parametric:
+            return [{"7": float(number), **features()} for number in range(int(rng.integers(1, 4)))]
+        return [NAMES[i] for i in sorted(rng.choice(3, int(rng.integers(1, 4)), replace=False).tolist())]
+
+    rows: list[Row] = []
+    for episode in range(episodes):
+        at, length = int(rng.integers(0, 50)), int(rng.integers(1, 9))
+        for step in range(length):
+            possible = choices()
+            listed = [] if parametric and len(rows) % 9 == 4 else possible
+            rows.append({
+                "ds": f"2026-01-{1 + episode % 5:02}", "mdp_id": f"e{episode}", "sequence_number": at,
+                "state_features": features(), "action": possible[int(rng.integers(len(possible)))],
+                "reward": float(np.float32(rng.normal())), "possible_actions": listed,
+                "action_probability": 0.5 if rng.random() > 0.1 else None,
+                "metrics": {"clicks": float(rng.integers(0, 9)), **({"money": 0.25} if step % 2 else {})},
+                "terminal": False, "truncated": False, "next_state_features": None, "possible_next_actions": None,
+                "cost": 0.5 * step if step != 1 else None, "visits": int(rng.integers(0, 9)),
+                "city": f"ü {episode % 3}", "new": bool(step % 2),
+            })  # fmt: skip
+            at += int(rng.integers(1, 4))
+        end = ["terminal", "truncated", "unfinished"][episode % 3]
+        if end != "unfinished":
+            rows[-1][end] = True
+        if end == "truncated" and episode % 2:
+            rows[-1] |= {"next_state_features": {"0": 1.5}, "possible_next_actions": choices()}
+    doubled = [{**rows[i], "reward": 100.0} for i in repeated]
+    return [(rows + doubled)[i] for i in rng.permutation(len(rows) + len(doubled))]
 
 
 def timeline_config(folder: Path, source: Path, top: Row | None = None, **section: Any) -> TimelineConfig:
@@ -117,10 +161,10 @@ def _transition(row: Row, after: Row | None, time_diff: int) -> Row:
     following = after or {}
     return {
         **{name: row.get(name) for name in ("mdp_id", "sequence_number", "state_features", "action", "reward")},
-        **{name: row.get(name) for name in ("action_probability", "possible_actions", "truncated")},
+        **{name: row.get(name) for name in ("action_probability", "possible_actions", "truncated", "metrics")},
         "next_state_features": following.get("state_features"),
         "next_action": following.get("action"),
-        "possible_next_actions": following.get("possible_actions"),
+        "possible_next_actions": following.get("possible_actions") or None,  # an empty list is unknown
         "time_diff": time_diff,
         "terminal": after is None,
     }

@@ -197,14 +197,13 @@ def weighted_policy(weights: Array) -> Array:
     return np.asarray(chances / np.maximum(chances.sum(1, keepdims=True), 1e-300))
 
 
-def crr_solution(beta: float, most: float, *, binary: bool = False) -> tuple[Array, Array]:
-    """[25, 4] policy and its values where pi is proportional to mu * min(exp(A / beta), most), or to mu [A > 0]."""
+def crr_solution(beta: float, most: float) -> tuple[Array, Array]:
+    """[25, 4] policy and its values where pi is proportional to mu * min(exp(A / beta), most)."""
     policy = random_policy()
     for _ in range(2000):
         q = policy_q(policy)
         advantage = q - (policy * q).sum(1, keepdims=True)
-        weights = (advantage > 1e-12) if binary else np.minimum(np.exp(advantage / beta), most)
-        following = weighted_policy(weights)
+        following = weighted_policy(np.minimum(np.exp(advantage / beta), most))
         if np.abs(following - policy).max() < 1e-12:
             return policy, q
         policy = 0.5 * policy + 0.5 * following

@@ -115,6 +115,8 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         terminal = is_terminal(row, actions)
         sequence = number if sequences[number] is None else sequence_of(sequences[number])
         probability = row.get("propensity") if row.get("propensity") is not None else row.get("action_probability")
+        if actions is None and row.get("possible_actions") == []:
+            probability = None  # the action is the only choice that is known
         measured = features_of(row.get("metrics"))
         assert copy.sequence[at] == sequence
         assert copy.reward[at] == number_of(row["reward"])

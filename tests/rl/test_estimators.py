@@ -134,24 +134,6 @@ def test_counts_are_repeated_episodes(name: str):
     assert float(estimates(ESTIMATORS[name], e, counts)[1]) == pytest.approx(repeated, abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_weighted_doubly_robust_equals_the_loops(seed: int):
-    """Transcribed with loops from the paper's definition: nothing shared with the implementation."""
-    e = random_table(LENGTHS, seed)
-    w, d, r, tail = (getattr(e, name).numpy() for name in ("weight", "discount", "reward", "tail"))
-    q = e.value_taken.numpy()
-    v = e.value_expected.numpy()
-    n, steps = w.shape
-    total = 0.0
-    for t in range(steps):
-        rho = [np.prod(w[i, : t + 1]) for i in range(n)]
-        before = [np.prod(w[i, :t]) for i in range(n)]
-        for i in range(n):
-            total += d[i, t] * (rho[i] / sum(rho) * (r[i, t] - q[i, t]) + before[i] / sum(before) * v[i, t])
-            total += rho[i] / sum(rho) * tail[i, t]
-    assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(total, rel=1e-10)
-
-
 def test_after_the_last_supported_step_the_value_model_continues():
     # both episodes leave the policy at step 1: WDR is r_0 plus the discounted value there
     e = table((2, 2), 0.5, weight=[[1, 0], [1, 0]], reward=[[2, 9], [4, 9]], value_expected=[[0, 6], [0, 8]])

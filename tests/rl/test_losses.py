@@ -61,16 +61,6 @@ def test_projection_splits_mass_between_neighbours() -> None:
     torch.testing.assert_close(projected, torch.tensor([[0.375, 0.125, 0.5], [0.2, 0.15, 0.65]]))
 
 
-def test_projection_keeps_mass_and_mean_inside_the_support() -> None:
-    rng = np.random.default_rng(0)
-    probabilities = torch.tensor(rng.dirichlet(np.ones(11), 50), dtype=torch.float64)
-    support = torch.linspace(-5, 5, 11, dtype=torch.float64)
-    returns = torch.tensor(rng.uniform(-5, 5, (50, 11)))
-    projected = categorical_projection(probabilities, returns, support)
-    torch.testing.assert_close(projected.sum(1), torch.ones(50, dtype=torch.float64))
-    torch.testing.assert_close((projected * support).sum(1), (probabilities * returns).sum(1))
-
-
 def test_quantile_huber_by_hand() -> None:
     # quantiles 0 and 2 at midpoints 1/4 and 3/4; targets 1 and 4
     # errors of quantile 0: 1, 4 -> huber 0.5, 3.5, weight 1/4 -> mean (0.125 + 0.875) / 2 = 0.5

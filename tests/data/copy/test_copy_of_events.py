@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.events import event
+from oracles.events import NAMES, event, random_events
 from oracles.logs import write_lines
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.timeline import TimelineConfig, TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
-from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.errors import DataError
 
 VECTORS = (
     "action", "reward", "time_diff", "step", "propensity", "bootstrap", "truncated", "mask", "metrics", "episode",
@@ -20,38 +20,10 @@ VECTORS = (
 )  # fmt: skip
 
 
-def log(*, parametric: bool, broken: bool = False) -> list[dict[str, Any]]:
-    """150 shuffled episodes with gaps, duplicates, absent features and every kind of end."""
-    rng = np.random.default_rng(parametric)
-    rows = []
-    for number in range(150):
-        length, end = int(rng.integers(1, 9)), int(rng.integers(3))
-        for k in range(length):
-            last = k == length - 1
-            choices: list[Any] = [["l", "r"], ["r"]][int(rng.integers(2))]
-            if parametric:
-                choices = [{"0": float(rng.normal()), "7": float(j)} for j in range(int(rng.integers(1, 4)))]
-            taken = choices[int(rng.integers(len(choices)))]
-            cut = last and end == 1 and rng.random() < 0.8
-            row = event(
-                f"e{number}", 3 * k + int(rng.integers(3)), 0.0, float(rng.normal()),
-                state_features={str(i): float(rng.normal()) for i in range(3) if i == 0 or rng.random() < 0.8},
-                action=taken, possible_actions=[] if parametric and rng.random() < 0.1 else choices,
-                terminal=last and end == 0, truncated=last and end == 1, ds=f"2026-01-0{1 + k}",
-                metrics={"x": 1.0 * k} if rng.random() < 0.5 else None, action_probability=float(rng.uniform(0.1, 1)),
-                next_state_features={"0": 9.5, "9": 1.0} if cut else None,
-                possible_next_actions=choices if cut else None,
-            )  # fmt: skip
-            rows += [row, {**row, "reward": 99.0}] if rng.random() < 0.05 else [row]
-            if broken and rng.random() < 0.03:
-                rows[-1]["reward"] = None
-    return [rows[number] for number in rng.permutation(len(rows))]
-
-
 def next_lists(copy: TrainingCopy, name: str) -> list[list[list[float]]]:
     lists = getattr(copy, name) if copy.parametric else []
     starts = copy.list_offsets
-    return [np.nan_to_num(copy.candidates[starts[one] : starts[one + 1]], nan=-1).tolist() for one in lists]
+    return [np.nan_to_num(copy.candidates[starts[index] : starts[index + 1]], nan=-1).tolist() for index in lists]
 
 
 def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
@@ -80,13 +52,16 @@ SECTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda one: "-".join(one) or "plain")
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: "-".join(section) or "plain")
 @pytest.mark.parametrize("parametric", [False, True])
 def test_the_copy_of_events_is_that_of_their_timeline(
     tmp_path: Path, section: dict[str, Any], parametric: bool
 ) -> None:
-    rows = log(parametric=parametric, broken="on_refused" in section)
-    source, actions = write_lines(tmp_path / "events.jsonl", rows), None if parametric else ("l", "r")
+    rows = random_events(parametric=parametric, episodes=150)
+    if "on_refused" in section:
+        for row in rows[::30]:
+            row["reward"] = None
+    source, actions = write_lines(tmp_path / "events.jsonl", rows), None if parametric else NAMES
     paths = {"inputTableName": str(source), "outputTableName": str(tmp_path / "transitions")}
     tree = {"timeline": {**paths, "actionDiscrete": not parametric, **section}, "query": {"tableSample": 80.0}}
     config = check(TimelineConfig, tree | ({"query": {"tableSample": 80.0, "actions": actions}} if actions else {}))
@@ -117,18 +92,23 @@ def test_features_of_episodes_that_are_left_out_are_no_columns(tmp_path: Path) -
     assert copy.notes[-1].endswith("2 refused or in a refused row's episode")
 
 
-def test_errors_name_the_line_of_the_log(tmp_path: Path) -> None:
-    rows = [event("a", 0, 0.0), event("a", 1, 0.0, action=None, possible_actions=[]), event("a", 2, 0.0, terminal=True)]
+@pytest.mark.parametrize(
+    ("rows", "section", "words"),
+    [
+        ([event("a", 0, 0.0), event("a", 1, 0.0, action=None, possible_actions=[]), event("a", 2, 0.0, terminal=True)],
+         {}, "events.jsonl:1: .*a possible next action"),
+        ([event("a", 0, 0.0, ds="2026-01-01"), event("a", 1, 0.0, terminal=True)],
+         {"startDs": "2026-01-01"}, "events.jsonl:2: expected a date in ds"),
+        ([event("a", 0, 0.0), event("b", 0, 0.0)], {}, "none of 2 events: 2 last of an episode"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_line_of_the_log(
+    tmp_path: Path, rows: list[dict[str, Any]], section: dict[str, Any], words: str
+) -> None:
     source = write_lines(tmp_path / "events.jsonl", rows)
-    with pytest.raises(DataError, match=r"events.jsonl:1: expected a possible next action in a row that is not term"):
-        prepare_training_copy(source, actions=("l", "r"))
-    write_lines(source, [event("a", 0, 0.0, ds="2026-01-01"), event("a", 1, 0.0, terminal=True)])
-    config = TimelineConfig(timeline=TimelineSection(startDs="2026-01-01"))
-    with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
+    config = TimelineConfig(timeline=TimelineSection(**section))
+    with pytest.raises(DataError, match=words):
         prepare_training_copy(source, actions=("l", "r"), timeline=config)
-    write_lines(source, [event("a", 0, 0.0), event("b", 0, 0.0)])
-    with pytest.raises(NoRowsError, match="none of 2 events: 2 last of an episode that does not"):
-        prepare_training_copy(source, actions=("l", "r"))
 
 
 def test_texts_of_refused_rows_are_not_counted(tmp_path: Path) -> None:

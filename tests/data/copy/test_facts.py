@@ -80,7 +80,7 @@ def test_every_difference_is_named() -> None:
 
 def test_rows_are_needed_somewhere() -> None:
     none = replace(FIRST, rows=0)
-    with pytest.raises(DataError, match="p: expected rows of data on at least one node, got none on any of 2"):
+    with pytest.raises(DataError, match=r"p: .*got none on any of 2"):
         agree([none, replace(none, node=1)], path="p", replicas=False)
     assert agree([none, SECOND], path="p", replicas=False).rows == (0, 2)
 
@@ -95,7 +95,7 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     other = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.PROBABILITY)})
     assert facts.normalization != Facts.of(copy, 3, {"state": other}).normalization
     named = FACTS.validate_json(FACTS.dump_json(replace(facts, state_ids=(id_of("age"), 3))))
-    assert [str(one) for one in named.state_ids] == ["age", "3"]
+    assert [str(feature_id) for feature_id in named.state_ids] == ["age", "3"]
     nothing = Facts.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
     assert FACTS.validate_json(FACTS.dump_json(nothing)) == nothing
@@ -110,9 +110,9 @@ def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) ->
     for name, logged in (("one", rows), ("two", shuffled), ("three", altered)):
         file = write_lines(tmp_path / name / "log.jsonl", logged)
         facts.append(Facts.of(prepare_training_copy(str(file), actions=ACTIONS), len(facts), {}))
-    one, two, three = facts
-    assert one.content == two.content != three.content
-    assert agree([one, two], path="p", replicas=True).rows == (20,)
+    first, second, third = facts
+    assert first.content == second.content != third.content
+    assert agree([first, second], path="p", replicas=True).rows == (20,)
 
 
 def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:

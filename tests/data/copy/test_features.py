@@ -26,17 +26,17 @@ def test_a_copy_has_the_features_of_its_files(
     log = summarize_log(data_files(str(file)), SETTINGS, seed=3)
     assert set(log.columns) == ({"state_features", "action"} if parametric else {"state_features"})
     for name, expected in log.columns.items():
-        found = summarize_copy(copy, name, SETTINGS, seed=3)
-        assert (found.rows, sorted(found.hashes)) == (expected.rows, sorted(expected.hashes))
-        for one, summary in found.features.items():
-            theirs = expected.features[one]
+        of_copy = summarize_copy(copy, name, SETTINGS, seed=3)
+        assert (of_copy.rows, sorted(of_copy.hashes)) == (expected.rows, sorted(expected.hashes))
+        for feature_id, summary in of_copy.features.items():
+            theirs = expected.features[feature_id]
             assert (summary.low, summary.high, summary.distinct) == (theirs.low, theirs.high, theirs.distinct)
             assert summary.moments.count == theirs.moments.count
             assert summary.moments.mean == pytest.approx(theirs.moments.mean, rel=1e-12)
             assert summary.moments.stddev == pytest.approx(theirs.moments.stddev, rel=1e-12)
-            np.testing.assert_array_equal(found.sampled(one), expected.sampled(one))
+            np.testing.assert_array_equal(of_copy.sampled(feature_id), expected.sampled(feature_id))
 
 
 def test_a_machine_without_rows_has_no_features() -> None:
-    found = summarize_copy(empty_training_copy(None), "action", SETTINGS, seed=0)
-    assert (found.rows, found.features, len(found.hashes)) == (0, {}, 0)
+    nothing = summarize_copy(empty_training_copy(None), "action", SETTINGS, seed=0)
+    assert (nothing.rows, nothing.features, len(nothing.hashes)) == (0, {}, 0)

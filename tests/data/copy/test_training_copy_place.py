@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_of_two_equal_builds_at_once_the_first_stays(
     second = prepare_training_copy(path, actions=ACTIONS)
     (first,) = opened
     assert first.folder == second.folder
-    assert [one.name for one in first.folder.parent.iterdir()] == [first.folder.name]
+    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
 
 
 def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +84,7 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
     assert len(built) == 1
     manifest = json.loads((first.folder / "manifest.json").read_text())
-    assert [one["modified_ns"] for one in manifest["inputs"]] == [10**9]
+    assert [entry["modified_ns"] for entry in manifest["inputs"]] == [10**9]
     written(tmp_path, row(reward=2.0), row())  # same size
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
     assert len(built) == 2
@@ -106,7 +105,7 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
 ) -> None:
     small_blocks(monkeypatch, 64)
     file = tmp_path / name
-    old, new = (data_of([row(reward=one)] * 12, form) for one in (1.0, 2.0))
+    old, new = (data_of([row(reward=reward)] * 12, form) for reward in (1.0, 2.0))
     file.write_bytes(old)
 
     def rewrite(done: int, total: int) -> None:
@@ -114,7 +113,7 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
         os.utime(file, ns=(0, 10**9))
 
     assert len(old) == len(new)
-    with pytest.raises(DataError, match=f"{name}: expected a file that stays as it is while it is read, got one that"):
+    with pytest.raises(DataError, match=f"{name}: expected a file that stays"):
         prepare_training_copy(str(file), actions=ACTIONS, progress=rewrite)
     assert prepare_training_copy(str(file), actions=ACTIONS).reward.tolist() == [2.0] * 12
 
@@ -123,7 +122,7 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
 def test_the_hash_is_that_of_the_rows(tmp_path: Path, name: str, form: str) -> None:
     """Also where a file of the same size and time takes the name before the reading has ended."""
     file = tmp_path / name
-    old, new = (data_of([row(reward=one)] * 12, form) for one in (1.0, 2.0))
+    old, new = (data_of([row(reward=reward)] * 12, form) for reward in (1.0, 2.0))
     file.write_bytes(old)
     files = list_input(str(file), (file.suffix,))
     hashes: list[str] = []
@@ -133,7 +132,7 @@ def test_the_hash_is_that_of_the_rows(tmp_path: Path, name: str, form: str) -> N
         os.utime(tmp_path / "new", ns=(0, files[0].modified_ns))
         os.replace(tmp_path / "new", file)
 
-    for block in read_blocks(files, lambda one: one, replace, hashes=hashes):
+    for block in read_blocks(files, lambda block: block, replace, hashes=hashes):
         assert set(block.table.column("reward").to_pylist()) == {1.0}
     assert hashes == [hashlib.sha256(old).hexdigest()]
 
@@ -185,7 +184,7 @@ def test_a_copy_is_read_only_and_a_failed_build_leaves_none(tmp_path: Path) -> N
     assert not (tmp_path / "bad" / ".reagent-lite").exists()
 
 
-@pytest.mark.parametrize(("blocks", "files"), [*((blocks, 200) for blocks in range(0, 52, 10)), (1000, 4), (1000, 20)])
+@pytest.mark.parametrize(("blocks", "files"), [(0, 200), (20, 200), (50, 200), (1000, 4), (1000, 20)])
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, blocks: int, files: int) -> None:
     path = written(tmp_path, *(row(mdp_id=str(i), sequence_number=0) for i in range(2000)))
     with small_disk(tmp_path / "disk", size=f"{(1 + blocks) * 4096}", files=files) as disk:
@@ -200,18 +199,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, blocks: int, fi
             assert not [file for file in disk.rglob("*") if file.is_file()]
             return
         assert blocks > 32
-
-
-def test_a_limit_of_file_sizes_loses_no_rows(tmp_path: Path) -> None:
-    path = written(tmp_path, *(row() for _ in range(2000)))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))
-    try:
-        with pytest.raises(DataError, match=r"expected room for the training copy.*got File too large"):
-            prepare_training_copy(path, actions=ACTIONS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [file for file in (tmp_path / ".reagent-lite").rglob("*") if file.is_file()] == []
 
 
 def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,11 +218,5 @@ def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     remote = prepare_training_copy("memory://copies/log.json", actions=ACTIONS)
     assert remote.folder.parent == tmp_path / "cache/reagent-lite"
     assert remote.source_line(0) == "memory://copies/log.json:1"
-
-
-def test_no_folder_to_write_into_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, row())
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o555)
-    with pytest.raises(DataError, match=f"{locked}/in: expected a folder that can be written, for the training copy"):
-        prepare_training_copy(path, actions=ACTIONS, directory=str(locked / "in"))
+    with pytest.raises(DataError, match=f"{data}/log.json/in: .* can be written"):
+        prepare_training_copy(path, actions=ACTIONS, directory=f"{path}/in")

@@ -1,4 +1,7 @@
-"""Random logs in several formats: the copy has the rows that a plain reading of them finds."""
+"""Random logs of candidates in several formats: the copy has the rows that a plain reading of them finds.
+
+Logs of named actions are read so in rows/test_mutated_logs.py and formats/test_log_formats.py.
+"""
 
 from __future__ import annotations
 
@@ -6,86 +9,37 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import small_blocks
+from oracles.event_files import data_of, small_blocks
 from oracles.logs import write_lines
 from oracles.transitions import check_copy, features_of, is_terminal
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 
-ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
-some_features = features.filter(lambda one: any(value is not None for value in one.values()))
+some_features = features.filter(lambda each: any(value is not None for value in each.values()))
+FORMS = ("map.parquet", "pairs.parquet", "arrow")
 candidate_lists = st.lists(features, min_size=1, max_size=3)
 
 
 @st.composite
-def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
-    """Rows without faults; `mixed` allows several JSON types in one column."""
-    styles = ["index", "name"]
-    column_style = draw(st.sampled_from(styles))
-    list_style = draw(st.sampled_from(["mask", "names", "none"]))
-
-    def one_action(index: int) -> Any:
-        style = draw(st.sampled_from(styles)) if mixed else column_style
-        return index if style == "index" else ACTIONS[index]
-
-    def one_list(allowed: list[int]) -> Any:
-        style = draw(st.sampled_from(["mask", "names"])) if mixed else list_style
-        if style == "names":
-            return [ACTIONS[index] for index in allowed]
-        return [int(index in allowed) for index in range(len(ACTIONS))]
-
-    def choose(row: Row, now: str, possible: str) -> None:
-        allowed = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-        if list_style != "none" and draw(st.booleans()):
-            row[possible] = one_list(allowed)
-        else:
-            allowed = [0, 1, 2]
-        row[now] = one_action(draw(st.sampled_from(allowed)))
-
-    def end(row: Row) -> None:
-        row["possible_next_actions"] = None
-        row["next_action"] = draw(st.sampled_from([None, 3, ""])) if mixed else None
-        if list_style != "none" and draw(st.booleans()):
-            row["possible_next_actions"] = [0, 0, 0] if list_style == "mask" else []
-
-    log = draw_log(draw, choose, end, ACTIONS)
-    for row in log:
-        if draw(st.integers(0, 5)) == 0:
-            row["action"] = None
-    return log
-
-
-@st.composite
-def parametric_logs(draw: st.DrawFn) -> list[Row]:
-    with_lists = draw(st.booleans())
+def logs(draw: st.DrawFn) -> list[Row]:
+    """Rows of candidates without faults."""
+    with_lists, with_id, with_sequence = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
 
     def choose(row: Row, now: str, possible: str) -> None:
         candidates = draw(candidate_lists)
         if now == "next_action":
             candidates = [*candidates, draw(some_features)]
-        chosen = draw(st.sampled_from([one for one in candidates if now == "action" or features_of(one)]))
-        row[now] = chosen
+        row[now] = draw(st.sampled_from([each for each in candidates if now == "action" or features_of(each)]))
         if with_lists and draw(st.booleans()):
             row[possible] = candidates
 
-    def end(row: Row) -> None:
-        row["next_action"] = draw(st.sampled_from([None, {}]))
-        row["possible_next_actions"] = [] if with_lists and draw(st.booleans()) else None
-
-    return draw_log(draw, choose, end, None)
-
-
-def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | None) -> list[Row]:
-    with_id, with_sequence = draw(st.booleans()), draw(st.booleans())
     rows: list[Row] = []
     for episode in range(draw(st.integers(1, 3))):
         sequence = 0
@@ -100,7 +54,8 @@ def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | 
             if step > 0 and draw(st.booleans()):
                 rows[-1]["next_state_features"] = dict(row["state_features"])
             if draw(st.integers(0, 3)) == 0:
-                end(row)
+                row["next_action"] = draw(st.sampled_from([None, {}]))
+                row["possible_next_actions"] = [] if with_lists and draw(st.booleans()) else None
             else:
                 choose(row, "next_action", "possible_next_actions")
                 row["next_state_features"] = draw(some_features)
@@ -110,55 +65,21 @@ def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | 
                 row["metrics"] = {"clicks": draw(values)}
             rows.append(row)
     for row in rows:
-        if not is_terminal(row, actions) and not features_of(row.get("next_state_features")):
+        if not is_terminal(row, None) and not features_of(row.get("next_state_features")):
             row["next_state_features"] = {"0": 0.5}
     return draw(st.permutations(rows))
 
 
-FEATURE_TYPES = {
-    "map of strings": pa.map_(pa.string(), pa.float64()),
-    "map of integers": pa.map_(pa.int64(), pa.float32()),
-    "struct": pa.struct([(name, pa.float64()) for name in ("0", "3", "12", "-5")]),
-    "list of pairs": pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())])),
-}
-
-
-def write_parquet(file: Path, rows: list[Row], actions: tuple[str, ...] | None, style: str) -> None:
-    kind = FEATURE_TYPES[style]
-    number_keys = style in ("map of integers", "list of pairs")
-
-    def convert(one: Any) -> Any:
-        if not isinstance(one, dict) or style == "struct":
-            return one
-        pairs = [(int(name) if number_keys else name, value) for name, value in one.items()]
-        return [{"key": k, "value": v} for k, v in pairs] if style == "list of pairs" else pairs
-
-    maps = ["state_features", "next_state_features", *(() if actions else ("action", "next_action"))]
-    lists = () if actions else ("possible_actions", "possible_next_actions")
-    columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        cells = [row.get(name) for row in rows]
-        if name in maps:
-            columns[name] = pa.array([convert(cell) for cell in cells], kind)
-        elif name in lists:
-            inner = [None if cell is None else [convert(one) for one in cell] for cell in cells]
-            columns[name] = pa.array(inner, pa.list_(kind))
-        else:
-            columns[name] = pa.array(cells)
-    pq.write_table(pa.table(columns), file, row_group_size=3)
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), parametric=st.booleans(), style=st.sampled_from(["json", *FEATURE_TYPES]))
-def test_rows_read_back(data: st.DataObject, parametric: bool, style: str) -> None:
-    actions, block = None if parametric else ACTIONS, data.draw(st.integers(100, 2000))
-    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=style == "json"))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), rows=logs(), form=st.sampled_from(["json", *FORMS]))
+def test_rows_read_back(data: st.DataObject, rows: list[Row], form: str) -> None:
+    columns = dict.fromkeys(name for row in rows for name in row)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        file = Path(folder) / ("log.json" if style == "json" else "log.parquet")
-        if style == "json":
+        file = Path(folder) / f"log.{form}"
+        if form == "json":
             rows *= data.draw(st.integers(1, 4))
-            small_blocks(patch, block, block)
+            small_blocks(patch, data.draw(st.integers(100, 2000)))
             write_lines(file, rows)
         else:
-            write_parquet(file, rows, actions, style)
-        check_copy(prepare_training_copy(str(file), actions=actions, directory=folder), rows, actions)
+            file.write_bytes(data_of([{name: row.get(name) for name in columns} for row in rows], form))
+        check_copy(prepare_training_copy(str(file), actions=None, directory=folder), rows, None)

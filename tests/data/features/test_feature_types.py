@@ -98,7 +98,9 @@ def test_fit_constant_is_itself_and_one() -> None:
     # 0.1 summed thirty times and divided is not 0.1: the mean of a constant is not computed.
     result = fitted("CONTINUOUS", np.full(30, 0.1))
     assert (result.mean, result.stddev) == (0.1, 1.0)
-    constant = [FeatureSummary.of(np.array(one), 1).is_constant for one in ([0.1] * 30, [0.0, 1e-45], [0.0, 1e-30])]
+    constant = [
+        FeatureSummary.of(np.array(values), 1).is_constant for values in ([0.1] * 30, [0.0, 1e-45], [0.0, 1e-30])
+    ]
     assert constant == [True, True, False]
 
 

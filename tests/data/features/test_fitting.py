@@ -28,7 +28,7 @@ def fit(*columns: npt.ArrayLike, norm_params: NormParams | None = None) -> tuple
 
 def kinds(summary: ColumnSummary, norm_params: NormParams | None = None) -> list[str]:
     fitted = fit_columns({"x": summary}, norm_params or NormParams(), where="data")
-    return [str(one.feature_type) for one in fitted["x"].spec.features]
+    return [str(feature.feature_type) for feature in fitted["x"].spec.features]
 
 
 def overridden(**types: str) -> NormParams:
@@ -76,7 +76,7 @@ def test_few_distinct_values_in_the_sample_and_many_in_all() -> None:
     values = np.arange(4000) % 100
     more = np.where(np.arange(4000) == 777, 4000, values)  # the 101st
     assert kinds(column(values, more, sampled=FIRST)) == ["CONTINUOUS", "ENUM"]
-    with pytest.raises(DataError, match="feature 0: expected values that ENUM can be fitted to, got more than 100"):
+    with pytest.raises(DataError, match=r"feature 0: .*ENUM.*got more than 100"):
         kinds(column(more, sampled=FIRST), overridden(f0="ENUM"))
 
 
@@ -100,22 +100,22 @@ def test_too_few_values_in_the_sample() -> None:
     few = {"x": column(*values, sampled=slice(400))}
     fit = fit_columns(few, NormParams(), where="data")["x"]
     assert fit.notes == tuple(
-        f"data: x: feature {one} of its {count} values in the sample, too few to see how far from normal it is; raise "
-        "norm_params.num_samples"
-        for one, count in (("0: 10", 25), ("2: 0", 40))
+        f"data: x: feature {words} of its {count} values in the sample, too few to see how far from normal it is; "
+        "raise norm_params.num_samples"
+        for words, count in (("0: 10", 25), ("2: 0", 40))
     )
-    found = {one.feature_id: one for one in fit.spec.features}
-    assert [str(found[one].feature_type) for one in range(3)] == ["CONTINUOUS", "BINARY", "CONTINUOUS"]
-    assert (found[0].mean, found[0].stddev) == (pytest.approx(12 / 7), pytest.approx(math.sqrt(1300 / 49 / 24)))
-    assert (found[2].mean, found[2].stddev) == (1.5, pytest.approx(math.sqrt(40 / 39)))
+    by_id = {feature.feature_id: feature for feature in fit.spec.features}
+    assert [str(by_id[number].feature_type) for number in range(3)] == ["CONTINUOUS", "BINARY", "CONTINUOUS"]
+    assert (by_id[0].mean, by_id[0].stddev) == (pytest.approx(12 / 7), pytest.approx(math.sqrt(1300 / 49 / 24)))
+    assert (by_id[2].mean, by_id[2].stddev) == (1.5, pytest.approx(math.sqrt(40 / 39)))
     report = fit.statistics["features"]["1"]
     assert (report["sampled"], report["count"], report["share_present"]) == (0, 40, 0.04)
-    with pytest.raises(DataError, match="values that QUANTILE can be fitted to, got 0 values in the sample"):
+    with pytest.raises(DataError, match=r"QUANTILE.*got 0 values in the sample"):
         kinds(few["x"], overridden(f2="QUANTILE"))
 
 
 def test_no_feature_at_all_is_refused() -> None:
-    with pytest.raises(DataError, match="data: x: expected at least one feature, got none in 0 rows"):
+    with pytest.raises(DataError, match=r"data: x: .*got none in 0 rows"):
         kinds(Merge(20, 4).summary())
 
 
@@ -159,5 +159,5 @@ def test_overrides_fix_the_type_and_its_parameters_are_fitted() -> None:
 
 def test_override_of_an_unknown_feature() -> None:
     check_overrides(overridden(f7="ENUM"), {7}, "data")
-    with pytest.raises(ConfigError, match=r"overrides\.7: expected a feature of data, got 7. Did you mean 71?"):
+    with pytest.raises(ConfigError, match=r"overrides\.7: .*Did you mean 71?"):
         check_overrides(overridden(f7="ENUM"), {1, 71}, "data")

@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,9 @@ def spec_of(*features: FeatureSpec) -> NormalizationSpec:
 def test_contract_file_in_both_encodings(written: Write, encode: Callable[[object], object], absent: Any) -> None:
     enums = {key: {"feature_type": "ENUM", "possible_values": values} for key, values in ENUMS.items()}
     features = {**enums, "2": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}
-    spec = read_normalization(written({key: encode(absent | one) for key, one in features.items()}))
+    spec = read_normalization(written({key: encode(absent | parameters) for key, parameters in features.items()}))
     assert spec.feature_ids == (2, 1, 3)
-    assert [one.possible_values for one in spec.features[1:]] == [(12.0, 4.0, 2.0), (15.0, 3.0)]
+    assert [feature.possible_values for feature in spec.features[1:]] == [(12.0, 4.0, 2.0), (15.0, 3.0)]
     # columns in the order of the file's values; what is absent is zero
     raw = torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, NAN]])
     assert Preprocessor(spec).dense(raw).tolist() == [[1, 1, 0, 0, 1, 0], [3, 0, 0, 1, 0, 0]]
@@ -111,11 +110,18 @@ BAD_PARAMETERS: list[tuple[object, str]] = [
     (QUANTILE | {"quantiles": [1, 1, 2]}, "Sort them and list each once"),
     (CONTINUOUS | {"feature_type": "BOXCOX"}, "boxcox_shift: expected a value, which BOXCOX needs"),
     (RANGE | {"max_value": 1}, "min_value: expected a value, which"),
+    ({"feature_type": "BINARY", "levels": ["a"]}, "expected levels of ENUM alone, got levels of BINARY"),
+    (ENUM | {"levels": ["a", "b", "a"]}, "expected texts of different codes, got 'a' and another"),
+    (ENUM | {"levels": ["x" * 201]}, "expected texts of at most 200 characters, got 201"),
+    (ENUM | {"levels": ["a"], "possible_values": [1]}, "expected the codes of levels"),
+    (ENUM | {"levels": [3]}, "levels"),
     (RANGE | {"min_value": 1, "max_value": 1}, "min_value, max_value: expected min_value below max_value, got 1.0, 1"),
 ]
 
 
-@pytest.mark.parametrize(("document", "message"), BAD_FILES + [({"7": one}, text) for one, text in BAD_PARAMETERS])
+@pytest.mark.parametrize(
+    ("document", "message"), BAD_FILES + [({"7": parameters}, text) for parameters, text in BAD_PARAMETERS]
+)
 def test_bad_file_names_file_and_feature(written: Write, document: object, message: str) -> None:
     path = written(document)
     with pytest.raises(DataError, match=message) as caught:
@@ -163,22 +169,6 @@ def test_written_in_the_encoding_of_2019() -> None:
     }
 
 
-def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, spec = tmp_path / "new" / "norm.json", spec_of(FeatureSpec(feature_id=1, feature_type=FeatureType.BINARY))
-    write_normalization(path, spec)
-    assert read_normalization(str(path)) == spec
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match="a path that can be written, got No space left on device"):
-        write_normalization(path, spec)
-    assert path.read_bytes() == before
-    assert os.listdir(path.parent) == ["norm.json"]
-
-
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 LISTS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=5, unique=True).map(lambda v: tuple(sorted(v)))
 
@@ -212,7 +202,7 @@ def test_round_trip_is_exact(many: list[FeatureSpec]) -> None:
 def test_check_covers() -> None:
     spec = spec_of(*(FeatureSpec(feature_id=i, feature_type=FeatureType.BINARY) for i in (1, 2, 3)))
     check_covers(spec, (3, 1), where="norm.json")
-    with pytest.raises(DataError, match=r"norm.json: .* got none for 2 of 3: 4, 9\. Compute") as caught:
+    with pytest.raises(DataError, match=r"norm.json: .*for 2 of 3: 4, 9\.") as caught:
         check_covers(spec, (9, 1, 4), where="norm.json")
     assert caught.value.problems[0].expected == "parameters of every feature in the data"
 
@@ -228,26 +218,7 @@ CATEGORY = FeatureSpec(
 def test_levels_are_kept_in_their_order_and_say_the_possible_values(tmp_path: Path) -> None:
     write_normalization(tmp_path / "norm.json", spec_of(CATEGORY))
     assert read_normalization(str(tmp_path / "norm.json")) == spec_of(CATEGORY)
+    with pytest.raises(DataError, match="a path that can be written"):
+        write_normalization(tmp_path / "norm.json" / "below", spec_of(CATEGORY))
     by_hand = {"1": {"feature_type": "ENUM", "levels": ["é", "Z"]}}
     assert parse_normalization(by_hand, where="norm") == spec_of(CATEGORY)
-
-
-def test_a_feature_of_numbers_is_written_with_the_keys_of_2019() -> None:
-    written = json.loads(normalization_json(spec_of(replace(CATEGORY, levels=())))["1"])
-    assert list(written) == ["feature_type", "boxcox_lambda", "boxcox_shift", "mean", "stddev", "possible_values",
-                             "quantiles", "min_value", "max_value"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"feature_type": "BINARY", "levels": ["a"]}, "expected levels of ENUM alone, got levels of BINARY"),
-        ({"feature_type": "ENUM", "levels": ["a", "b", "a"]}, "expected texts of different codes, got 'a' and another"),
-        ({"feature_type": "ENUM", "levels": ["x" * 201]}, "expected texts of at most 200 characters, got 201"),
-        ({"feature_type": "ENUM", "levels": ["a"], "possible_values": [1]}, "expected the codes of levels"),
-        ({"feature_type": "ENUM", "levels": [3]}, "levels"),
-    ],
-)
-def test_levels_that_cannot_be_are_refused(parameters: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        parse_normalization({"1": parameters}, where="norm")

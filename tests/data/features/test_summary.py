@@ -19,8 +19,8 @@ VALUES = st.floats(-100, 100, width=32) | st.just(math.nan) | st.just(-1337.1337
 def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
     summaries = [FeatureSummary.of(np.array(part, np.float32), 4) for part in parts]
     merged = summaries[0]
-    for one in summaries[1:]:
-        merged = merged.merge(one, 4)
+    for summary in summaries[1:]:
+        merged = merged.merge(summary, 4)
     whole = np.array([x for part in parts for x in part if not math.isnan(x) and x > -1000], np.float64)
     distinct = tuple(sorted(set(whole.tolist())))
     low, high = min(distinct, default=math.inf), max(distinct, default=-math.inf)
@@ -45,28 +45,28 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
     rows: Block = []
     merges = [Merge(size, 4), Merge(size, 4)]
     for number, block in enumerate(blocks):
-        ids = tuple(dict.fromkeys(one for _, one in block))
+        ids = tuple(dict.fromkeys(feature_id for _, feature_id in block))
         values = np.full((len(block), len(ids)), np.nan, np.float32)
-        for place, (_, one) in enumerate(block):
-            values[place, ids.index(one)] = len(rows)
-            rows.append(block[place])
-        hashes = np.array([one for one, _ in block], np.uint64)
+        for index, (_, feature_id) in enumerate(block):
+            values[index, ids.index(feature_id)] = len(rows)
+            rows.append(block[index])
+        hashes = np.array([row_hash for row_hash, _ in block], np.uint64)
         merges[number >= cut].add(ColumnSummary.of(FeatureMatrix(ids, values), hashes, 4))
     sent = merges[1].summary()
     returned = ColumnSummary.from_bytes(sent.to_bytes())
     assert (returned.rows, returned.features) == (sent.rows, sent.features)
     merges[0].add(returned)
-    found = merges[0].summary()
+    merged = merges[0].summary()
     expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
-    assert found.rows == len(rows)
-    assert sorted(found.hashes.tolist()) == [rows[number][0] for number in expected]
-    for one in range(4):
-        chosen: list[Any] = sorted(number for number in expected if rows[number][1] == one)
-        assert found.sampled(one).tolist() == chosen
+    assert merged.rows == len(rows)
+    assert sorted(merged.hashes.tolist()) == [rows[number][0] for number in expected]
+    for feature_id in range(4):
+        chosen: list[Any] = sorted(number for number in expected if rows[number][1] == feature_id)
+        assert merged.sampled(feature_id).tolist() == chosen
 
 
 def test_names_of_features_come_back_from_bytes() -> None:
     matrix = FeatureMatrix((3, id_of("age")), np.ones((2, 2), np.float32))
     sent = ColumnSummary.of(matrix, np.zeros(2, np.uint64), 4)
-    found = ColumnSummary.from_bytes(sent.to_bytes())
-    assert [str(one) for one in (*found.sample.ids, *found.features)] == ["3", "age", "3", "age"]
+    returned = ColumnSummary.from_bytes(sent.to_bytes())
+    assert [str(feature_id) for feature_id in (*returned.sample.ids, *returned.features)] == ["3", "age", "3", "age"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import multiprocessing
-from collections import Counter
+import random
+import resource
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, make: Callable[..., Any]
     """Between two batches of a stream too, where the format itself would let it end."""
     data = data_of(TABLE, make)
     for end in range(1, len(data), 5 if len(data) % 5 else 7):
-        with pytest.raises(DataError, match=r"x\.arrow: expected a complete Arrow IPC file"):
+        with pytest.raises(DataError, match=r"x\.arrow: expected a complete"):
             rows_of(written(tmp_path, data[:end]))
     with pytest.raises(DataError, match="a complete Arrow IPC file"):
         rows_of(written(tmp_path, data[:-8]))
@@ -113,45 +114,33 @@ NESTED = pa.table({
 """Views as Polars writes them, dictionaries as pandas does, run-end encoding, large lists, maps, half floats."""
 
 
-def read_damaged(folder: Path) -> None:
-    """Reads a file and a stream with one byte changed, 400 times each; what they raise has to be DataError."""
-    for make in MAKERS:
-        data, rng = data_of(NESTED, make, rows=4), np.random.default_rng(0)
-        found = []
-        for place in rng.integers(8, len(data) - 8, 400).tolist():
+def read_damaged(folder: Path, count: int) -> None:
+    """Reads a file of each kind with one bit changed, `count` times; what they raise has to be DataError."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))  # damaged lengths ask for any amount
+    row = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0}
+    for name, data in (
+        ("file.arrow", data_of(NESTED, pa.ipc.new_file, rows=4)),
+        ("stream.arrow", data_of(NESTED, pa.ipc.new_stream, rows=4)),
+        ("x.parquet", data_of_rows([row] * 3, "map.parquet")),
+    ):
+        refused: list[str] = []
+        for bit in random.Random(0).sample(range(8 * len(data)), count):
             damaged = bytearray(data)
-            damaged[place] ^= int(rng.integers(1, 256))
+            damaged[bit // 8] ^= 1 << bit % 8
             try:
-                blocks_of(written(folder, bytes(damaged)))
+                blocks_of(written(folder, bytes(damaged), name))
             except DataError as error:
-                found.append(str(error))
-        assert len(found) > 20
-        assert all(text.startswith(f"{folder}/x.arrow: expected ") for text in found)
+                refused.append(str(error))
+        assert count / 20 < len(refused) < count
+        assert all(text.startswith(f"{folder}/{name}:") for text in refused)
 
 
-def read_damaged_footers(folder: Path) -> None:
-    """Reads a Parquet file with one bit of its metadata changed, some 1900 times."""
-    data = data_of_rows(
-        [{"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0}] * 3, "map.parquet"
-    )
-    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    outcomes = Counter[type]()
-    for bit in range(8 * begin, 8 * len(data), 7):
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        try:
-            outcomes[type(rows_of(written(folder, bytes(damaged), "x.parquet")))] += 1
-        except DataError as error:
-            outcomes[type(error)] += 1
-    assert min(outcomes[list], outcomes[DataError]) > 100
-
-
-@pytest.mark.parametrize("read", [read_damaged, read_damaged_footers])
-def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, read: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, count: int) -> None:
     """Metadata and offsets that lead outside the file's memory end no process: what is read has been validated."""
-    process = multiprocessing.get_context("spawn").Process(target=read, args=(tmp_path,))
+    process = multiprocessing.get_context("spawn").Process(target=read_damaged, args=(tmp_path, count))
     process.start()
-    process.join(120)
+    process.join(600)
     assert process.exitcode == 0
 
 
@@ -201,7 +190,7 @@ CODES = pa.array([2.5, 1.5]).dictionary_encode()
         (pa.array([[("0", 1)], []], pa.map_(pa.string_view(), pa.dictionary(pa.int8(), pa.int64()))),
          pa.map_(pa.large_string(), pa.int64()), [[("0", 1)], []]),
     ],
-    ids=lambda one: str(one) if isinstance(one, pa.DataType) else "",
+    ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )  # fmt: skip
 def test_columns_have_plain_types(tmp_path: Path, array: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
     (block,) = blocks_of(written(tmp_path, data_of(pa.table({"x": array}), pa.ipc.new_file)))
@@ -212,14 +201,12 @@ def test_columns_have_plain_types(tmp_path: Path, array: pa.Array, kind: pa.Data
 def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     file = written(tmp_path, data_of(NESTED, pa.ipc.new_file))
     copy = prepare_training_copy(str(file), actions=("left", "right"), directory=str(tmp_path / "copy"))
-    order = np.array(copy.origin_line) - 1
-    np.testing.assert_array_equal(copy.reward, np.arange(COUNT)[order])
-    np.testing.assert_array_equal(copy.action, np.array([0, 1] * 3)[order])
-    np.testing.assert_array_equal(copy.time_diff, np.array([1, 1, 1, 2, 2, 2])[order])
-    np.testing.assert_array_equal(np.array(copy.state)[:COUNT, 1], np.arange(COUNT)[order])
-    assert np.isnan(np.array(copy.state)[:COUNT, 0]).all()
+    names = ("reward", "action", "time_diff", "mask", "next_mask")
+    expected = ([0, 1, 2, 3, 4, 5], [0, 1] * 3, [1, 1, 1, 2, 2, 2], [[1, 1]] * COUNT, [[1, 1]] * COUNT)
+    order = np.argsort(copy.origin_line)
+    assert [getattr(copy, name)[order].tolist() for name in names] == list(expected)
     assert copy.state_ids == (0, 3)
-    assert copy.mask.tolist() == copy.next_mask.tolist() == [[1, 1]] * COUNT
+    np.testing.assert_array_equal(copy.state[order], [[np.nan, number] for number in range(COUNT)])
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])

@@ -91,7 +91,7 @@ def test_data_that_this_user_may_not_read_is_refused(mode: int) -> None:
         data.chmod(mode)
         os.seteuid(65534 if root else os.geteuid())
         try:
-            with pytest.raises(DataError, match=r"expected a readable file.*Permission denied"):
+            with pytest.raises(DataError, match=r"readable file.*Permission denied"):
                 list_input(str(data), EXTENSIONS)[0].open()
         finally:
             os.seteuid(0 if root else os.geteuid())
@@ -100,10 +100,10 @@ def test_data_that_this_user_may_not_read_is_refused(mode: int) -> None:
 
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tb\n")
-    with pytest.raises(DataError, match=r"a\.tsv: expected a data file \(\.json.* got extension '\.tsv'"):
+    with pytest.raises(DataError, match=r"a\.tsv: .*got extension '\.tsv'"):
         rows_of(tmp_path / "a.tsv")
     (tmp_path / "ds=2").mkdir()
-    with pytest.raises(DataError, match=r"a folder with data .* got none among 2 entries: a.tsv, ds=2/\. Give one"):
+    with pytest.raises(DataError, match=r"none among 2 entries: a.tsv, ds=2/\."):
         rows_of(tmp_path)
     with pytest.raises(NoRowsError, match="got an empty folder"):
         rows_of(tmp_path / "ds=2")
@@ -138,7 +138,7 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str)
         else:
             odd.symlink_to("/dev/zero" if kind == "device" else "gone")
         for path in (odd, tmp_path):
-            assert [(one.where, one.got) for one in problems_of(path)] == [(str(odd), got)]
+            assert [(problem.where, problem.got) for problem in problems_of(path)] == [(str(odd), got)]
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/a.json").symlink_to(tmp_path / "a.json")
     assert rows_of(tmp_path / "linked") == ROWS
@@ -159,5 +159,5 @@ def test_names_that_no_manifest_can_hold(tmp_path: Path) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")
     file.write_bytes(content)
-    with pytest.raises(NoRowsError, match=r"a\.json.*: expected rows of data, got none"):
+    with pytest.raises(NoRowsError, match=r"a\.json.*: expected rows of data"):
         rows_of(file)

@@ -19,8 +19,8 @@ KNOWN = '{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "e"
 
 def without_null(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: without_null(one) for name, one in value.items() if one is not None}
-    return [without_null(one) for one in value] if isinstance(value, list) else value
+        return {name: without_null(inner) for name, inner in value.items() if inner is not None}
+    return [without_null(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check(lines: list[str], *, exact: bool = False) -> None:
@@ -29,7 +29,7 @@ def check(lines: list[str], *, exact: bool = False) -> None:
     tables = [table for table in (parse_with_arrow(text), parse_with_python(text, 1, "x")[0]) if table is not None]
     assert len(tables) == 2 or not exact
     for table in tables:
-        is_text = {one.name: one.metadata == TEXT_METADATA for one in table.schema}
+        is_text = {field.name: field.metadata == TEXT_METADATA for field in table.schema}
         rows = [{k: json.loads(v) if v and is_text[k] else v for k, v in row.items()} for row in table.to_pylist()]
         assert without_null(rows) == [without_null(json.loads(line)) for line in lines]
 
@@ -52,7 +52,7 @@ def test_arrow_reads(line: str) -> None:
 )  # fmt: skip
 def test_python_reads_what_arrow_would_change_or_refuse(line: str) -> None:
     lines = [KNOWN, *line.split("\n"), KNOWN]
-    assert parse_with_arrow("".join(one + "\n" for one in lines).encode()) is None
+    assert parse_with_arrow("".join(text + "\n" for text in lines).encode()) is None
     check(lines)
 
 

@@ -20,19 +20,19 @@ NUM = 400
 
 def logged(rows: list[Row]) -> list[Row]:
     """The rows in disorder, with names that CSV has to quote, numbers that are hard to print, and metrics."""
-    found = []
+    shuffled = []
     for number in np.random.default_rng(0).permutation(len(rows)).tolist():
         row, ends = rows[number], number % 10 == 9
         if row["action"] in NAMES:
             listed = list(NAMES)
             row |= {"possible_actions": listed, "possible_next_actions": [] if ends else listed}
             row["next_action"] = row["next_action"] or None
-        found.append(row | {
+        shuffled.append(row | {
             "mdp_id": f'é"{row["mdp_id"]},\n{row["mdp_id"]}', "terminal": ends, "truncated": False,
             "state_features": row["state_features"] | {"7": -0.0 if number % 3 else 1e-20},
             "action_probability": 0.25 + number % 2 / 2, "metrics": {"clicks": number / 2},
         })  # fmt: skip
-    return found
+    return shuffled
 
 
 FORMS = (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather")
@@ -42,20 +42,20 @@ FORMS = (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", 
 def test_every_format_gives_the_same_copy(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = logged((random_rows if kind == "discrete" else candidate_rows)(NUM))
     actions = NAMES if kind == "discrete" else None
-    found = {}
+    copies = {}
     for number, form in enumerate(FORMS):
         if number == 1:
             small_blocks(monkeypatch, 4000, 9000)
         file = tmp_path / (f"x.{form}" if form != "jsonl.gz" else "X.JSON.GZ")
         file.write_bytes(data_of(rows, form))
-        found[form] = prepare_training_copy(str(file), actions=actions, directory=str(tmp_path / "copies"))
-    check_copy(found["jsonl"], rows, actions)
-    for copy in found.values():
+        copies[form] = prepare_training_copy(str(file), actions=actions, directory=str(tmp_path / "copies"))
+    check_copy(copies["jsonl"], rows, actions)
+    for copy in copies.values():
         assert (len(copy), copy.notes) == (NUM, ())
-        check_same(found["jsonl"], copy)
+        check_same(copies["jsonl"], copy)
     # a CSV record that spans three lines begins in the first of them; the header is line 1
-    position = np.array(found["jsonl"].origin_line) - 1
-    np.testing.assert_array_equal(np.array(found["csv"].origin_line), 2 + 2 * position)
+    position = np.array(copies["jsonl"].origin_line) - 1
+    np.testing.assert_array_equal(np.array(copies["csv"].origin_line), 2 + 2 * position)
 
 
 def test_urls_and_formats_that_mix_in_a_folder(tmp_path: Path) -> None:
@@ -69,6 +69,6 @@ def test_urls_and_formats_that_mix_in_a_folder(tmp_path: Path) -> None:
     seen = first_rows(urls[2], NAMES)
     assert seen.state_ids == (0, 1, 2, 7)
     assert 0 < seen.rows <= NUM
-    one, *others = (prepare_training_copy(url, actions=NAMES, directory=str(tmp_path)) for url in urls)
+    first, *others = (prepare_training_copy(url, actions=NAMES, directory=str(tmp_path)) for url in urls)
     for other in others:
-        check_same(one, other)
+        check_same(first, other)

@@ -109,14 +109,14 @@ def test_observations_flatten_as_gymnasium_flattens_them(space: spaces.Space[Any
 
     def column(samples: list[Any], inner: spaces.Space[Any]) -> Any:
         if isinstance(inner, spaces.Dict):
-            return {name: column([one[name] for one in samples], part) for name, part in inner.spaces.items()}
+            return {name: column([sample[name] for sample in samples], part) for name, part in inner.spaces.items()}
         if isinstance(inner, spaces.Tuple):
-            return tuple(column([one[i] for one in samples], part) for i, part in enumerate(inner.spaces))
+            return tuple(column([sample[i] for sample in samples], part) for i, part in enumerate(inner.spaces))
         return np.array(samples)
 
-    found = flattened(space, column(samples, space))
-    assert found.shape == (5, width)
-    np.testing.assert_array_equal(found, [spaces.flatten(space, one) for one in samples])
+    flat = flattened(space, column(samples, space))
+    assert flat.shape == (5, width)
+    np.testing.assert_array_equal(flat, [spaces.flatten(space, sample) for sample in samples])
 
 
 def test_other_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,16 +162,16 @@ def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         if change:
             with h5py.File(main, "a") as file:
                 change(file)
-        assert all(one in str(problems_of(folder)[0]) for one in words)
+        assert all(word in str(problems_of(folder)[0]) for word in words)
     main.write_bytes(data)
-    for changes, found in (
+    for changes, message in (
         ({"total_episodes": 4}, f"episode 3: {of_version}"),
         ({"action_space": None}, "expected a description with spaces, got none of action_space"),
         ({"minari_version": "99.0"}, of_version),
     ):
         merged = json.loads(text) | changes
         description.write_text(json.dumps({name: value for name, value in merged.items() if value is not None}))
-        assert found in str(problems_of(folder)[0])
+        assert message in str(problems_of(folder)[0])
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,17 +21,17 @@ from reagent_lite.data.formats.reading import read_blocks
 
 def whole_lines(file: InputFile, size: int, position: Position) -> list[tuple[int, list[bytes]]]:
     """Blocks of `size` bytes as (first line, lines)."""
-    found: list[tuple[int, list[bytes]]] = []
+    blocks: list[tuple[int, list[bytes]]] = []
 
     def parse(text: bytes, line: int) -> Block:
-        found.append((line, text.splitlines(keepends=True)))
+        blocks.append((line, text.splitlines(keepends=True)))
         return Block(file=file, file_number=0, table=pa.table({"": pa.nulls(1)}), lines=np.array([line]))
 
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
         for block in text_files.read_text(file, position, lambda text: text.rfind(b"\n") + 1, parse):
             block()
-    return found
+    return blocks
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -49,9 +49,9 @@ def test_every_line_comes_once_with_its_number(
     path = tmp_path / ("a.json.gz" if packed else "a.json")
     path.write_bytes(gzip.compress(data) if packed else data)
     position = Position()
-    found = whole_lines(list_input(str(path), EXTENSIONS)[0], size, position)
-    assert [line for _, block in found for line in block] == lines
-    assert [first for first, _ in found] == np.cumsum([1, *(len(block) for _, block in found)])[:-1].tolist()
+    blocks = whole_lines(list_input(str(path), EXTENSIONS)[0], size, position)
+    assert [line for _, block in blocks for line in block] == lines
+    assert [first for first, _ in blocks] == np.cumsum([1, *(len(block) for _, block in blocks)])[:-1].tolist()
     assert position == Position(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
 
 

@@ -30,8 +30,8 @@ def block(**columns: Any) -> Block:
         **columns,
     }
     fields = [
-        pa.field(name, one.type, metadata=TEXT_METADATA if isinstance(one, pa.ChunkedArray) else None)
-        for name, one in arrays.items()
+        pa.field(name, array.type, metadata=TEXT_METADATA if isinstance(array, pa.ChunkedArray) else None)
+        for name, array in arrays.items()
     ]
     table = pa.table(list(arrays.values()), pa.schema(fields))
     return Block(file=FILE, file_number=0, table=table, lines=np.arange(1, 3))

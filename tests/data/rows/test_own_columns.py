@@ -12,22 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from oracles.events import timeline_config
-from oracles.logs import write_lines
 
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.frames import path_of
-from reagent_lite.data.shards.machines import shard
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 from reagent_lite.feature_ids import id_of
-from workflows.convert import convert
 
 COLUMNS: dict[str, Any] = {
     "mdp_id": "session",
@@ -72,11 +68,11 @@ def copy_of(path: Any, folder: Path, columns: dict[str, Any]) -> TrainingCopy:
 @pytest.mark.parametrize("name", ["log.csv", "log.json", "log.parquet", "log.feather"])
 def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> None:
     copy = copy_of(written(tmp_path, name), tmp_path, COLUMNS)
-    ids = [str(one) for one in copy.state_ids]
+    ids = [str(feature_id) for feature_id in copy.state_ids]
     assert sorted(ids) == ["age", "age_after", "income"]
-    assert copy.state_ids == tuple(sorted(id_of(one) for one in ids))
+    assert copy.state_ids == tuple(sorted(id_of(name) for name in ids))
     order = np.argsort(copy.sequence)  # the episodes' times
-    state = {one: copy.state[:3][order, column] for column, one in enumerate(ids)}
+    state = {feature: copy.state[:3][order, column] for column, feature in enumerate(ids)}
     np.testing.assert_array_equal(state["age"], np.float32([30, 31, np.nan]))
     np.testing.assert_array_equal(state["income"], np.float32([1.5, 2.5, -1]))
     np.testing.assert_array_equal(copy.reward[order], [0, 1, 2])
@@ -89,23 +85,28 @@ def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> No
     assert set(summary.columns["state_features"].features) == {id_of("age"), id_of("income")}
     again = copy_of(str(tmp_path / name), tmp_path, COLUMNS)
     assert again.folder == copy.folder
-    assert [str(one) for one in again.state_ids] == ids
+    assert [str(feature_id) for feature_id in again.state_ids] == ids
 
 
-@pytest.mark.parametrize(("name", "line"), [("log.csv", ""), ("log.json", ":1")])
-def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, name: str, line: str) -> None:
+@pytest.mark.parametrize("name", ["log.csv", "log.json"])
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (COLUMNS | {"reward": "click"}, "'click', as columns.reward says, got columns .*'clicked'"),
+        (COLUMNS | {"state_features": ["agee"]}, "'agee', as columns.state_features says"),
+        (
+            {"mdp_id": "Session", "sequence_number": "At"},
+            "'Session', as columns.mdp_id says, got .*: 'session'\n.*'At'",
+        ),
+        (COLUMNS | {"state_features": "age"}, r"got 30.* in a list: .state_features.: \[.age"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named_with_the_nearest(
+    tmp_path: Path, name: str, columns: dict[str, Any], words: str
+) -> None:
     path = written(tmp_path, name)
-    words = f"{path}{line}: expected a column 'click', as columns.reward says, got columns .*'clicked'"
-    with pytest.raises(DataError, match=words):
-        copy_of(path, tmp_path, {**COLUMNS, "reward": "click"})
-    with pytest.raises(DataError, match=r"expected a column 'agee', as columns.state_features says"):
-        copy_of(path, tmp_path, {**COLUMNS, "state_features": ["agee"]})
-    with pytest.raises(DataError, match=r"'Session', as columns.mdp_id says, got .*: 'session'\n.*'At'"):
-        copy_of(path, tmp_path, {"mdp_id": "Session", "sequence_number": "At"})
-    with pytest.raises(
-        DataError, match=r"{id: number} in state_features, got 30.* in a list: .state_features.: \[.age"
-    ):
-        copy_of(path, tmp_path, {**COLUMNS, "state_features": "age"})
+    with pytest.raises(DataError, match=rf"{path}.*: expected .*{words}"):
+        copy_of(path, tmp_path, columns)
     assert not (tmp_path / "copies").exists() or not list((tmp_path / "copies").iterdir())
 
 
@@ -119,35 +120,15 @@ def test_a_header_without_rows(tmp_path: Path) -> None:
         copy_of(f"{tmp_path}/more.csv", tmp_path, columns)
 
 
-def test_numbers_beside_texts_in_a_column_are_refused_row_by_row(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    write_lines(path, [{"age": age, "r": 1, "action": 0, "terminal": True} for age in (3, "x")])
-    with pytest.raises(DataError, match=r"log.jsonl:2: expected a number for 'age' in state_features, as"):
-        copy_of(str(path), tmp_path, {"state_features": ["age"], "reward": "r"})
-
-
-def test_names_pass_through_timelines_shards_and_conversion(tmp_path: Path) -> None:
+def test_names_pass_through_timelines(tmp_path: Path) -> None:
     events = str(tmp_path / "events.parquet")
     FRAME.drop(columns=["age_after", "next_allowed"]).assign(last=[False, True, True]).to_parquet(events)
     columns = {key: value for key, value in COLUMNS.items() if not key.startswith(("next", "possible"))}
     columns["terminal"] = "last"
     run_timeline(timeline_config(tmp_path, Path(events), {"columns": columns}))
     copy = prepare_training_copy(f"{tmp_path}/train", actions=("left", "right"), directory=f"{tmp_path}/copies")
-    assert {str(one) for one in copy.state_ids} == {"age", "income"}
+    assert {str(feature_id) for feature_id in copy.state_ids} == {"age", "income"}
     assert sorted(copy.reward.tolist()) == [0, 1, 2]
-
-    target = tmp_path / "converted.parquet"
-    convert(check(ConvertConfig, {"input_path": events, "output_path": str(target), "columns": columns}))
-    rows = pa.parquet.read_table(target).to_pylist()
-    assert [dict(row["state_features"]) for row in rows] == [
-        {"age": 30, "income": 1.5}, {"age": 31, "income": 2.5}, {"income": -1}
-    ]  # fmt: skip
-    assert [row["reward"] for row in rows] == [0, 1, 2]
-
-    shards = {"training_data_path": str(target), "shards_path": f"{tmp_path}/shards", "num_nodes": 2}
-    shard(check(ShardConfig, shards))
-    parts = [pa.parquet.read_table(file) for file in Path(shards["shards_path"]).rglob("*.parquet")]
-    assert sorted(row["reward"] for part in parts for row in part.to_pylist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +162,7 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
     for log in (FRAME, pa.table(FRAME)):
         assert sorted(copy_of(log, tmp_path, COLUMNS).reward.tolist()) == [0, 1, 2]
     (file,) = frames.glob("*/*.arrow")
-    assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
+    assert {folder.name for folder in frames.iterdir()} == {"used", file.parent.name}
     mixed = FRAME.assign(age=["old", 1, 2])
     large = FRAME.assign(income=[10**30, 1, 2])
     for other, got in (
@@ -193,7 +174,7 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
         words = f"data: expected a path, or a frame of pandas, polars or .*, got {type(other).__name__}: {got}"
         with pytest.raises(DataError, match=words):
             copy_of(other, tmp_path, COLUMNS)
-    with pytest.raises(DataError, match=r"got a LazyFrame of polars\. Give what its method collect\(\) returns"):
+    with pytest.raises(DataError, match=r"a LazyFrame of polars.*collect\(\)"):
         copy_of(polars.LazyFrame({"mdp_id": ["1"]}), tmp_path, COLUMNS)
 
 

@@ -50,7 +50,7 @@ def write_text(file: Path, column: str, text: bytes) -> int:
         bad = json.dumps({**GOOD, column: "@"}).encode().replace(b'"@"', text)
         file.write_bytes(b"\n".join([line] * BEFORE + [bad] + [line] * AFTER) + b"\n")
         return BEFORE + 1
-    good = {name: json.dumps(one) if isinstance(one, dict) else str(one) for name, one in GOOD.items()}
+    good = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in GOOD.items()}
     cell = (text.strip(b'"') if column in TEXTS else text).decode("utf-8", "surrogateescape")
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
         rows = [good] * BEFORE + [{**good, column: cell}] + [good] * AFTER
@@ -61,7 +61,8 @@ def write_text(file: Path, column: str, text: bytes) -> int:
 def write_table(file: Path, *columns: tuple[str, pa.Array]) -> None:
     """Writes two good rows, with other columns in the place of theirs or beside them."""
     own = {
-        name: pa.array([list(one.items()) if name in MAPS else one] * 2, MAPS.get(name)) for name, one in GOOD.items()
+        name: pa.array([list(value.items()) if name in MAPS else value] * 2, MAPS.get(name))
+        for name, value in GOOD.items()
     }
     kept = [(name, array) for name, array in own.items() if name not in dict(columns)]
     names, arrays = zip(*kept, *columns, strict=True)
@@ -128,7 +129,7 @@ FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
 @pytest.mark.parametrize(
     ("name", "column", "text", "words"),
     [(name, column, text, words) for column, text, names, words in FAULTS for name in names],
-    ids=lambda one: repr(one)[:30],
+    ids=lambda value: repr(value)[:30],
 )
 def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, words: str) -> None:
     line = write_text(tmp_path / name, column, text)
@@ -224,8 +225,8 @@ PARAMETRIC_FAULTS: list[tuple[Row, str, str]] = [
 
 @pytest.mark.parametrize(
     ("parametric", "changes", "expected", "got"),
-    [*((False, *one) for one in DISCRETE_FAULTS), *((True, *one) for one in PARAMETRIC_FAULTS)],
-    ids=lambda one: json.dumps(one)[:40],
+    [*((False, *fault) for fault in DISCRETE_FAULTS), *((True, *fault) for fault in PARAMETRIC_FAULTS)],
+    ids=lambda value: json.dumps(value)[:40],
 )
 @pytest.mark.parametrize("by_line", [False, True])
 def test_faults_of_transitions(
@@ -257,21 +258,21 @@ def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> Non
         {**GOOD_PARAMETRIC, "action": four, "possible_actions": [four]},
         {**GOOD_PARAMETRIC, "action": five, "possible_actions": [four]},
     ]
-    assert [one.got for one in problems_of(write_events(rows, tmp_path / "log", form), None)] == ['{"5": 1.0}']
+    assert [problem.got for problem in problems_of(write_events(rows, tmp_path / "log", form), None)] == ['{"5": 1.0}']
 
 
 LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
     ([GOOD_PARAMETRIC], ACTIONS, ":1", "one of the actions", "Maps are actions of workflows.parametric_dqn"),
     ([GOOD], None, ":1", "", "Names and indices are actions of workflows.dqn"),
     *(
-        ([{f"{key}s" if key == one else key: value for key, value in GOOD.items()}], ACTIONS, ":1", f"a column '{one}'",
-         f"Nearest column: '{one}s'")
-        for one in ("state_features", "action", "reward")
+        ([{f"{key}s" if key == name else key: value for key, value in GOOD.items()}], ACTIONS, ":1",
+         f"a column '{name}'", f"Nearest column: '{name}s'")
+        for name in ("state_features", "action", "reward")
     ),
     ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "mdp_id": "a"}], ACTIONS, "",
      "one of the columns terminal, possible_next_actions, next_action", "If each row is a decision of its own"),
     ([GOOD, {**GOOD, "sequence_number": None}], ACTIONS, ":2", "a sequence_number, as other rows have one", ""),
-    ([{**GOOD, "action": 3, "next_action": one} for one in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
+    ([{**GOOD, "action": 3, "next_action": action} for action in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
 ]  # fmt: skip
 """Rows, names of actions, and the line, the words and the advice of the fault of a log."""
 
@@ -298,7 +299,7 @@ def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.Mon
     )  # fmt: skip
     (tmp_path / "a.json").unlink()
     write_lines(tmp_path / "c.json", rows[:2])
-    assert [one.got for one in problems_of(tmp_path)] == [f"2.0; 1 more row like it: {tmp_path}/c.json:2 (2.0)"]
+    assert [problem.got for problem in problems_of(tmp_path)] == [f"2.0; 1 more row like it: {tmp_path}/c.json:2 (2.0)"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "json"])
@@ -312,12 +313,13 @@ def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, suffix: str) -
 def pairs(kind: pa.DataType, *keys: Any) -> pa.Array:
     """Two lists of pairs, whose fields stand in another order than writers have."""
     return pa.array(
-        [[{"key": one, "value": 1.5}] for one in keys], pa.list_(pa.struct({"value": pa.float64(), "key": kind}))
+        [[{"key": map_key, "value": 1.5}] for map_key in keys],
+        pa.list_(pa.struct({"value": pa.float64(), "key": kind})),
     )
 
 
 def by_key(kind: pa.DataType, *keys: Any) -> pa.Array:
-    return pa.array([[(one, 1.5)] for one in keys], pa.map_(kind, pa.float64()))
+    return pa.array([[(entry, 1.5)] for entry in keys], pa.map_(kind, pa.float64()))
 
 
 @pytest.mark.parametrize(
@@ -328,13 +330,13 @@ def by_key(kind: pa.DataType, *keys: Any) -> pa.Array:
         (by_key(pa.binary(), b"age", b"4"), [4, "age"]),
         (by_key(pa.large_binary(), "höhe".encode(), b"4"), [4, "höhe"]),
     ],
-    ids=lambda one: str(getattr(one, "type", "")),
+    ids=lambda value: str(getattr(value, "type", "")),
 )
 @pytest.mark.parametrize("file", ["log.parquet", "log.arrow"])
 def test_keys_of_maps(tmp_path: Path, file: str, array: pa.Array, ids: list[str | int]) -> None:
     write_table(tmp_path / file, ("state_features", array))
     copy = prepare_training_copy(str(tmp_path / file), actions=ACTIONS)
-    kept = [number for number, one in enumerate(copy.state_ids) if one in (*ids, *map(id_of, ids))]
+    kept = [number for number, feature_id in enumerate(copy.state_ids) if feature_id in (*ids, *map(id_of, ids))]
     assert sorted(map(str, (copy.state_ids[number] for number in kept))) == sorted(map(str, ids))
     assert np.nanmax(np.array(copy.state)[:2, kept], axis=1).tolist() == [1.5, 1.5]
 
@@ -379,12 +381,12 @@ TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
 
 
 @pytest.mark.parametrize("file", TABLES)
-@pytest.mark.parametrize(("name", "array", "expected", "got"), TABLE_FAULTS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("name", "array", "expected", "got"), TABLE_FAULTS, ids=lambda value: str(value)[:30])
 def test_faults_of_rows_of_tables(
     tmp_path: Path, file: str, name: str, array: pa.Array, expected: str, got: str
 ) -> None:
     write_table(tmp_path / file, (name, array))
-    problem = next(one for one in problems_of(tmp_path / file) if one.where == f"{tmp_path / file}:2")
+    problem = next(problem for problem in problems_of(tmp_path / file) if problem.where == f"{tmp_path / file}:2")
     assert expected in problem.expected
     assert got in problem.got
 
@@ -405,7 +407,7 @@ def test_text_in_tables_is_utf_8(tmp_path: Path, name: str, array: pa.Array) -> 
 def actions_of(file: Path, actions: tuple[str, ...]) -> list[int]:
     copy = prepare_training_copy(str(file), actions=actions)
     order = np.argsort(copy.sequence)
-    return [int(one) for one in copy.action[order]]
+    return [int(action) for action in copy.action[order]]
 
 
 FORMS, LINES = ("jsonl", "map.parquet", "csv"), ("jsonl",)
@@ -431,40 +433,43 @@ LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]
 
 
 @pytest.mark.parametrize(
-    ("logged", "names", "found", "form"),
-    [(logged, names, found, form) for logged, names, found, forms in LOGGED for form in forms],
-    ids=lambda one: repr(one)[:30],
+    ("logged", "names", "expected", "form"),
+    [(logged, names, expected, form) for logged, names, expected, forms in LOGGED for form in forms],
+    ids=lambda value: repr(value)[:30],
 )
 def test_actions_mean_the_same_in_rows_and_events(
-    tmp_path: Path, logged: list[Any], names: tuple[str, ...], found: list[int] | str, form: str
+    tmp_path: Path, logged: list[Any], names: tuple[str, ...], expected: list[int] | str, form: str
 ) -> None:
-    rows = [{**GOOD, "sequence_number": number, "action": one} for number, one in enumerate(logged)]
+    rows = [{**GOOD, "sequence_number": number, "action": action} for number, action in enumerate(logged)]
     for row in rows:
         row |= {"state_features": {"0": 1.0}, "terminal": True, "next_action": None, "next_state_features": None}
-    events = [{name: one for name, one in row.items() if not name.startswith("next_")} for row in rows]
+    events = [{name: value for name, value in row.items() if not name.startswith("next_")} for row in rows]
     write_events(rows, tmp_path / "rows", form)
     write_events(events, tmp_path / "events", form)
-    if isinstance(found, list):
-        assert actions_of(tmp_path / "rows", names) == found
+    if isinstance(expected, list):
+        assert actions_of(tmp_path / "rows", names) == expected
         make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
-        assert actions_of(tmp_path / "train", names) == found
+        assert actions_of(tmp_path / "train", names) == expected
         return
     problem = problems_of(tmp_path / "rows", names)[0]
     with pytest.raises(DataError) as caught:
         make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
     same = caught.value.problems[0]
     assert same.where.rpartition(":")[2] == problem.where.rpartition(":")[2]
-    assert found in problem.got
-    assert found in same.got
+    assert expected in problem.got
+    assert expected in same.got
 
 
-@pytest.mark.parametrize(("names", "found"), [(("a", "b"), [1, 0, -1, -1]), (("10", "20"), [1, 0, 1, -1])])
-def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: Actions, found: list[int]) -> None:
+@pytest.mark.parametrize(("names", "expected"), [(("a", "b"), [1, 0, -1, -1]), (("10", "20"), [1, 0, 1, -1])])
+def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: Actions, expected: list[int]) -> None:
     """Integers and nothing are 1.0 and an empty cell in its CSV files; 20.0 is the name 20, or beyond the indices."""
-    rows = [{**GOOD, "action": 1, "next_action": one, "sequence_number": at} for at, one in enumerate((1, 0, 20, None))]
+    rows = [
+        {**GOOD, "action": 1, "next_action": action, "sequence_number": number}
+        for number, action in enumerate((1, 0, 20, None))
+    ]
     write_events(rows, tmp_path / "log", "csv")
     assert "20.0" in (tmp_path / "log/events-0.csv").read_text()
-    assert prepare_training_copy(str(tmp_path / "log"), actions=names).next_action.tolist() == found
+    assert prepare_training_copy(str(tmp_path / "log"), actions=names).next_action.tolist() == expected
 
 
 NINE_DIGITS = "2026-01-31T10:00:00.123456"
@@ -492,7 +497,7 @@ def test_sequence_numbers_say_one_order(
     if name in TABLES:
         write_table(file, ("sequence_number", pa.array(order, pa.timestamp("ns"))), ("terminal", pa.array([True] * 2)))
     else:
-        file.write_bytes(data_of([{**event, "sequence_number": one} for one in order], file.suffix[1:]))
+        file.write_bytes(data_of([{**event, "sequence_number": value} for value in order], file.suffix[1:]))
     words = words.format(file=file)
     assert words in str(problems_of(file)[0])
     config = {"timeline": {"inputTableName": str(file), "outputTableName": str(tmp_path / "out")}}

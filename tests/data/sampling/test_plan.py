@@ -37,14 +37,6 @@ def test_ranks_of_one_shard_by_hand() -> None:
     assert sorted(alone.parts(0, 0) + alone.parts(0, 1)) == [(0, 0), (0, 1)]
 
 
-def test_two_nodes_of_six_and_two_rows_by_hand() -> None:
-    """Six of eight rows are node 0's: of each four rows it reads three, its two processes one and two of them."""
-    plan = ReadPlan(shards=(6, 2), minibatch=4, epochs=1, reads=(0, 0, 1))
-    assert (plan.steps_per_epoch, plan.rows_of_step(0), plan.rows_of_step(1)) == (2, 4, 4)
-    assert [plan.parts(0, rank) for rank in range(3)] == [[(0, 1)], [(1, 3)], [(0, 1)]]
-    assert [plan.parts(1, rank) for rank in range(3)] == [[(3, 4)], [(4, 6)], [(1, 2)]]
-
-
 def test_apportioned_by_hand() -> None:
     """Rows of 4 come at 1/8, 3/8, 5/8, 7/8 of the way, rows of 2 at 1/4 and 3/4: a b a a b a."""
     assert [apportion((4, 2), count) for count in range(7)] == [
@@ -81,17 +73,17 @@ def clusters(draw: st.DrawFn) -> ReadPlan:
 @given(clusters())
 def test_the_union_over_ranks_does_not_depend_on_how_many_there_are(plan: ReadPlan) -> None:
     """One process a shard reads what several do, and of each shard its share of the rows so far."""
-    one = replace(plan, reads=tuple(range(len(plan.shards))))
-    assert plan.num_steps == one.num_steps
+    alone = replace(plan, reads=tuple(range(len(plan.shards))))
+    assert plan.num_steps == alone.num_steps
     for step in range(plan.num_steps):
-        assert plan.rows_of_step(step) == one.rows_of_step(step)
+        assert plan.rows_of_step(step) == alone.rows_of_step(step)
         minibatches, whole = (
-            zip(*(read(some, step, rank) for rank in range(len(some.reads))), strict=True) for some in (plan, one)
+            zip(*(read(some, step, rank) for rank in range(len(some.reads))), strict=True) for some in (plan, alone)
         )
         for ranks, shards in zip(minibatches, whole, strict=True):
             assert sorted(row for rows in ranks for row in rows) == sorted(row for rows in shards for row in rows)
         done = plan.rows_before(step) + plan.rows_of_step(step)
-        assert [one.parts(step, shard)[-1][1] for shard in one.reads] == apportion(plan.shards, done)
+        assert [alone.parts(step, shard)[-1][1] for shard in alone.reads] == apportion(plan.shards, done)
 
 
 @given(clusters())
@@ -107,20 +99,20 @@ def test_every_row_of_every_shard_comes_once_an_epoch(plan: ReadPlan) -> None:
 
 
 def test_order_changes_by_epoch_seed_and_shard_only() -> None:
-    one = ReadPlan(shards=(100, 100), minibatch=10, epochs=2)
-    two = ReadPlan(shards=(5, 0, 100), minibatch=7, epochs=9, reads=(0, 1, 2))
-    orders = [one.permutation(0), one.permutation(1), one.permutation(0, 1), replace(one, seed=1).permutation(0)]
+    plan = ReadPlan(shards=(100, 100), minibatch=10, epochs=2)
+    other = ReadPlan(shards=(5, 0, 100), minibatch=7, epochs=9, reads=(0, 1, 2))
+    orders = [plan.permutation(0), plan.permutation(1), plan.permutation(0, 1), replace(plan, seed=1).permutation(0)]
     assert len({tuple(order) for order in orders}) == 4
     assert all(sorted(order) == list(range(100)) for order in orders)
-    assert np.array_equal(one.permutation(1, 1), two.permutation(1, 2))  # by the shard's place among those with rows
+    assert np.array_equal(plan.permutation(1, 1), other.permutation(1, 2))  # by the shard's place among those with rows
 
 
 @pytest.mark.parametrize("rows", [1, 1000])
 def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
     """The order of a run on one machine has been default_rng([seed, epoch]) from the start, and stays it."""
-    found = ReadPlan(shards=(rows,), minibatch=1, epochs=1, seed=3).permutation(2)
-    assert found.dtype == np.int32
-    assert np.array_equal(found, np.random.default_rng([3, 2]).permutation(rows))
+    order = ReadPlan(shards=(rows,), minibatch=1, epochs=1, seed=3).permutation(2)
+    assert order.dtype == np.int32
+    assert np.array_equal(order, np.random.default_rng([3, 2]).permutation(rows))
 
 
 def test_a_plan_is_told_from_another_by_its_json() -> None:

@@ -138,12 +138,12 @@ def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     (batch,) = read(rows, ReadPlan(shards=(60,), minibatch=60, epochs=1))
     assert batch.actions.features is not None
     assert batch.next_actions.features is not None
-    found = sorted(
+    rows_read = sorted(
         (round(float(batch.reward[i]), 4), int(batch.actions.mask[i].sum()), int(batch.next_actions.mask[i].sum()),
          [round(x, 4) for x in batch.actions.features[i, batch.action[i]].tolist()])
         for i in range(60)
     )  # fmt: skip
-    assert found == sorted(
+    assert rows_read == sorted(
         (r["reward"], len(r["possible_actions"]), len(r["possible_next_actions"]), [r["action"]["0"], r["action"]["5"]])
         for r in logged
     )
@@ -152,7 +152,7 @@ def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
 
 def resident(file: Path) -> int:
     """Returns the resident bytes of this process's maps of a file."""
-    return sum(int(one.rss) for one in psutil.Process().memory_maps() if one.path == str(file))
+    return sum(int(mapped.rss) for mapped in psutil.Process().memory_maps() if mapped.path == str(file))
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system has no /proc/self/smaps")

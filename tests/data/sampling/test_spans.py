@@ -1,5 +1,6 @@
 """Spans by hand: one step, time differences, n steps."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,19 +58,30 @@ def test_time_is_divided_by_its_unit(tmp_path: Path) -> None:
     assert single_steps(copy).steps.tolist() == [1, 1, 1, 1]
     assert single_steps(copy).last is time_steps(copy, 1.0).last is None  # no index of 8 bytes a row
     assert single_steps(copy).at_end(copy.bootstrap).tolist() == [1, 1, 1, 0]
+    assert single_steps(timeline(tmp_path, step=2)).steps.tolist() == [1, 1, 1, 2]  # a row of several steps already
 
 
-def test_a_row_that_goes_on_needs_time(tmp_path: Path) -> None:
-    copy = timeline(tmp_path, time_diff=0, terminal=False)
-    with pytest.raises(DataError, match=r"log\.jsonl:4: expected a time_diff above 0"):
-        time_steps(copy, 1.0)
+REFUSED: list[tuple[dict[str, object], Callable[[TrainingCopy], object], str]] = [
+    ({"time_diff": 0, "terminal": False}, lambda copy: time_steps(copy, 1.0), "4: .*time_diff above 0"),
+    ({"next_action": None, "terminal": False},
+     lambda copy: learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False), "4: .*a next_action"),
+    ({}, lambda copy: learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=True),
+     r"3: .*a reward in \[0, 1\].*\(2 such rows\)"),
+    ({"step": 2}, lambda copy: n_steps(copy, 3, 0.9), "4: .*multi_steps is 3.*step 2"),
+    ({"step": 2}, lambda copy: time_steps(copy, 1.0), "4: .*rl.use_seq_num_diff.*step 2"),
+    *(({"step": step}, single_steps, f"4: .*in step, got {step}") for step in (0, 256, 1.5)),
+]  # fmt: skip
 
 
-def test_sarsa_needs_a_next_action_but_not_at_a_time_limit(tmp_path: Path) -> None:
-    copy = timeline(tmp_path, next_action=None, terminal=False)
-    with pytest.raises(DataError, match=r"log\.jsonl:4: expected a next_action"):
-        learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False)
-    (tmp_path / "log.jsonl").unlink()
+@pytest.mark.parametrize(("last", "use", "words"), REFUSED)
+def test_rows_that_cannot_be_learned_from_are_named(
+    tmp_path: Path, last: dict[str, object], use: Callable[[TrainingCopy], object], words: str
+) -> None:
+    with pytest.raises(DataError, match=rf"log\.jsonl:{words}"):
+        use(timeline(tmp_path, **last))
+
+
+def test_sarsa_leaves_out_time_limits_without_a_next_action(tmp_path: Path) -> None:
     copy = timeline(tmp_path, next_action=None, terminal=False, truncated=True)
     usable, notes = learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False)
     assert usable.tolist() == [0, 1, 2]
@@ -82,24 +94,3 @@ def test_unknown_actions_are_left_out_and_counted(tmp_path: Path) -> None:
     usable, notes = learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False)
     assert usable.tolist() == [0, 1, 2]
     assert notes == ("1 row has no action and no part in the loss",)
-
-
-def test_cross_entropy_needs_rewards_in_the_unit_interval(tmp_path: Path) -> None:
-    copy = timeline(tmp_path)
-    with pytest.raises(DataError, match=r"log\.jsonl:3: expected a reward in \[0, 1\].*got 4 \(2 such rows\)"):
-        learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=True)
-
-
-def test_rows_that_span_several_already_keep_their_steps(tmp_path: Path) -> None:
-    copy = timeline(tmp_path, step=2)
-    assert single_steps(copy).steps.tolist() == [1, 1, 1, 2]
-    with pytest.raises(DataError, match=r"log.jsonl:4: expected rows of one step, as rl.multi_steps is 3, got step 2"):
-        n_steps(copy, 3, 0.9)
-    with pytest.raises(DataError, match=r"as rl.use_seq_num_diff_as_time_diff is true, got step 2"):
-        time_steps(copy, 1.0)
-
-
-@pytest.mark.parametrize(("step", "got"), [(0, "0"), (256, "256"), (1.5, "1.5")])
-def test_steps_that_are_none(tmp_path: Path, step: float, got: str) -> None:
-    with pytest.raises(DataError, match=f"log.jsonl:4: expected an integer .*in step, got {got}"):
-        timeline(tmp_path, step=step)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from oracles import events as events_oracle
 from oracles.event_files import write_events
+from oracles.events import NAMES, random_events
 from oracles.ranks import free_port
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -27,7 +27,6 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError
 
 Row = dict[str, Any]
-ACTIONS = ("left", "right", 'it\'s \\ "${x}"')
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
@@ -52,49 +51,11 @@ def make(
     }
 
 
-def events_of(*, parametric: bool, seed: int = 0, episodes: int = 40) -> list[Row]:
-    """Random episodes of 1 to 8 rows with everything that may occur in a sound log, shuffled."""
-    rng = np.random.default_rng(seed)
-
-    def features() -> Row:
-        return {key: float(np.float32(rng.normal())) for key in ("0", "3", "-12") if rng.random() > 0.2}
-
-    def choices() -> list[Any]:
-        if parametric:
-            return [{"7": float(number), **features()} for number in range(int(rng.integers(1, 4)))]
-        return [ACTIONS[i] for i in sorted(rng.choice(3, int(rng.integers(1, 4)), replace=False).tolist())]
-
-    rows: list[Row] = []
-    for episode in range(episodes):
-        at, length = int(rng.integers(0, 50)), int(rng.integers(1, 9))
-        for step in range(length):
-            possible = choices()
-            listed = [] if parametric and len(rows) % 9 == 4 else possible
-            rows.append({
-                "ds": f"2026-01-{1 + episode % 5:02}", "mdp_id": f"e{episode}", "sequence_number": at,
-                "state_features": features(), "action": possible[int(rng.integers(len(possible)))],
-                "reward": float(np.float32(rng.normal())), "possible_actions": listed,
-                "action_probability": 0.5 if rng.random() > 0.1 else None,
-                "metrics": {"clicks": float(rng.integers(0, 9)), **({"money": 0.25} if step % 2 else {})},
-                "terminal": False, "truncated": False, "next_state_features": None, "possible_next_actions": None,
-                "cost": 0.5 * step if step != 1 else None, "visits": int(rng.integers(0, 9)),
-                "city": f"ü {episode % 3}", "new": bool(step % 2),
-            })  # fmt: skip
-            at += int(rng.integers(1, 4))
-        end = ["terminal", "truncated", "unfinished"][episode % 3]
-        if end != "unfinished":
-            rows[-1][end] = True
-        if end == "truncated" and episode % 2:
-            rows[-1] |= {"next_state_features": {"0": 1.5}, "possible_next_actions": choices()}
-    doubled = [{**rows[i], "reward": 100.0} for i in (3, 11, 30)]
-    return [(rows + doubled)[i] for i in rng.permutation(len(rows) + len(doubled))]
-
-
 SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
     "discrete, everything on": (False, "jsonl", 2, {
         "numOutputShards": 3, "evalTableName": "eval", "eval_percent": 30, "startDs": "2026-01-02",
         "extraFeatureColumns": ["visits", "city", "new"], "rewardColumns": ["reward", "metrics", "cost"]},
-        {"actions": ACTIONS, "tableSample": 80}),
+        {"actions": NAMES, "tableSample": 80}),
     "discrete, three steps": (False, "map.parquet", 1, {
         "steps": 3, "gamma": 0.5, "addTerminalStateRow": True, "outlierEpisodeLengthPercentile": 0.8,
         "percentileFunction": "percentile", "timeWindowLimit": 6, "extraFeatureColumns": ["city", "cost"],
@@ -112,9 +73,9 @@ def test_spark_makes_the_files_that_this_machine_makes(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     parametric, form, files, timeline, query = SCENARIOS[name]
-    rows = events_of(parametric=parametric)
+    rows = random_events(parametric=parametric)
     if query.get("actions"):  # some rows have the index in the name's place
-        rows = [{**row, "action": ACTIONS.index(row["action"])} if at % 7 == 3 else row for at, row in enumerate(rows)]
+        rows = [{**row, "action": NAMES.index(row["action"])} if at % 7 == 3 else row for at, row in enumerate(rows)]
     named = {"3": "age"} if form in ("jsonl", "csv") else {}  # the other forms have integers as keys
     for row in rows:
         row["state_features"] = {named.get(key, key): value for key, value in row["state_features"].items()}
@@ -139,28 +100,28 @@ def test_both_make_the_same_files_of_features_that_are_texts(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, parametric: bool
 ) -> None:
     """The second file alone has texts, so that the first one is read again as one that may have some."""
-    rows = sorted(events_of(parametric=parametric), key=lambda row: row["mdp_id"])
+    rows = sorted(random_events(parametric=parametric), key=lambda row: row["mdp_id"])
     for number, row in enumerate(rows[len(rows) // 2 :]):
         row["state_features"]["city"] = f"ü {number % 7}"
-        for one in [row["action"], *row["possible_actions"]] if parametric else []:
-            one["city"] = "x"
+        for candidate in [row["action"], *row["possible_actions"]] if parametric else []:
+            candidate["city"] = "x"
     events = write_events(rows, tmp_path / "events", "jsonl", 2)
     ours, theirs = (
-        make(capsys, one, events, tmp_path / one, actionDiscrete=not parametric) for one in ("local", "spark")
+        make(capsys, engine, events, tmp_path / engine, actionDiscrete=not parametric) for engine in ("local", "spark")
     )
     assert theirs == ours
     assert "city" in ours["manifest"]["state_ids"]
     copy = prepare_training_copy(
-        str(tmp_path / "local" / "train"), actions=None if parametric else ACTIONS, directory=str(tmp_path / "copies")
+        str(tmp_path / "local" / "train"), actions=None if parametric else NAMES, directory=str(tmp_path / "copies")
     )
     (texts,) = copy.levels["state"].values()
     assert list(texts) == [f"ü {number}" for number in range(7)]
-    assert [list(one) for one in copy.levels["action"].values()] == ([["x"]] if parametric else [])
+    assert [list(counts) for counts in copy.levels["action"].values()] == ([["x"]] if parametric else [])
 
 
 def test_several_logs_give_the_same_files(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Logs that number their episodes alike, and one that repeats the first: executors tell them apart as well."""
-    first, second = (events_of(parametric=False, seed=seed, episodes=10) for seed in (0, 1))
+    first, second = (random_events(parametric=False, seed=seed, episodes=10) for seed in (0, 1))
     rows = (first, second, first[:20])
     logs = [str(write_events(some, tmp_path / str(number), "jsonl", 1)) for number, some in enumerate(rows)]
     made = [make(capsys, engine, tmp_path, tmp_path / engine, inputTableName=logs) for engine in ("local", "spark")]
@@ -193,7 +154,7 @@ def refusal(engine: str, events: Path, out: Path, query: Row | None = None) -> s
 
 
 def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
-    rows = events_of(parametric=False, episodes=20)
+    rows = random_events(parametric=False, episodes=20)
     good = write_events(rows, tmp_path / "good", "map.parquet") / "events-0.map.parquet"
     line = (json.dumps(rows[0]) + "\n").encode()
     bad = {
@@ -212,28 +173,28 @@ def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Pat
 def test_executors_that_see_no_file_or_have_no_python(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl")
+    events = write_events(random_events(parametric=False), tmp_path / "events", "jsonl")
     (file,) = data_files(str(events))
     with monkeypatch.context() as patch:
         patch.setattr(stage, "data_files", lambda *_: (replace(file, path="/nowhere/events.jsonl"),))
-        found = refusal("spark", events, tmp_path / "one")
-    assert found.startswith("/nowhere/events.jsonl: expected a path that every executor of Spark sees, got nothing")
+        message = refusal("spark", events, tmp_path / "one")
+    assert message.startswith("/nowhere/events.jsonl: expected a path that every executor of Spark sees, got nothing")
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python")
-    found = refusal("spark", events, tmp_path / "two")
-    assert found.startswith("Spark's executors: expected a Python with this version of reagent-lite, got ")
-    assert "/nowhere/python" in found
-    assert "name it in PYSPARK_PYTHON" in found
+    message = refusal("spark", events, tmp_path / "two")
+    assert message.startswith("Spark's executors: expected a Python with this version of reagent-lite, got ")
+    assert "/nowhere/python" in message
+    assert "name it in PYSPARK_PYTHON" in message
 
 
 def answers(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_connect_address_without_a_server_is_refused_at_once(tmp_path: Path) -> None:
     start = time.monotonic()
-    with pytest.raises(ConfigError, match=r"master: expected a Spark Connect server at 127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"master: .*server at 127\.0\.0\.1"):
         SparkEngine(f"sc://127.0.0.1:{free_port()}", tmp_path)
     assert time.monotonic() - start < 15
 
@@ -257,9 +218,9 @@ def test_what_spark_needs_is_named(tmp_path: Path, lacks: str, sentence: str) ->
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", LACKING_SCRIPT, lacks]
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(root)}
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert f"expected {sentence}, as it is spark" in found.stdout
-    assert "pip install 'reagent-lite[spark]', and Java 17 or newer" in found.stdout
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert f"expected {sentence}, as it is spark" in process.stdout
+    assert "pip install 'reagent-lite[spark]', and Java 17 or newer" in process.stdout
 
 
 @pytest.fixture
@@ -306,7 +267,7 @@ with logging_to_stderr():
 @pytest.mark.slow
 def test_spark_connect_makes_the_same_files(connect_server: str, tmp_path: Path) -> None:
     """In a process of its own: a process with a classic session can have no other."""
-    events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl")
+    events = write_events(random_events(parametric=False), tmp_path / "events", "jsonl")
     for name, top in (("ours", {}), ("theirs", {"engine": "spark", "master": connect_server})):
         section = {"inputTableName": str(events), "outputTableName": f"{tmp_path}/{name}", "numOutputShards": 2}
         command = [sys.executable, "-c", CONNECT_SCRIPT, json.dumps({"timeline": section, **top})]

@@ -101,24 +101,59 @@ def test_events_of_episodes_that_were_cut_by_hand(tmp_path: Path, rows_in: Any) 
     assert table["next_state_features"].to_pylist() == [None, None, [(0, 6.0), (1, 7.0)]]
 
 
-def test_transitions_by_hand_where_choices_close(rows_in: Any) -> None:
-    block = two_episodes(mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool))
-    rows = rows_in(block, transitions=True, action_names=NAMES)
-    assert [row["possible_actions"] for row in rows] == [["left"], ["left", "right"], ["right"]]
-    assert [row["possible_next_actions"] for row in rows] == [["left", "right"], [], ["left"]]
-    assert [row["next_action"] for row in rows] == ["right", None, None]
-    assert [row["next_state_features"] for row in rows] == [{"0": 2, "1": 0}, {"0": 4, "1": 5}, {"0": 6, "1": 7}]
-    assert [row["time_diff"] for row in rows] == [1, 1, 1]
+LEFT, RIGHT = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
+NAN = np.nan  # of choices that are not there: never read
+TRANSITIONS: list[tuple[EpisodeBlock, dict[str, Any], dict[str, list[Any]]]] = [
+    # choices that close
+    (
+        two_episodes(mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
+        {"action_names": NAMES},
+        {
+            "possible_actions": [["left"], ["left", "right"], ["right"]],
+            "possible_next_actions": [["left", "right"], [], ["left"]],
+            "next_action": ["right", None, None],
+            "next_state_features": [{"0": 2, "1": 0}, {"0": 4, "1": 5}, {"0": 6, "1": 7}],
+            "time_diff": [1, 1, 1],
+        },
+    ),
+    # fixed actions as candidates
+    (
+        two_episodes(),
+        {"action_features": floats([[-1, 0], [1, 0.5]])},
+        {
+            "action": [LEFT, RIGHT, RIGHT],
+            "next_action": [RIGHT, None, None],
+            "possible_actions": [[LEFT, RIGHT]] * 3,
+            "possible_next_actions": [[LEFT, RIGHT], [], [LEFT, RIGHT]],
+        },
+    ),
+    # candidates that differ
+    (
+        two_episodes(
+            action=np.array([2, 0, 1]),
+            mask=np.array([[1, 0, 1], [1, 0, 0], [0, 1, 0]], bool),
+            features=floats([[[1], [NAN], [2]], [[3], [NAN], [NAN]], [[NAN], [4], [NAN]]]),
+            last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
+            last_features=floats([[[NAN], [NAN], [NAN]], [[NAN], [5], [6]]]),
+        ),
+        {},
+        {
+            "action": [{"0": 2}, {"0": 3}, {"0": 4}],
+            "possible_actions": [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]],
+            "next_action": [{"0": 3}, None, None],
+            "possible_next_actions": [[{"0": 3}], [], [{"0": 5}, {"0": 6}]],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("block", "schema", "by_hand"), TRANSITIONS, ids=["names", "fixed", "candidates"])
+def test_transitions_by_hand(
+    rows_in: Any, block: EpisodeBlock, schema: dict[str, Any], by_hand: dict[str, list[Any]]
+) -> None:
+    rows = rows_in(block, transitions=True, **schema)
+    assert {name: [row[name] for row in rows] for name in by_hand} == by_hand
     assert "ds" not in rows[0]
-
-
-def test_fixed_actions_as_candidates_by_hand(rows_in: Any) -> None:
-    rows = rows_in(two_episodes(), transitions=True, action_features=floats([[-1, 0], [1, 0.5]]))
-    left, right = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
-    assert [row["action"] for row in rows] == [left, right, right]
-    assert [row["next_action"] for row in rows] == [right, None, None]
-    assert [row["possible_actions"] for row in rows] == [[left, right]] * 3
-    assert [row["possible_next_actions"] for row in rows] == [[left, right], [], [left, right]]
 
 
 def test_a_part_of_a_table_has_its_own_maps_and_lists(tmp_path: Path) -> None:
@@ -127,22 +162,6 @@ def test_a_part_of_a_table_has_its_own_maps_and_lists(tmp_path: Path) -> None:
         with table_writer(tmp_path / name) as writer:
             writer.write(rows)
     assert lines(tmp_path / "part.jsonl") == lines(tmp_path / "whole.jsonl")[1:]
-
-
-def test_candidates_that_differ_by_hand(rows_in: Any) -> None:
-    nan = np.nan  # of choices that are not there: never read
-    block = two_episodes(
-        action=np.array([2, 0, 1]),
-        mask=np.array([[1, 0, 1], [1, 0, 0], [0, 1, 0]], bool),
-        features=floats([[[1], [nan], [2]], [[3], [nan], [nan]], [[nan], [4], [nan]]]),
-        last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
-        last_features=floats([[[nan], [nan], [nan]], [[nan], [5], [6]]]),
-    )
-    rows = rows_in(block, transitions=True)
-    assert [row["action"] for row in rows] == [{"0": 2}, {"0": 3}, {"0": 4}]
-    assert [row["possible_actions"] for row in rows] == [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]]
-    assert [row["next_action"] for row in rows] == [{"0": 3}, None, None]
-    assert [row["possible_next_actions"] for row in rows] == [[{"0": 3}], [], [{"0": 5}, {"0": 6}]]
 
 
 def awkward_floats() -> Floats:
