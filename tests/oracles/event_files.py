@@ -93,7 +93,7 @@ def data_of(rows: list[Row], form: str) -> bytes:
     Args:
         rows: with the same keys each.
         form: extension of the file, packing included. Of Parquet it says how features are kept ("map", "pairs",
-            "struct"), of CSV whether they have columns of their own ("dense"), of Arrow whether it is a "stream".
+            "struct", "text"), of CSV whether they have columns of their own ("dense"), of Arrow whether it is a "stream".
     """
     kind, _, packing = form.rpartition(".")
     if packing in PACKINGS:
@@ -103,8 +103,10 @@ def data_of(rows: list[Row], form: str) -> bytes:
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
     if form.endswith("csv"):
         return _csv(rows, dense=form == "dense.csv")
-    if form == "struct.parquet":
-        pd.DataFrame(rows).to_parquet(stream)
+    if form in ("struct.parquet", "text.parquet"):
+        texts = [{name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
+                 for row in rows]  # fmt: skip
+        pd.DataFrame(texts if form == "text.parquet" else rows).to_parquet(stream)
         return stream.getvalue()
     table = pa.table({name: _array(name, [row[name] for row in rows], form) for name in rows[0]})
     if form.endswith("parquet"):

@@ -142,7 +142,7 @@ def text_of(value: Any) -> str:
 
 def _values(chunks: pa.ChunkedArray, of: pa.Field, *, cells: bool) -> Values:
     """Returns the values of a column as Python has them; NaN is absent, as in training."""
-    read: Callable[[Any], Any] = json.loads if is_text(of) else _cell if cells else _plain
+    read: Callable[[Any], Any] = json.loads if is_text(of) else _cell if cells else lambda value: value
     try:
         values = chunks.to_pylist()
     except (ArithmeticError, ValueError, pa.ArrowException):  # Python has no such value: a time after the year 9999
@@ -153,7 +153,9 @@ def _values(chunks: pa.ChunkedArray, of: pa.Field, *, cells: bool) -> Values:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a map without the keys that only other rows have."""
+    """Returns the map or list of a text of JSON, and of a map the keys that the row itself has."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        value = json_cell(value)
     return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
@@ -163,8 +165,6 @@ def _cell(value: Any) -> Any:
         return value
     if value.lower() in _FLAGS:
         return _FLAGS[value.lower()]
-    if value.lstrip().startswith(("{", "[")):
-        return json_cell(value)
     for read in () if "_" in value else (int, float):
         with suppress(ValueError):
             return read(value)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import ColumnKind
+from reagent_lite.config.columns import ColumnKind, kind_of
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.csv import typed_cells
 from reagent_lite.data.formats.schema import (
@@ -114,25 +114,38 @@ def _as_json(value: Any) -> str:
 
 
 def column_of(block: Block, name: str) -> Column:
-    """Returns a column of the block; one that the block lacks has only nulls."""
+    """Returns a column of the block; one that the block lacks has only nulls.
+
+    Strings are JSON in a column of maps or lists, as databases export those.
+    """
     index = block.table.schema.get_field_index(name)
     if index < 0:
         return Column(name, pa.nulls(block.table.num_rows))
-    return Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
+    column = Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
+    kind = kind_of(name)
+    holds_json = kind in ("features", "metrics", "actions") or (kind == "action" and _first(column).startswith("{"))
+    return of_cells(column, kind) if holds_json else column
+
+
+def _first(column: Column) -> str:
+    """Returns the first value of a column of strings that has one, "" of any other column."""
+    if not is_string(column.array.type) or column.array.null_count == len(column.array):
+        return ""
+    return str(column.array[int(column.present.argmax())])
 
 
 def holds_maps(column: Column) -> bool | None:
     """Returns whether the values of a column are maps, as the features of actions; None if there is no value."""
     if not column.present.any():
         return None
-    return column.nested or (column.text and column.value(int(column.present.argmax())).startswith("{"))
+    return column.nested or (column.text and _first(column).startswith("{"))
 
 
 def of_cells(column: Column, kind: ColumnKind) -> Column:
     """Returns a column of text as values of a kind, see `typed_cells`; a column of another type stays as it is."""
     if column.text or not is_string(column.array.type):
         return column
-    field, array = typed_cells(column.name, column.array, kind)
+    field, array = typed_cells(column.name, column.array.cast(pa.string()), kind)
     return Column(column.name, array, is_text(field))
 
 

@@ -35,7 +35,7 @@ def logged(rows: list[Row]) -> list[Row]:
     return shuffled
 
 
-FORMS = (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather")
+FORMS = (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather", "text.parquet")
 
 
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
