@@ -1,4 +1,4 @@
-"""Our control problems are Gymnasium's: one step from the same state, starts, limits, and episodes under one policy."""
+"""Our control problems are Gymnasium's: one step from the same state, starts and limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from numpy.typing import NDArray
 from oracles import cartpole, control
-from oracles.episodes import Rule, as_policy, environments, first_episodes, gymnasium_episodes
 from scipy import stats
+from sim.conftest import environments
 
 from reagent_lite.errors import KernelBuildError
 from reagent_lite.sim.env import VectorEnv
@@ -48,7 +48,6 @@ class Twin:
         step: the original's step in float64.
         angles: columns that are angles.
         state: from an observation.
-        rule: a rule of thumb under which it often does.
     """
 
     gymnasium: str
@@ -60,7 +59,6 @@ class Twin:
     step: Callable[[Array, Array], control.Outcome]
     angles: tuple[int, ...] = ()
     state: Callable[[Array], Array] = field(default=lambda observation: observation)
-    rule: Rule
 
     @property
     def scale(self) -> Array:
@@ -104,7 +102,6 @@ TWINS = {
         forces=(-10.0, 10.0),
         physical=[0, 1],
         step=pole,
-        rule=lambda observation: np.where(observation[:, 2] + observation[:, 3] > 0, 1, 0),
     ),
     "mountain_car": Twin(
         gymnasium="MountainCar-v0",
@@ -114,7 +111,6 @@ TWINS = {
         forces=(-1.0, 0.0, 1.0),
         physical=[0, 1, 2],
         step=discrete_car,
-        rule=lambda observation: np.where(observation[:, 1] >= 0, 2, 0),
     ),
     "mountain_car_continuous": Twin(
         gymnasium="MountainCarContinuous-v0",
@@ -124,7 +120,6 @@ TWINS = {
         forces=(-1.0, -0.5, 0.0, 0.5, 1.0),
         physical=[np.array([force]) for force in (-1.0, -0.5, 0.0, 0.5, 1.0)],
         step=continuous_car,
-        rule=lambda observation: np.where(observation[:, 1] >= 0, 4, 0),
     ),
     "pendulum": Twin(
         gymnasium="Pendulum-v1",
@@ -136,7 +131,6 @@ TWINS = {
         step=control.pendulum,
         angles=(0,),
         state=angle_and(2),
-        rule=lambda observation: np.where(observation[:, 2] > 0, 4, 0),
     ),
     "acrobot": Twin(
         gymnasium="Acrobot-v1",
@@ -148,7 +142,6 @@ TWINS = {
         step=control.acrobot,
         angles=(0, 1),
         state=angle_and(4, 5),
-        rule=lambda observation: np.where(observation[:, 5] > 0, 2, 0),
     ),
 }
 every_twin = pytest.mark.parametrize("name", sorted(TWINS))
@@ -298,26 +291,6 @@ def test_starts_are_uniform(name: str, again: bool) -> None:
 def test_time_limits_are_gymnasiums(name: str) -> None:
     original = TWINS[name].gymnasium if name in TWINS else "CartPole-v0"
     assert environments(name, 1).time_limit == gymnasium.spec(original).max_episode_steps
-
-
-@every_twin
-@pytest.mark.parametrize("epsilon", [1.0, 0.5])
-def test_episodes_are_gymnasiums_in_distribution(name: str, epsilon: float) -> None:
-    twin = TWINS[name]
-    if epsilon == 1.0 and name == "acrobot":
-        epsilon = 0.75  # at random it nearly never arrives within its 500 steps
-    env = environments(name, 2000, seed=5)
-    ours = first_episodes(env, as_policy(twin.rule, len(twin.forces)), epsilon)
-    num = 12 if name == "mountain_car_continuous" and epsilon == 1.0 else 60
-    theirs = gymnasium_episodes(twin.gymnasium, twin.physical, twin.rule, epsilon, num, seed=7)
-    # standard error of the difference of two means if both come from one distribution; four of it: once in 15000 cases
-    share = (1 / 2000 + 1 / num) ** 0.5
-    for values, others in (
-        (ours.returns, theirs.returns),
-        (ours.lengths, theirs.lengths),
-        (ours.terminated, theirs.terminated),
-    ):
-        assert abs(values.mean() - others.mean()) <= 4 * share * values.std() + 1e-6 * abs(others.mean())
 
 
 def test_fast_mathematics_is_as_near() -> None:

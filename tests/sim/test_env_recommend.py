@@ -1,4 +1,4 @@
-"""Recommendation: the dynamics are the oracle's, and planning pays."""
+"""Recommendation: the dynamics are the oracle's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from oracles import philox, recommend
-from oracles.episodes import environments, first_episodes
+from sim.conftest import environments
 from torch import Tensor
 
 from reagent_lite.sim.env import VectorEnv
@@ -112,56 +112,3 @@ def test_number_of_candidates_is_a_parameter(most: int, fewest: int) -> None:
         env.act(None, epsilon=torch.ones(1))
         env.step()
     env.check()
-
-
-def test_a_session_ends_truly_and_a_shorter_limit_truncates() -> None:
-    patient = {"hazard_per_miss": 0.0}
-    whole = environments("recommend", 50, parameters=patient)
-    assert whole.time_limit == 50
-    cut = environments("recommend", 50, parameters=patient, time_limit=20)
-    for env, length, flag in ((whole, 50, 1), (cut, 20, 2)):
-        clicks = torch.zeros(50)
-        for step in range(length):
-            assert (env.observation[:, 16] == torch.tensor(step / 50.0)).all()
-            env.act(None, epsilon=torch.ones(1))
-            env.step()
-            clicks += env.reward
-            assert (env.ended == (flag if step == length - 1 else 0)).all()
-        assert (env.next_observation[:, 16] == torch.tensor(length / 50.0)).all()
-        assert (env.observation[:, 16] == 0).all()
-        assert torch.equal(env.last_return, clicks)
-
-
-def logit(observation: Tensor, features: Tensor) -> Tensor:
-    """[N, K] of the click: what the next click alone is worth."""
-    topics, quality = features[..., :8], features[..., 8]
-    interest, satiation = observation[:, :8, None], observation[:, 8:16, None]
-    return (topics @ (2 * interest - 1.5 * satiation)).squeeze(2) + quality
-
-
-def greedy(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-    assert features is not None
-    return logit(observation, features)
-
-
-def planner(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-    """Charges an item for the topics it tires the user of.
-
-    Shown once, topics f stay in q for 0.8 + 0.8^2 + ... = 4 steps' worth, which lowers the logits of later items g by
-    1.5 f.g each. Those have about 0.25 in each of the 8 topics (unit length, neither widest nor narrowest): 1.5 |f|_1.
-    """
-    assert features is not None
-    return logit(observation, features) - 1.5 * features[..., :8].sum(2)
-
-
-def test_a_planner_earns_more_clicks_than_the_greedy_recommender() -> None:
-    num = 4000
-    clicks = {}
-    for name, policy in (("greedy", greedy), ("planner", planner), ("random", None)):
-        env = environments("recommend", num, seed=21, parametric=True)
-        clicks[name] = first_episodes(env, policy).returns
-    # intervals of 99.9 %
-    low, high = ({name: v.mean() + k * 3.3 * v.std() / num**0.5 for name, v in clicks.items()} for k in (-1, 1))
-    assert high["random"] < low["greedy"]
-    assert high["greedy"] < low["planner"]
-    assert clicks["planner"].mean() > 1.08 * clicks["greedy"].mean()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.episodes import environments
 from oracles.tag import Continuous, Gridworld
+from sim.conftest import environments
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import SimulationError

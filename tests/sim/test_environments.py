@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from oracles.episodes import environments
+from sim.conftest import environments
 from torch import Tensor
 
 from reagent_lite.sim import cpu

@@ -5,8 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 from oracles import philox as oracle
-from oracles.episodes import environments
-from sim.conftest import CompileUnit
+from sim.conftest import CompileUnit, environments
 
 UNIT = """
 #include "philox.cuh"
