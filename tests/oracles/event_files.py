@@ -51,7 +51,7 @@ def rows_of(path: Path | str) -> list[Row]:
 
 def blocks_of(path: Path) -> list[Block]:
     """All columns, also those that no log has."""
-    return list(read_blocks(list_input(str(path), EXTENSIONS), lambda one: one, None, ALL_COLUMNS))
+    return list(read_blocks(list_input(str(path), EXTENSIONS), lambda block: block, None, ALL_COLUMNS))
 
 
 def values_of(blocks: list[Block], column: str) -> list[Any]:
