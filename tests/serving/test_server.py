@@ -142,21 +142,16 @@ def test_a_server_that_is_stopped_while_its_workers_start_ends(named: Path, tmp_
             assert server.stop()["restarts"] == 0
 
 
-def test_workers_end_with_their_server(named: Path, tmp_path: Path) -> None:
-    with serving(named, tmp_path / "log", "workers=2") as server:
-        server.wait_for(200)
-        children = psutil.Process(server.process.pid).children()
-        server.process.kill()
-        assert psutil.wait_procs(children, timeout=60)[1] == []
-
-
 def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(named, log) as server:
+    with serving(named, log, "workers=2") as server:
         with serving(named, log) as second:
             assert second.process.wait(60) == 5
             assert f"pid {server.process.pid}, since" in second.errors
         server.decide()
+        workers = psutil.Process(server.process.pid).children()
+        server.process.kill()
+        assert psutil.wait_procs(workers, timeout=60)[1] == []  # they end with their server
     (named / "model.onnx").write_bytes(b"")
     with serving(named, tmp_path / "other") as server:
         assert server.process.wait(60) == 2

@@ -382,7 +382,7 @@ def test_the_cache_is_the_users_alone(empty_cache: Path) -> None:
 
 def test_a_folder_that_is_a_file(empty_cache: Path) -> None:
     empty_cache.write_text("")
-    with pytest.raises(KernelBuildError, match="Set REAGENT_LITE_CACHE to another folder"):
+    with pytest.raises(KernelBuildError, match="Set REAGENT_LITE_CACHE"):
         opened("cartpole_v1")
 
 

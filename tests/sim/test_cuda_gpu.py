@@ -179,7 +179,7 @@ def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
     cpu = torch.device("cpu")
     assert [chosen("auto", DEVICE), chosen("cuda", DEVICE), chosen("cuda", torch.device("cuda"))] == [CudaBackend] * 3
     assert [chosen("auto", cpu), chosen("cpu", cpu), chosen("cpu", DEVICE)] == [CpuBackend] * 3
-    with pytest.raises(KernelBuildError, match="expected a run on a GPU, got cuda on cpu"):
+    with pytest.raises(KernelBuildError, match="got cuda on cpu"):
         chosen("cuda", cpu)
 
 

@@ -77,7 +77,7 @@ def test_a_row_at_an_address_that_is_no_multiple_of_its_size(address: int | None
 def reads(entry: Entry) -> set[tuple[int, int]]:
     """Offset and bytes of all loads of parameters, followed through the registers that hold their address."""
     base = {name: offset for name, (offset, _) in entry.parameters.items()}
-    found = set()
+    loads = set()
     for instruction in entry.body:
         match instruction.opcode.split("."):
             case ["mov", _] if instruction.operands[1] in base:
@@ -89,8 +89,8 @@ def reads(entry: Entry) -> set[tuple[int, int]]:
                 assert place is not None
                 size = int(kind[1:]) // 8
                 start = base[place[1]] + int(place[2] or 0)
-                found |= {(start + size * k, size) for k in range(int(vector[0][1:]) if vector else 1)}
-    return found
+                loads |= {(start + size * k, size) for k in range(int(vector[0][1:]) if vector else 1)}
+    return loads
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
@@ -104,7 +104,7 @@ def test_arguments_lie_where_the_kernels_read_them(capability: tuple[int, int]) 
         places = {(field.offset, field.size): name for name, field in fields.items()}
         used = set()
         for kernel in kernels:
-            for entry in (found[kernel] for found in entries):
+            for entry in (kernels_of[kernel] for kernels_of in entries):
                 assert entry.parameter_bytes == ctypes.sizeof(structure)
                 used |= {places[place] for place in reads(entry)}  # each load is of one field, whole
         features = {"features", "next_features"} if capability == (10, 0) and structure is Call else set()
@@ -194,7 +194,7 @@ def test_a_driver_that_refuses_both_leaves_the_cpu(caplog: pytest.LogCaptureFixt
     with pretended_gpu() as gpu:
         gpu.refused = (".cubin", ".ptx")
         assert isinstance(auto(), CpuBackend)
-        with pytest.raises(KernelBuildError, match=r"\.cubin: expected code that the driver loads"):
+        with pytest.raises(KernelBuildError, match=r"\.cubin: expected code"):
             open_backend("cartpole_v1", backend="cuda", device=GPU, parameters={}, math="exact")
     (message,) = caplog.messages
     assert message.startswith("environments run on the CPU: ")

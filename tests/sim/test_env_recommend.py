@@ -10,39 +10,18 @@ import torch
 from numpy.typing import NDArray
 from oracles import philox, recommend
 from sim.conftest import environments
-from torch import Tensor
 
 from reagent_lite.sim.env import VectorEnv
 
 SEED, STREAM, FIRST = 12, 0, 5
 KEY = (SEED, STREAM)
-Array = NDArray[np.float64]
 
 
 def users_of(env: VectorEnv) -> recommend.Users:
-    def numbers(name: str) -> Array:
-        return env.field(name).numpy().T.astype(np.float64)
-
-    def counts(name: str) -> NDArray[np.int64]:
-        return env.field(name).numpy().astype(np.int64)
-
+    columns = {name: env.field(name).numpy().T for name in recommend.Users.__slots__}
     return recommend.Users(
-        interest=numbers("interest"),
-        satiation=numbers("satiation"),
-        steps=counts("steps"),
-        misses=counts("misses"),
-        offered=counts("offered"),
+        **{name: column.astype(np.float64 if column.ndim == 2 else np.int64) for name, column in columns.items()}
     )
-
-
-def features_of(env: VectorEnv) -> Tensor:
-    assert env.features is not None
-    return env.features
-
-
-def choices_of(env: VectorEnv) -> Tensor:
-    assert env.mask is not None
-    return env.mask
 
 
 def assert_same(ours: recommend.Users, truth: recommend.Users, rows: NDArray[np.bool_]) -> None:
@@ -57,8 +36,8 @@ def assert_offer(env: VectorEnv, ids: NDArray[np.int64]) -> None:
     episode = env.episode.numpy()[:, None]
     words = philox.draws(recommend.ITEM_WORDS, ids[:, None], episode, philox.CANDIDATES, base, KEY)
     shown = slots < users_of(env).offered[:, None]
-    np.testing.assert_array_equal(choices_of(env).numpy(), shown)
-    np.testing.assert_allclose(features_of(env).numpy(), recommend.items(words) * shown[..., None], atol=2e-6)
+    np.testing.assert_array_equal(env.mask.numpy(), shown)
+    np.testing.assert_allclose(env.features.numpy(), recommend.items(words) * shown[..., None], atol=2e-6)
 
 
 def test_sessions_step_by_step_as_the_oracle() -> None:
@@ -73,7 +52,7 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
         assert_offer(env, ids)
         env.act(None, epsilon=torch.ones(1))
         before, episode, step = users_of(env), env.episode.numpy().copy(), env.step_count.numpy().copy()
-        item = features_of(env).numpy()[np.arange(num), env.action.numpy()].astype(np.float64)
+        item = env.features.numpy()[np.arange(num), env.action.numpy()].astype(np.float64)
         env.step()
         words = philox.draws(recommend.STEP_WORDS, ids, episode, philox.STEP, step * 256, KEY)
         chance = recommend.click_probability(before, item)
@@ -90,10 +69,8 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
         led = recommend.observation(after)
         np.testing.assert_allclose(env.next_observation.numpy(), led, atol=2e-6, rtol=2e-6)
         np.testing.assert_allclose(env.observation.numpy()[~ended], led[~ended], atol=2e-6, rtol=2e-6)
-        assert env.next_features is not None
-        assert env.next_mask is not None
-        assert torch.equal(env.next_features[~ended], features_of(env)[~ended])
-        assert torch.equal(env.next_mask[~ended], choices_of(env)[~ended])
+        assert torch.equal(env.next_features[~ended], env.features[~ended])
+        assert torch.equal(env.next_mask[~ended], env.mask[~ended])
         num_ended += int(ended.sum())
     assert num_ended > 1000
     assert near < 10
@@ -104,8 +81,8 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
 def test_number_of_candidates_is_a_parameter(most: int, fewest: int) -> None:
     parameters = {"num_candidates": float(most), "min_candidates": float(fewest)}
     env = environments("recommend", 400, parametric=True, parameters=parameters)
-    assert features_of(env).shape == (400, most, 9)
-    offered = choices_of(env).sum(1)
+    assert env.features.shape == (400, most, 9)
+    offered = env.mask.sum(1)
     assert fewest <= offered.min()
     assert offered.max() <= most
     for _ in range(3):

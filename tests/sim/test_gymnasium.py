@@ -256,5 +256,5 @@ def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monk
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(SimulationError, match=r"pip install 'reagent-lite\[gymnasium\]'"):
+    with pytest.raises(SimulationError, match=r"'reagent-lite\[gymnasium\]'"):
         environments("CartPole-v1", 1)

@@ -287,13 +287,13 @@ def test_a_byte_outside_is_an_error(programs: Machine, offset: int) -> None:
 
 
 def test_what_else_is_refused_while_running(programs: Machine) -> None:
-    one, zero = words(1), words(0)
+    first, second = words(1), words(0)
     for name, what in (("beyond_local", "writes"), ("beyond_shared", "writes"), ("beyond_parameters", "reads")):
         with pytest.raises(IllegalAccess, match=f"{name}, .* {what} 4 bytes"):
-            launch(programs, name, one, one)
-    arguments = struct.pack("PP", one.data_ptr(), zero.data_ptr())
-    kept = [*regions({"one": one}), Region(name="zero", address=zero.data_ptr(), size=4, writable=False)]
-    with pytest.raises(IllegalAccess, match=r"triangle, .* writes 4 bytes at byte 0 of zero, which has 4"):
+            launch(programs, name, first, first)
+    arguments = struct.pack("PP", first.data_ptr(), second.data_ptr())
+    kept = [*regions({"first": first}), Region(name="second", address=second.data_ptr(), size=4, writable=False)]
+    with pytest.raises(IllegalAccess, match=r"triangle, .* writes 4 bytes at byte 0 of second"):
         programs.launch("triangle", (1, 1), arguments, kept)
     with pytest.raises(IllegalAccess, match="reads 4 bytes at address 0x0"):
         programs.launch("triangle", (1, 1), bytes(16), [])

@@ -198,7 +198,7 @@ def test_a_ring_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch:
     monkeypatch.setattr(ring_module, "free_bytes", lambda device: 1000)
     # a row: 2 observations of 4 bytes, reward and propensity 8, action and end 2: 18 bytes; 55 rows in 1000 bytes
     assert ring_of(slots=55).capacity == 55
-    with pytest.raises(SimulationError, match=r"capacity: .*at most 55 rows.*56 rows of 18 bytes"):
+    with pytest.raises(SimulationError, match=r"capacity: .*55 rows.*56 rows of 18 bytes"):
         ring_of(slots=56)
     # a priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23
     assert ring_of(slots=43, prioritized=True).capacity == 43
