@@ -131,7 +131,7 @@ def test_blocks_and_the_order_of_threads_do_not_matter(block_size: int, monkeypa
         assert gpu.notes[-2][1:] == ("env_step", -(-333 // block_size), block_size)
 
 
-@pytest.mark.parametrize("name", ["cartpole_v1", "gridworld", "recommend"])
+@pytest.mark.parametrize("name", ["cartpole_v1", "recommend"])
 def test_actions_that_do_not_exist_are_counted_alike(name: str) -> None:
     with pretended_gpu():
         envs = [VectorEnv(backend, num_envs=300, first_env=70) for backend in backends(find_environment(name))]
