@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,18 +23,12 @@ import pytest
 from oracles.bundles import linear_bundle
 from oracles.disks import small_disk
 from oracles.runs import ROOT
+from oracles.waiting import wait_until
 from serving.conftest import IDS, NAMES
 
 from reagent_lite.files import appearing_folder
 
 ROW = {"state_features": {"3": 1.0}}
-
-
-def wait_until(fulfilled: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not fulfilled():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Server:

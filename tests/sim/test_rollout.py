@@ -288,37 +288,26 @@ def tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     return {**ring, **rollout["env"], "finished": rollout["finished"]}
 
 
-def halves(prioritized: bool) -> list[RolloutSource]:
-    sources = [
-        source(first=first, stop=stop, prioritized=prioritized, slots=11) for first, stop in (part(0, 2), part(1, 2))
-    ]
-    for half in sources:
-        for step in range(13):  # more than the ring keeps
-            half.collect(step)
-    return sources
-
-
-def test_two_processes_become_one_and_three() -> None:
+def test_two_processes_become_one_and_three_and_go_on() -> None:
     whole = source(prioritized=True, slots=11)
-    for step in range(13):
-        whole.collect(step)
-    states = [half.state_dict() for half in halves(prioritized=True)]
+    halves = [source(first=first, stop=stop, prioritized=True, slots=11) for first, stop in (part(0, 2), part(1, 2))]
+    for each in (whole, *halves):
+        for step in range(13):  # more than the ring keeps
+            each.collect(step)
+    states = [half.state_dict() for half in halves]
     for world in (1, 3):
         for rank in range(world):
             truth = tensors(regrouped([whole.state_dict()], rank, *part(rank, world)))
-            got = regrouped(states, rank, *part(rank, world))
-            assert tensors(got).keys() == truth.keys()
+            regroup = regrouped(states, rank, *part(rank, world))
+            assert tensors(regroup).keys() == truth.keys()
             for name, value in truth.items():
-                assert torch.equal(tensors(got)[name], value), name
-            assert ("generator" in got["ring"]) == (rank < 2)  # those that there are
-
-
-def test_what_was_dealt_out_goes_on() -> None:
-    both, alone = halves(prioritized=False), source(slots=11)
-    alone.load_state_dict(regrouped([half.state_dict() for half in both], 0, 0, NUM))
-    for each in (alone, *both):
+                assert torch.equal(tensors(regroup)[name], value), name
+            assert ("generator" in regroup["ring"]) == (rank < 2)  # those that there are
+    alone = source(prioritized=True, slots=11)
+    alone.load_state_dict(regrouped(states, 0, 0, NUM))
+    for each in (alone, *halves):
         each.collect(13 + 3)  # steps before updates 0, 4, 8, 12 and 16
     env = alone.state_dict()["rollout"]["env"]
-    parts = [half.state_dict()["rollout"]["env"] for half in both]
+    parts = [half.state_dict()["rollout"]["env"] for half in halves]
     assert torch.equal(env["observation"], torch.cat([each["observation"] for each in parts]))
     assert torch.equal(env["state"], torch.cat([each["state"] for each in parts], 1))

@@ -233,8 +233,8 @@ def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: boo
 def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
     settings = ReplaySettings(num_envs=64, observation_size=1, num_actions=4, slots=20, gamma=1.0, n_step=3,
                               prioritized=prioritized)  # fmt: skip
+    ring = ReplayRing(settings, torch.device("cuda"))
     with torch.device("cuda"):
-        ring = ReplayRing(settings, torch.device("cuda"))
         time = torch.zeros(64, 1)
         step = plain_step(64, observation=time, action=torch.zeros(64, dtype=torch.uint8), reward=torch.ones(64))
 
