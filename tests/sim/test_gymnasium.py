@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, flatten
 from sim.conftest import environments as kernels
 
 from reagent_lite.errors import SimulationError
@@ -88,13 +88,7 @@ class Loop:
         self.earned, self.steps, self.episodes = 0.0, 0, episode
 
     def flat(self, observation: Any) -> list[float]:
-        space = self.env.observation_space
-        if isinstance(space, Discrete):
-            return np.eye(int(space.n))[observation].tolist()  # type: ignore[no-any-return]
-        if isinstance(space, Dict):  # by name: count, lot
-            lot = observation["lot"].astype(np.float32)
-            return [*np.eye(11)[observation["count"]].tolist(), *lot.flatten().tolist()]
-        return observation.tolist()  # type: ignore[no-any-return]
+        return flatten(self.env.observation_space, observation).astype(np.float32).tolist()  # type: ignore[no-any-return]
 
     def step(self, action: int) -> dict[str, Any]:
         observation, reward, terminated, truncated, info = self.env.step(action)
