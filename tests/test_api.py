@@ -85,8 +85,8 @@ def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     assert Path(recorded["training_data_path"]).parent.parent == tmp_path / "cache/reagent-lite/frames"
     assert reagent_lite.read_log(recorded["training_data_path"], COLUMNS) == reagent_lite.read_log(file, COLUMNS)
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in watching.epochs] == [5, 10]
-    assert [dict(one) for one in watching.epochs] == [one for one in metrics if "epoch" in one]
+    assert [figures["step"] for figures in watching.epochs] == [5, 10]
+    assert [dict(figures) for figures in watching.epochs] == [line for line in metrics if "epoch" in line]
     written = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert written == {"scores": outcome.scores, "decision": written["decision"], **watching.document}
 
@@ -136,7 +136,7 @@ def test_an_argument_in_place_of_a_key_is_said(
 ) -> None:
     reagent_lite.train({**tree, "training_data_path": "last_month.parquet"}, frame)
     said = "training_data_path: the config has 'last_month.parquet'; the argument of the call is used"
-    assert [one.message for one in caplog.records if one.levelname == "WARNING"].count(said) == 1
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"].count(said) == 1
 
 
 def test_an_environment_is_simulated_and_learned_from(tree: Tree, tmp_path: Path) -> None:
@@ -162,7 +162,9 @@ def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) 
     torch.manual_seed(5)
 
     def state() -> tuple[object, ...]:
-        handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)]
+        handlers = [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+        ]
         random = torch.random.get_rng_state().tolist()
         return *handlers, logger.handlers[:], logger.level, logger.propagate, torch.get_num_threads(), random
 
@@ -278,6 +280,6 @@ def test_the_sample_configs_are_copied(
     assert "--copy: expected a folder that does not exist" in capsys.readouterr().err
 
     def files(folder: Path) -> dict[str, bytes]:
-        return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
     assert files(tmp_path / "own") == files(ROOT / "configs")

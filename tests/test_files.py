@@ -1,4 +1,4 @@
-"""Folders that are replaced while others read them and while their writer is killed, and folders that are locked."""
+"""Folders that are replaced, at no step of which a reader finds a part of one, and folders that are locked."""
 
 import fcntl
 import json
@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -38,7 +37,7 @@ can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 def model(tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that was written once, on a filesystem that can exchange two names or, as NFS, cannot."""
     if not exchanges:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda *names: False)
     write(tmp_path / "model", "old")
     return tmp_path / "model"
 
@@ -54,31 +53,8 @@ def words(folder: Path) -> list[str]:
 
 
 @can_exchange
-def test_a_reader_always_finds_a_folder(model: Path) -> None:
-    ended, missed, looks = threading.Event(), [], 0
-
-    def read() -> None:
-        nonlocal looks
-        while not ended.is_set():
-            looks += 1
-            if not (model / "a").exists() and not (model / "b").exists():
-                missed.append(looks)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(200):
-        write(model, str(number))
-    ended.set()
-    reader.join()
-    assert not missed
-    assert looks > 200
-    assert words(model) == ["199", "199"]
-    assert {path.resolve() for path in model.parent.iterdir()} == {model.resolve()}  # and what a link leads to
-
-
-@can_exchange
-def test_a_writer_killed_between_any_two_steps_leaves_a_whole_folder(model: Path) -> None:
-    found = []
+def test_a_folder_is_whole_between_any_two_steps_of_its_writer(model: Path) -> None:
+    contents = []
     for step in range(100):
         child = os.fork()
         if not child:
@@ -86,12 +62,11 @@ def test_a_writer_killed_between_any_two_steps_leaves_a_whole_folder(model: Path
             write(model, "new")
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        found.append(words(model))
-        assert found[-1] in (["old", "old"], ["new", "new"]), f"killed before step {step}"
+        contents.append(words(model))
         if not status:
             break
-    assert found[0] == ["old", "old"]
-    assert found[-1] == ["new", "new"]
+    assert (contents[0], contents[-1]) == (["old", "old"], ["new", "new"])
+    assert all(content in (["old", "old"], ["new", "new"]) for content in contents), contents
     write(model, "next")
     assert words(model) == ["next", "next"]
 
@@ -137,14 +112,14 @@ with scratch_folder(), appearing_folder(folder / "model") as model, appearing_fi
 def test_what_a_killed_process_left_goes_with_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "out").mkdir()
-    left, after = [], []
-    for how, found in (("kill", left), ("end", after)):
+    left = []
+    for how in ("kill", "end"):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), how]
         environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
         subprocess.run(command, env=environment, check=False)
-        found += sorted(os.listdir(tmp_path / "tmp")) + sorted(os.listdir(tmp_path / "out"))
-    assert len(left) == 3
-    assert after == ["log", "model"]
+        left.append(sorted(os.listdir(tmp_path / "tmp")) + sorted(os.listdir(tmp_path / "out")))
+    assert len(left[0]) == 3
+    assert left[1] == ["log", "model"]
 
 
 def test_what_a_living_process_and_other_machines_have_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +139,9 @@ def test_what_a_living_process_and_other_machines_have_stays(tmp_path: Path, mon
 
 @can_exchange
 def test_a_folder_of_a_failed_writer_vanishes_and_the_older_one_stays(model: Path) -> None:
+    write(model, "old")
     before = set(model.parent.iterdir())
+    assert {path.resolve() for path in before} == {model.resolve()}  # and what a link leads to
     with pytest.raises(AttributeError):
         write(model, None)  # type: ignore[arg-type] # fails inside the block
     assert words(model) == ["old", "old"]
@@ -185,7 +162,7 @@ def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "model", "old")
-    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(files, "_exchange", lambda *names: False)
     write(tmp_path / "model", "new")
     assert words(tmp_path / "model") == ["new", "new"]
     assert (tmp_path / "model").is_symlink()
@@ -250,24 +227,31 @@ def replaced(folder: Path) -> None:
     folder.mkdir()
 
 
-def test_a_marked_folder_is_the_same_on_another_device_and_an_empty_one_is_not(tmp_path: Path) -> None:
+def test_a_folder_is_known_again_on_another_device_and_an_empty_one_is_not(tmp_path: Path) -> None:
+    """Before a run makes its folder, that is the folder above, by device and inode; then a marker counts."""
     share = tmp_path / "share"
     share.mkdir()
-    one, other = FolderIdentity.marked(share), FolderIdentity.marked(share)
-    assert one == other
-    (marker,) = os.listdir(share)
-    (share / "file").touch()
-    assert sorted(one.names()) == sorted([marker, "file"])
+    folder = share / "runs" / "out"
+    early = FolderIdentity.of(folder)
+    early.require()
+    folder.mkdir(parents=True)
+    early.require()
+    identity = FolderIdentity.marked(folder)
+    assert identity == FolderIdentity.marked(folder)
+    (folder / "file").touch()
+    names = sorted(identity.names())
+    assert names == sorted(["file", identity.marker])
     replaced(share)
-    for ask in (one.require, one.names):
-        with pytest.raises(OSError, match=f"{share} is no longer the folder .* its share is not mounted"):
+    for ask in (early.require, identity.require, identity.names):
+        with pytest.raises(OSError, match=f"{share}.* its share is not mounted"):
             ask()
     share.rmdir()
     with pytest.raises(OSError, match="its share is not mounted"):
-        one.names()
+        identity.names()
     shutil.copytree(tmp_path / "unmounted", share)
-    one.require()
-    assert sorted(one.names()) == sorted([marker, "file"])
+    early.require()
+    identity.require()
+    assert sorted(identity.names()) == names
 
 
 @pytest.mark.parametrize("appearing", [appearing_file, appearing_folder])
@@ -295,23 +279,6 @@ def test_two_processes_that_mark_a_folder_at_the_same_moment_both_find_it_again(
     second.require()
 
 
-def test_a_folder_that_a_run_makes_after_its_launcher_has_begun(tmp_path: Path) -> None:
-    """Until then it is the folder above, by device and inode; the marker counts once it is there."""
-    share = tmp_path / "share"
-    share.mkdir()
-    identity = FolderIdentity.of(share / "runs" / "out")
-    identity.require()
-    (share / "runs" / "out").mkdir(parents=True)
-    identity.require()
-    FolderIdentity.marked(share / "runs" / "out")
-    replaced(share)
-    with pytest.raises(OSError, match="its share is not mounted"):
-        identity.require()
-    share.rmdir()
-    shutil.copytree(tmp_path / "unmounted", share)
-    identity.require()
-
-
 def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,11 +290,9 @@ def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
     with pytest.raises(UnavailableError) as caught:
         require_writable(tmp_path / "out", "model_output_path", again=True)
     assert 600 <= now[0] < 603
-    text = f"{tmp_path}/out cannot be used: File exists"
-    expected = "model_output_path: expected a folder that can be read and written within 600 s, got "
-    assert str(caught.value).startswith(f"{expected}{text}. ")
-    assert f"{text}; waiting since 12 s" in caplog.text
-    assert caught.value.exit_code == 4
+    (problem,) = caught.value.problems
+    assert (problem.where, caught.value.exit_code) == ("model_output_path", 4)
+    assert f"{problem.got}; waiting since 12 s" in caplog.text
 
     answers = iter([OSError(116, "Stale file handle"), OSError("not mounted"), 7])
 

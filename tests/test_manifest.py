@@ -25,7 +25,7 @@ from reagent_lite.manifest import (
     verified,
 )
 
-KINDS = pytest.mark.parametrize("kind", [BUNDLE, CHECKPOINT, STAGE, TRAINING_COPY, SHARDS], ids=lambda one: one.name)
+KINDS = pytest.mark.parametrize("kind", [BUNDLE, CHECKPOINT, STAGE, TRAINING_COPY, SHARDS], ids=lambda kind: kind.name)
 DOCUMENT = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
 
 
@@ -72,11 +72,11 @@ def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: FolderKind) ->
     (tmp_path / "unlisted").write_text("")
     with pytest.raises(kind.error) as caught:
         verified(tmp_path, kind)
-    assert {Path(one.where).name for one in caught.value.problems} == {"altered", "removed", "unlisted"}
-    assert {one.todo for one in caught.value.problems} == {kind.damaged}
-    with pytest.raises(kind.error, match=f"expected {kind.name}, got .*Name the folder that contains manifest.json"):
+    assert {Path(problem.where).name for problem in caught.value.problems} == {"altered", "removed", "unlisted"}
+    assert {problem.todo for problem in caught.value.problems} == {kind.damaged}
+    with pytest.raises(kind.error, match=f"expected {kind.name}, got "):
         verified(tmp_path / "nothing", kind)
-    with pytest.raises(kind.error, match=f"Name the folder that contains manifest.json: .*{re.escape(str(tmp_path))}"):
+    with pytest.raises(kind.error, match=f"Name the folder .*{re.escape(str(tmp_path))}"):
         verified(tmp_path.parent, kind)
 
 
@@ -102,6 +102,6 @@ def test_entries_that_a_writer_hashed_are_taken_as_they_are(tmp_path: Path) -> N
     (tmp_path / "one").write_text("1")
     known = {"one": {"rows": 1}, "two": {"rows": 2, "size": 7, "sha256": "f"}}
     entries = seal_folder(tmp_path, {}, known)
-    one = {"rows": 1, "size": 1, "sha256": "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"}
-    assert entries == {"one": one, "two": known["two"]}
+    hashed = {"rows": 1, "size": 1, "sha256": "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"}
+    assert entries == {"one": hashed, "two": known["two"]}
     assert read_document(tmp_path, STAGE)["files"] == entries

@@ -100,6 +100,14 @@ def appears(file: Path) -> None:
     wait_until(file.exists, lambda: f"{file} never appeared")
 
 
+def working(start: Start, folder: Path, **options: Any) -> list[Machine]:
+    """Starts two machines, and returns them when their workers take steps."""
+    both = [start(index, **options) for index in (0, 1)]
+    for rank in (0, 1):
+        appears(folder / "out" / f"step_{rank}")
+    return both
+
+
 class Fork:
     """A worker, with the part of subprocess.Popen that a launcher uses."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from machines import ONE, Start, all_end, appears
+from machines import ONE, Start, all_end, appears, working
 from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 
@@ -128,8 +128,7 @@ def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: int, words: str) -> None:
-    both = [start(index, work=work, steps=1000) for index in (0, 1)]
-    appears(tmp_path / "out" / "step_1")
+    both = working(start, tmp_path, work=work, steps=1000)
     failed = time.monotonic()
     all_end(both, code)
     assert [machine.log.count(words) for machine in both] == [1, 1]
@@ -139,8 +138,7 @@ def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: 
 @pytest.mark.parametrize(("victim", "number"), [(0, 9), (1, signal.SIGSTOP)])
 def test_a_launcher_that_is_killed_or_stopped_is_lost(start: Start, tmp_path: Path, victim: int, number: int) -> None:
     """Its workers end with it; the other machine names it, and a stopped launcher notices it when it continues."""
-    both = [start(index, steps=1000) for index in (0, 1)]
-    appears(tmp_path / "out" / f"step_{victim}")
+    both = working(start, tmp_path, steps=1000)
     worker = int((tmp_path / "out" / f"pid_{victim}").read_text())
     time.sleep(0.5)
     failed = time.monotonic()
@@ -174,9 +172,7 @@ def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
 
 def test_node_0_that_is_started_again_is_joined_again(start: Start, tmp_path: Path) -> None:
     options = {"steps": 2000, "restarts": 2}
-    first = start(0, **options)
-    other = start(1, **options)
-    appears(tmp_path / "out" / "step_0")
+    first, other = working(start, tmp_path, **options)
     first.process.kill()
     other.logs("restart 1 of at most 2")
     (tmp_path / "out" / "end").touch()
@@ -188,8 +184,7 @@ def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> N
     """The folder is missing from before the loss until the end: node 0's store outlives the attempt."""
     share = tmp_path / "share"
     share.mkdir()
-    both = [start(index, steps=2000, restarts=1, init_method=f"file://{share}/run.rdzv") for index in (0, 1)]
-    appears(tmp_path / "out" / "step_1")
+    both = working(start, tmp_path, steps=2000, restarts=1, init_method=f"file://{share}/run.rdzv")
     share.rename(tmp_path / "away")
     os.kill(int((tmp_path / "out" / "pid_1").read_text()), signal.SIGKILL)
     both[0].logs("restart 1 of at most 1")
@@ -229,9 +224,7 @@ def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_signal_to_one_launcher_ends_the_run_with_75(start: Start, tmp_path: Path) -> None:
-    both = [start(index, steps=2000, restarts=3) for index in (0, 1)]
-    for rank in (0, 1):
-        appears(tmp_path / "out" / f"step_{rank}")
+    both = working(start, tmp_path, steps=2000, restarts=3)
     both[1].process.send_signal(signal.SIGTERM)
     all_end(both, 75)
 

@@ -40,16 +40,16 @@ def rows_of(made: nn.Module) -> list[int]:
 def test_padding_is_not_computed(dueling: bool) -> None:
     made = network(dueling=dueling)
     state, mask, features = lists(LENGTHS)
-    rows, found = rows_of(made), []
+    rows, results = rows_of(made), []
     for outputs in (allowed_values(made, state, Actions(mask=mask, features=features)), made(state, mask, features)):
         made.zero_grad()
         assert outputs.shape == (8, 7, 2)
         allowed = outputs[mask]
         (allowed * torch.arange(1, allowed.numel() + 1).view_as(allowed)).sum().backward()
-        found.append((allowed.detach(), *(p.grad.clone() for p in made.parameters())))  # type: ignore[union-attr]
+        results.append((allowed.detach(), *(p.grad.clone() for p in made.parameters())))  # type: ignore[union-attr]
     assert rows == [20, 56]
-    for one, two in zip(*found, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+    for allowed, padded in zip(*results, strict=True):
+        torch.testing.assert_close(allowed, padded, rtol=1e-5, atol=1e-5)
 
 
 def test_no_candidate_at_all() -> None:

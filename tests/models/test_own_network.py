@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.logs import candidate_rows, write_lines
-from oracles.runs import Runner, run, small, trained
+from oracles.runs import small, trained
 from safetensors.numpy import load_file
 
 from reagent_lite.errors import ConfigError
 from reagent_lite.export import load_bundle
 
-__all__ = ["run", "small"]
+__all__ = ["small"]
 MODULE = """
 import torch
 from torch import Tensor, nn
 
 class Squares(nn.Module):
-    "q = W x^2 + b, of the state or of state and candidate."
+    "q = W x^2 + b, of the state."
 
     def __init__(self, spec, settings):
         super().__init__()
@@ -29,11 +29,7 @@ class Squares(nn.Module):
         self.layer = nn.Linear(features, self.shape[0] * self.shape[1])
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        if not self.parametric:
-            return self.layer(state * state).view(-1, self.shape[0], self.shape[1])
-        assert features is not None
-        both = torch.cat((state.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2)
-        return self.layer(both * both)
+        return self.layer(state * state).view(-1, self.shape[0], self.shape[1])
 
 class Layers(Squares):
     "A convolution, attention, a recurrent layer and batch normalization, over the features of the state in turn."
@@ -124,19 +120,6 @@ def test_convolutions_attention_recurrent_layers_and_batch_normalization_are_exp
     model = Path(str(trained(tree, workflow).model))
     assert load_bundle(model).check_golden() < 1e-5
     assert str(tmp_path).encode() not in (model / "model.onnx").read_bytes()
-
-
-def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(
-    tree: dict[str, Any], tmp_path: Path, run: Runner
-) -> None:
-    log = write_lines(tmp_path / "candidates.jsonl", candidate_rows(200))
-    del tree["actions"]
-    tree["norm_params"] = {"feature_overrides": dict.fromkeys("0125", "DO_NOT_PREPROCESS"),
-                           "cols_to_norm": ["state_features", "action"]}  # fmt: skip
-    done = run("parametric_dqn", {**tree, "training_data_path": str(log)})
-    assert done.code == 0, done.err
-    weights = load_file(tmp_path / "out/model/weights.safetensors")
-    assert weights["network.layer.weight"].shape == (1, 3 + 2)
 
 
 @pytest.mark.parametrize(

@@ -105,13 +105,13 @@ def expected(spec: NormalizationSpec, values: Tensor, presence: Tensor, *, missi
     return np.concatenate(blocks, axis=1)
 
 
-def one(f: FeatureSpec, *values: float) -> list[list[float]]:
+def normalized(f: FeatureSpec, *values: float) -> list[list[float]]:
     rows: list[list[float]] = Preprocessor(spec_of(f)).dense(torch.tensor([[v] for v in values])).tolist()
     return rows
 
 
 def test_contract_quantile_figures() -> None:
-    rows = one(feature(1, "QUANTILE", quantiles=(0.0, 80.0, 100.0)), 0.0, 80.0, 100.0, -5.0, 500.0, 40.0, NAN)
+    rows = normalized(feature(1, "QUANTILE", quantiles=(0.0, 80.0, 100.0)), 0.0, 80.0, 100.0, -5.0, 500.0, 40.0, NAN)
     # 40 is half of the first of two intervals: (0 + 40/80) / 2 = 0.25
     assert rows == [[0.0], [0.5], [1.0], [0.0], [1.0], [0.25], [0.0]]
 
@@ -150,19 +150,24 @@ def test_missing_is_zero_and_may_be_raw_zero() -> None:
     assert module.dense(torch.tensor([[NAN], [0.0], [-1337.1337], [6.0]])).tolist() == [[-0.5], [-0.5], [-0.5], [1.0]]
     enum = Preprocessor(spec_of(feature(1, "ENUM", possible_values=(3.0, 0.0))), missing_as_zero=True)
     assert enum.dense(torch.tensor([[NAN]])).tolist() == [[0.0, 1.0]]
-    assert one(feature(1, "DO_NOT_PREPROCESS"), -1337.1337, -1337.0) == [[0.0], [-1337.0]]  # the second is a value
+    assert normalized(feature(1, "DO_NOT_PREPROCESS"), -1337.1337, -1337.0) == [
+        [0.0],
+        [-1337.0],
+    ]  # the second is a value
 
 
 def test_probability_is_symmetric_and_exact_at_the_ends() -> None:
-    (zero,), (one_,), (half,) = one(feature(1, "PROBABILITY"), 0.0, 1.0, 0.5)
-    assert zero == pytest.approx(math.log(1e-5 / (1 - 1e-5)), abs=1e-6)
-    assert one_ == -zero
-    assert half == 0.0
+    (at_zero,), (at_one,), (at_half,) = normalized(feature(1, "PROBABILITY"), 0.0, 1.0, 0.5)
+    assert at_zero == pytest.approx(math.log(1e-5 / (1 - 1e-5)), abs=1e-6)
+    assert at_one == -at_zero
+    assert at_half == 0.0
 
 
 def test_boxcox_small_lambda_is_continuous_with_log() -> None:
     def at(exponent: float) -> float:
-        return one(feature(1, "BOXCOX", boxcox_lambda=exponent, boxcox_shift=0.0, mean=0.0, stddev=1.0), 5.0)[0][0]
+        return normalized(feature(1, "BOXCOX", boxcox_lambda=exponent, boxcox_shift=0.0, mean=0.0, stddev=1.0), 5.0)[0][
+            0
+        ]
 
     # (5^λ - 1)/λ = log 5 + λ (log 5)^2 / 2 + O(λ^2); a float32 power loses 1e-7/λ of it.
     assert at(0.0) == pytest.approx(math.log(5), rel=1e-6)
@@ -173,12 +178,14 @@ def test_boxcox_small_lambda_is_continuous_with_log() -> None:
 
 def test_extremes_stay_finite() -> None:
     huge = 3e38
-    assert one(feature(1, "CONTINUOUS", mean=0.0, stddev=1e-300), huge, 0.0) == [[pytest.approx(11.513)], [0.0]]
-    assert one(feature(1, "BOXCOX", boxcox_lambda=-10.0, mean=0.0, stddev=1.0), -huge) == [[pytest.approx(-11.513)]]
+    assert normalized(feature(1, "CONTINUOUS", mean=0.0, stddev=1e-300), huge, 0.0) == [[pytest.approx(11.513)], [0.0]]
+    assert normalized(feature(1, "BOXCOX", boxcox_lambda=-10.0, mean=0.0, stddev=1.0), -huge) == [
+        [pytest.approx(-11.513)]
+    ]
     # Two quantiles that are one number in float32 make a step there.
     close = feature(1, "QUANTILE", quantiles=(0.0, 1.0, 1.0 + 1e-12, 2.0))
-    np.testing.assert_allclose(one(close, 0.5, 1.0, 1.5, huge), [[1 / 6], [1 / 3], [2.5 / 3], [1.0]], rtol=1e-6)
-    assert one(feature(1, "QUANTILE", quantiles=(-huge, huge)), -huge, huge) == [[0.0], [1.0]]
+    np.testing.assert_allclose(normalized(close, 0.5, 1.0, 1.5, huge), [[1 / 6], [1 / 3], [2.5 / 3], [1.0]], rtol=1e-6)
+    assert normalized(feature(1, "QUANTILE", quantiles=(-huge, huge)), -huge, huge) == [[0.0], [1.0]]
 
 
 def test_zero_width_enum_and_absent_types() -> None:
@@ -215,7 +222,7 @@ def test_wide_enum() -> None:
 
 def test_possible_values_that_are_one_number_in_float32_have_two_columns() -> None:
     """2^24 + 1 is rounded to 2^24."""
-    assert one(feature(1, "ENUM", possible_values=(2.0**24, 3.0, 2.0**24 + 1)), 2.0**24, 3.0, 4.0) == [
+    assert normalized(feature(1, "ENUM", possible_values=(2.0**24, 3.0, 2.0**24 + 1)), 2.0**24, 3.0, 4.0) == [
         [1, 0, 1], [0, 1, 0], [0, 0, 0],
     ]  # fmt: skip
 

@@ -85,7 +85,7 @@ def test_a_step_by_hand() -> None:
     assert output.tolist() == [[31.0]]
     gradients = torch.autograd.grad(output, [*network.parameters(), x], torch.tensor([[2.0]]))
     expected = [[[0.0, 0.0], [10.0, 20.0]], [0.0, 10.0], [[0.0, 12.0]], [2.0], [[30.0, 10.0]]]
-    assert [one.tolist() for one in gradients] == expected
+    assert [gradient.tolist() for gradient in gradients] == expected
 
 
 def test_initial_weights_have_the_stated_spread() -> None:

@@ -49,10 +49,10 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, file: Path, *, width: int, height: int = 900) -> None:
+    def open(self, file: Path, *, width: int) -> None:
         """Loads a file in a window so wide, as a phone or a desk has it."""
         self.events.clear()
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
                  mobile=width < 600)  # fmt: skip
         self.ask("Page.navigate", url=file.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
@@ -70,18 +70,6 @@ class Browser:
         """Opens all that is folded."""
         self.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
 
-    def overflowing(self) -> list[str]:
-        """Returns elements whose content is wider than they are: it scrolls sideways, or is cut."""
-        return self._listed(_OVERFLOWING)
-
-    def broken_words(self) -> list[str]:
-        """Returns words that a line ends in the middle of; what is marked as long may be broken, and code."""
-        return self._listed(_BROKEN)
-
-    def colliding(self) -> list[str]:
-        """Returns pairs of words in one drawing that lie on each other."""
-        return self._listed(_COLLIDING)
-
     def roles(self) -> dict[str, int]:
         """Returns how many things of each kind the page has for who cannot see it."""
         nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
@@ -95,10 +83,6 @@ class Browser:
         """Returns script errors, console messages and the browser's own remarks on the page."""
         methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [json.dumps(event["params"]) for method in methods for event in self._named(method)]
-
-    def _listed(self, script: str) -> list[str]:
-        texts: list[str] = json.loads(self.value(script))
-        return texts
 
     def _named(self, method: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("method") == method]
@@ -114,8 +98,9 @@ class Browser:
         return parsed
 
 
-# a heading that only a screen reader has is one pixel wide
-_OVERFLOWING = """(() => {
+# Elements whose content is wider than they are: it scrolls sideways, or is cut. A heading that only a screen reader has
+# is one pixel wide.
+OVERFLOWING = """(() => {
   const name = e => `${e.tagName} ${e.className} ${e.textContent.slice(0, 60)}`, found = [];
   for (const e of document.querySelectorAll('html, body, body *:not(svg, svg *)'))
     if (e.clientWidth > 1 && e.scrollWidth > e.clientWidth + 1 && !e.closest('.stacked thead'))
@@ -125,10 +110,11 @@ _OVERFLOWING = """(() => {
     if (outer.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1 || inner.top < outer.top - 1 ||
         inner.bottom > outer.bottom + 1)) found.push(`${name(e)}: outside of its drawing`);
   }
-  return JSON.stringify(found);
+  return found;
 })()"""
 
-_BROKEN = """(() => {
+# Words that a line ends in the middle of; what is marked as long may be broken, and code.
+BROKEN_WORDS = """(() => {
   const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = new Range();
   while (texts.nextNode()) {
     const node = texts.currentNode, text = node.data;
@@ -143,10 +129,11 @@ _BROKEN = """(() => {
       line = box.top;
     }
   }
-  return JSON.stringify(found);
+  return found;
 })()"""
 
-_COLLIDING = """(() => {
+# Pairs of words in one drawing that lie on each other.
+COLLIDING = """(() => {
   const found = [];
   for (const chart of document.querySelectorAll('svg.chart')) {
     const words = [...chart.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
@@ -156,7 +143,7 @@ _COLLIDING = """(() => {
       if (wide > 1 && high > 4) found.push(`${one} | ${other}`);
     }));
   }
-  return JSON.stringify(found);
+  return found;
 })()"""
 
 

@@ -51,7 +51,7 @@ def rows_of(path: Path | str) -> list[Row]:
 
 def blocks_of(path: Path) -> list[Block]:
     """All columns, also those that no log has."""
-    return list(read_blocks(list_input(str(path), EXTENSIONS), lambda one: one, None, ALL_COLUMNS))
+    return list(read_blocks(list_input(str(path), EXTENSIONS), lambda block: block, None, ALL_COLUMNS))
 
 
 def values_of(blocks: list[Block], column: str) -> list[Any]:
@@ -93,7 +93,8 @@ def data_of(rows: list[Row], form: str) -> bytes:
     Args:
         rows: with the same keys each.
         form: extension of the file, packing included. Of Parquet it says how features are kept ("map", "pairs",
-            "struct", "text"), of CSV whether they have columns of their own ("dense"), of Arrow whether it is a "stream".
+            "struct", "text"), of CSV whether they have columns of their own ("dense"), of Arrow whether it is a
+            "stream".
     """
     kind, _, packing = form.rpartition(".")
     if packing in PACKINGS:

@@ -47,14 +47,12 @@ class Sepsis:
         reward: [716, 25] expected reward: the probability of SURVIVAL.
         initial: [716].
         clinicians: [716, 25], zeros where an episode is over.
-        admissible: [716, 25] bool, actions logged often enough for an estimate of their own.
     """
 
     transition: Array
     reward: Array
     initial: Array
     clinicians: Array
-    admissible: NDArray[np.bool_]
 
 
 @cache
@@ -64,12 +62,8 @@ def sepsis() -> Sepsis:
     with np.load(folder / "dynamics.npz", allow_pickle=False) as arrays:
         transition, paid = arrays["tx_mat"], arrays["r_mat"]
         initial, clinicians = arrays["d_0"], arrays["expert_policy"]
-    counts, *lists = (folder / "admissible_actions.txt").read_text().splitlines()
-    admissible = np.zeros(clinicians.shape, bool)
-    for state, actions in enumerate(lists[: len(counts.split())]):
-        admissible[state, [int(action) for action in actions.split()]] = True
     reward = np.einsum("sat,sat->sa", transition, paid)
-    return Sepsis(transition=transition, reward=reward, initial=initial, clinicians=clinicians, admissible=admissible)
+    return Sepsis(transition=transition, reward=reward, initial=initial, clinicians=clinicians)
 
 
 def uniform_policy() -> Array:

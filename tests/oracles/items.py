@@ -1,10 +1,10 @@
 """Logs of decisions among items: by id beside a table of items, and with the features repeated in every row."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from oracles.event_files import data_of
 from oracles.logs import write_lines
 
 Row = dict[str, Any]
@@ -71,11 +71,6 @@ def transitions(rows: list[Row]) -> list[Row]:
 
 def as_csv(folder: Path, rows: list[Row], name: str = "log.csv") -> Path:
     """Writes rows as pandas does: nested cells as JSON."""
-    import pandas as pd
-
-    frame = pd.DataFrame(rows)
-    for column in frame:
-        nested = frame[column].map(lambda cell: isinstance(cell, list | dict))
-        frame[column] = frame[column].where(~nested, frame[column].map(json.dumps))
-    frame.to_csv(folder / name, index=False)
-    return folder / name
+    file = folder / name
+    file.write_bytes(data_of(rows, "csv"))
+    return file

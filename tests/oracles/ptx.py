@@ -107,21 +107,21 @@ def read(text: str) -> Module:
         if text[at].isspace():
             at += 1
             continue
-        if found := HEADER.match(text, at):
+        if match := HEADER.match(text, at):
             pass
-        elif found := VARIABLE.match(text, at):
-            module.variables[found[4]] = _variable(found)
-        elif found := ENTRY.match(text, at):
-            first = text.count("\n", 0, found.start(4)) + 1
-            module.entries[found[1]] = _entry(found[1], found[2], found[4], first)
+        elif match := VARIABLE.match(text, at):
+            module.variables[match[4]] = _variable(match)
+        elif match := ENTRY.match(text, at):
+            first = text.count("\n", 0, match.start(4)) + 1
+            module.entries[match[1]] = _entry(match[1], match[2], match[4], first)
         else:
             raise PtxError(f"line {text.count(chr(10), 0, at) + 1}: {text[at : at + 80]!r} is not known")
-        at = found.end()
+        at = match.end()
     return module
 
 
-def _variable(found: re.Match[str]) -> Variable:
-    space, align, kind, name, count, values = found.groups()
+def _variable(match: re.Match[str]) -> Variable:
+    space, align, kind, name, count, values = match.groups()
     size = WIDTHS[kind] // 8
     numbers = [int(value, 0) for value in values.split(",")] if values else []
     data = b"".join((number % 2 ** (8 * size)).to_bytes(size, "little") for number in numbers)
@@ -134,13 +134,13 @@ def _entry(name: str, parameters: str, body: str, first: int) -> Entry:
     placed: dict[str, tuple[int, int]] = {}
     end = 0
     for text in filter(None, (part.strip() for part in parameters.split(","))):
-        found = PARAMETER.fullmatch(text)
-        if found is None:
+        match = PARAMETER.fullmatch(text)
+        if match is None:
             raise PtxError(f"entry {name}: parameter {text!r} is not known")
-        size = WIDTHS[found[2]] // 8 * int(found[4] or 1)
-        align = int(found[1] or size)
+        size = WIDTHS[match[2]] // 8 * int(match[4] or 1)
+        align = int(match[1] or size)
         begin = -(-end // align) * align
-        placed[found[3]] = (begin, size)
+        placed[match[3]] = (begin, size)
         end = begin + size
     entry = Entry(name=name, parameters=placed)
     entry.body.extend(_instructions(entry, body, first))
@@ -152,20 +152,20 @@ def _instructions(entry: Entry, body: str, first: int) -> Iterator[Instruction]:
         text = " ".join(raw.split())
         if not text or text == '.pragma "nounroll";':
             continue
-        if found := REGISTERS.fullmatch(text):
-            names = [f"{found[2]}{k}" for k in range(int(found[3]))] if found[3] else [found[2]]
-            entry.registers.update(dict.fromkeys(names, found[1]))
-        elif found := DEPOT.fullmatch(text):
-            placed, align = entry.depots if found[1] == "local" else entry.shared, int(found[2])
-            placed[found[3]] = (-(-_end(placed) // align) * align, int(found[4]))
-        elif found := re.fullmatch(r"(\$\w+):", text):
-            yield Instruction(line=line, text=text, label=found[1])
-        elif found := STATEMENT.fullmatch(text):
-            operands = tuple(match[1] for match in OPERAND.finditer(found[4] or ""))
-            if "".join(operands).replace(" ", "") != re.sub(r",(?![^{]*\})|\s", "", found[4] or ""):
+        if match := REGISTERS.fullmatch(text):
+            names = [f"{match[2]}{k}" for k in range(int(match[3]))] if match[3] else [match[2]]
+            entry.registers.update(dict.fromkeys(names, match[1]))
+        elif match := DEPOT.fullmatch(text):
+            placed, align = entry.depots if match[1] == "local" else entry.shared, int(match[2])
+            placed[match[3]] = (-(-_end(placed) // align) * align, int(match[4]))
+        elif match := re.fullmatch(r"(\$\w+):", text):
+            yield Instruction(line=line, text=text, label=match[1])
+        elif match := STATEMENT.fullmatch(text):
+            operands = tuple(operand[1] for operand in OPERAND.finditer(match[4] or ""))
+            if "".join(operands).replace(" ", "") != re.sub(r",(?![^{]*\})|\s", "", match[4] or ""):
                 raise PtxError(f"line {line}: operands of {text!r} are not known")
-            guard = (found[1] or "") + (found[2] or "")
-            yield Instruction(line=line, text=text, guard=guard, opcode=found[3], operands=operands)
+            guard = (match[1] or "") + (match[2] or "")
+            yield Instruction(line=line, text=text, guard=guard, opcode=match[3], operands=operands)
         else:
             raise PtxError(f"line {line}: {text!r} is not known")
 
@@ -225,12 +225,12 @@ class _Writer:
         elif opcode in ("ret", "exit"):
             code = "return 0;"
         else:
-            found = find(opcode)
-            if len(operands) != len(found.operands):
-                raise PtxError(f"{len(found.operands)} operands are")
-            pairs = zip(operands, found.operands, strict=True)
+            meaning = find(opcode)
+            if len(operands) != len(meaning.operands):
+                raise PtxError(f"{len(meaning.operands)} operands are")
+            pairs = zip(operands, meaning.operands, strict=True)
             named = [part for text, kind in pairs for part in self._operand(text, kind)]
-            code = found.code.format(*named, line=instruction.line)
+            code = meaning.code.format(*named, line=instruction.line)
         if not instruction.guard:
             return f"  {code}"
         guard = self._register(instruction.guard.lstrip("!"), "pred")
@@ -277,16 +277,16 @@ class _Writer:
         raise PtxError(f"{text!r} is not")
 
     def _address(self, text: str) -> str:
-        found = ADDRESS.fullmatch(text)
-        if found is None:
+        match = ADDRESS.fullmatch(text)
+        if match is None:
             raise PtxError(f"the address {text!r} is not")
-        if found[1] in self._entry.shared:
-            base = f"{self._entry.shared[found[1]][0]}ull"
-        elif self._entry.registers.get(found[1], "").endswith("32"):  # of shared memory
-            base = f"(u64){found[1][1:]}"
+        if match[1] in self._entry.shared:
+            base = f"{self._entry.shared[match[1]][0]}ull"
+        elif self._entry.registers.get(match[1], "").endswith("32"):  # of shared memory
+            base = f"(u64){match[1][1:]}"
         else:
-            base = self._register(found[1], "u64") if found[1].startswith("%") else self._symbol(found[1])
-        return f"{base} + (u64){int(found[2] or 0)}ll"
+            base = self._register(match[1], "u64") if match[1].startswith("%") else self._symbol(match[1])
+        return f"{base} + (u64){int(match[2] or 0)}ll"
 
     def _register(self, text: str, kind: str, *, wider: bool = False) -> str:
         declared = self._entry.registers.get(text)

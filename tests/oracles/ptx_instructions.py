@@ -42,10 +42,10 @@ def find(opcode: str) -> Meaning:
     Raises:
         PtxError: it is not known.
     """
-    found = _all().get(opcode) or _memory(opcode) or _atomic(opcode)
-    if found is None:
+    meaning = _all().get(opcode) or _memory(opcode) or _atomic(opcode)
+    if meaning is None:
         raise PtxError(f"{opcode} is not")
-    return found
+    return meaning
 
 
 @functools.cache
@@ -94,14 +94,14 @@ def _bits() -> Iterator[tuple[str, Meaning]]:
 
 
 def _floats() -> Iterator[tuple[str, Meaning]]:
-    one, two, three = ("f32",), ("f32", "f32"), ("f32", "f32", "f32")
+    single, two, three = ("f32",), ("f32", "f32"), ("f32", "f32", "f32")
     for rounding in ("", ".rn"):
         for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
             yield f"{name}{rounding}.f32", _of("f32", two, f"{{1}} {sign} {{2}}")
     yield "fma.rn.f32", _of("f32", three, "__builtin_fmaf({1}, {2}, {3})")
     yield "div.rn.f32", _of("f32", two, "{1} / {2}")
-    yield "rcp.rn.f32", _of("f32", one, "1.0f / {1}")
-    yield "sqrt.rn.f32", _of("f32", one, "__builtin_sqrtf({1})")
+    yield "rcp.rn.f32", _of("f32", single, "1.0f / {1}")
+    yield "sqrt.rn.f32", _of("f32", single, "__builtin_sqrtf({1})")
     yield "max.f32", _of("f32", two, "greatest({1}, {2})")
     yield "neg.f32", _of("b32", ("b32",), "{1} ^ 0x80000000u")
     yield "copysign.f32", _of("b32", ("b32", "b32"), "({1} & 0x80000000u) | ({2} & 0x7fffffffu)")  # the sign is {1}'s
@@ -144,12 +144,12 @@ def _conversions() -> Iterator[tuple[str, Meaning]]:
 
 def _memory(opcode: str) -> Meaning | None:
     """Loads and stores, each held to the memory that it may touch and to its alignment."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(ld|st)(?:\.(param|global|local|shared))?(?:(?<=ld\.global)\.nc)?(?:\.v([24]))?\.([bus]\d+|f32)", opcode
     )
-    if found is None or found[4] not in WIDTHS or found.group(1, 2) == ("st", "param"):
+    if match is None or match[4] not in WIDTHS or match.group(1, 2) == ("st", "param"):
         return None
-    is_load, space, count, t = found[1] == "ld", found[2] or "generic", int(found[3] or 1), found[4]
+    is_load, space, count, t = match[1] == "ld", match[2] or "generic", int(match[3] or 1), match[4]
     size = WIDTHS[t] // 8
     c = f"{t[0]}{WIDTHS[t]}" if t[0] == "s" else f"u{WIDTHS[t]}"
     mode = "READS" if is_load else "WRITES"
@@ -174,10 +174,10 @@ def _memory(opcode: str) -> Meaning | None:
 
 
 def _atomic(opcode: str) -> Meaning | None:
-    found = re.fullmatch(r"atom\.global\.(add|max)\.u32", opcode)
-    if found is None:
+    match = re.fullmatch(r"atom\.global\.(add|max)\.u32", opcode)
+    if match is None:
         return None
-    fresh = {"add": "old + value", "max": "value > old ? value : old"}[found[1]]
+    fresh = {"add": "old + value", "max": "value > old ? value : old"}[match[1]]
     code = (
         "{{ static u32 hint; const u64 at = {1}; const u32 value = {2}; "
         "if (!global_holds(launch, &hint, at, 4, WRITES)) REFUSE(at, 4, WRITES, {line}) "

@@ -59,8 +59,35 @@ class Regime:
     near: float = 0.8
 
     def draw(self, rng: np.random.Generator) -> LogOfRegime:
-        """Draws tables and a log."""
-        return draw(self, rng)
+        """Draws tables and a log; models are off by a third of an event's rate, or by 0.3."""
+        likes, prefers = rng.normal(size=(2, CONTEXTS, self.actions))
+        mu = _logging(self, prefers)
+        pi = _evaluated(self, mu, likes)
+        mean = _means(self, pi, rng)
+        count, length = self.episodes, self.horizon
+        context = rng.integers(CONTEXTS, size=(count, length))
+        action = _drawn(mu, context, rng)
+        reward = _rewards(self, mean[context, action], rng)
+        step = np.arange(length)
+        pays = step == length - 1 if self.sparse else np.ones(length, bool)
+        reward = np.where(pays, reward, 0.0)
+        amount = np.exp(HEAVY**2 / 2) if self.outcome == "purchase" else 1.0
+        shift = np.exp(HEAVY**2 / 2) if self.outcome.startswith("heavy") else 0.0
+        exact = self.sign * (amount * mean + shift)
+        error = rng.normal(size=mean.shape)
+        model = exact * (1 + error / 3) if self.sparse else exact + 0.3 * error
+        later = np.where(pays, 0.0, 1.0) if self.sparse else (length - 1 - step).astype(float)
+        rest = later * float((pi * model).sum(1).mean())
+        model_taken = np.where(pays, model[context, action], 0.0)
+        model_expected = np.where(pays, (pi * model).sum(1)[context], 0.0)
+        value = float((pi * exact).sum(1).mean())
+        logged = float((mu * exact).sum(1).mean())
+        rows = 1 if self.sparse else length
+        return LogOfRegime(
+            page=page_of(pi[context, action], mu[context, action], reward, model_taken, model_expected, rest),
+            value=rows * value,
+            logged=rows * logged,
+        )
 
     @property
     def sparse(self) -> bool:
@@ -98,38 +125,6 @@ class AnyRegime(Protocol):
     def draw(self, rng: np.random.Generator) -> LogOfRegime:
         """Draws a log."""
         ...
-
-
-def draw(regime: Regime, rng: np.random.Generator) -> LogOfRegime:
-    """Draws tables and a log; models are off by a third of an event's rate, or by 0.3."""
-    likes, prefers = rng.normal(size=(2, CONTEXTS, regime.actions))
-    mu = _logging(regime, prefers)
-    pi = _evaluated(regime, mu, likes)
-    mean = _means(regime, pi, rng)
-    count, length = regime.episodes, regime.horizon
-    context = rng.integers(CONTEXTS, size=(count, length))
-    action = _drawn(mu, context, rng)
-    reward = _rewards(regime, mean[context, action], rng)
-    step = np.arange(length)
-    pays = step == length - 1 if regime.sparse else np.ones(length, bool)
-    reward = np.where(pays, reward, 0.0)
-    amount = np.exp(HEAVY**2 / 2) if regime.outcome == "purchase" else 1.0
-    shift = np.exp(HEAVY**2 / 2) if regime.outcome.startswith("heavy") else 0.0
-    exact = regime.sign * (amount * mean + shift)
-    error = rng.normal(size=mean.shape)
-    model = exact * (1 + error / 3) if regime.sparse else exact + 0.3 * error
-    later = np.where(pays, 0.0, 1.0) if regime.sparse else (length - 1 - step).astype(float)
-    rest = later * float((pi * model).sum(1).mean())
-    model_taken = np.where(pays, model[context, action], 0.0)
-    model_expected = np.where(pays, (pi * model).sum(1)[context], 0.0)
-    value = float((pi * exact).sum(1).mean())
-    logged = float((mu * exact).sum(1).mean())
-    rows = 1 if regime.sparse else length
-    return LogOfRegime(
-        page=page_of(pi[context, action], mu[context, action], reward, model_taken, model_expected, rest),
-        value=rows * value,
-        logged=rows * logged,
-    )
 
 
 def _logging(regime: Regime, prefers: Array) -> Array:

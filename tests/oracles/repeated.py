@@ -84,11 +84,11 @@ def resample_counts(num_episodes: int, num_resamples: int, generator: torch.Gene
 
 def step_returns(episodes: EpisodeTable, counts: torch.Tensor) -> torch.Tensor:
     """The j-step returns that MAGIC blends, [R, m], of samples of episodes."""
-    found: list[torch.Tensor] = []
+    blended: list[torch.Tensor] = []
 
     def keep(returns: torch.Tensor, sums: EpisodeSums, outcome: int) -> torch.Tensor:
-        found.append(returns)
+        blended.append(returns)
         return returns[:, -1]
 
     estimates(replace(magic, finish=keep), episodes, counts)
-    return found[0]
+    return blended[0]

@@ -35,7 +35,7 @@ from reagent_lite.report.sections import (
 )
 from reagent_lite.rl.estimators import ESTIMATORS
 
-SEQUENTIAL = [name for name, one in ESTIMATORS.items() if one.sequential]
+SEQUENTIAL = [name for name, estimator in ESTIMATORS.items() if estimator.sequential]
 UNDEFINED = Interval(value=math.nan, low=math.nan, high=math.nan)
 FIGURE = Interval(value=2.0, low=1.0, high=3.0)
 OVERLAP = Overlap(
@@ -117,8 +117,8 @@ def game(first: Interval, other: Interval, difference: Interval, *, against: boo
     """Two policies that played, the second one another model or random actions; discounted returns are the same."""
     key = AGAINST if against else RANDOM
     policies = {
-        name: PlayedPolicy(total=one, discounted=one, length=1234.5, cut_share=0.125)
-        for name, one in ((MODEL, first), (key, other))
+        name: PlayedPolicy(total=total, discounted=total, length=1234.5, cut_share=0.125)
+        for name, total in ((MODEL, first), (key, other))
     }
     return Played(env="x", parameters={}, time_limit=200, episodes=10, longest=150, policies=policies,
                   differences={key: Earned(total=difference, discounted=difference)})  # fmt: skip
@@ -126,11 +126,11 @@ def game(first: Interval, other: Interval, difference: Interval, *, against: boo
 
 def candidates(name: str, number: int = 1) -> dict[str, Any]:
     """What is chosen among candidates of so many features, as evaluation.candidates.tally gives it."""
-    one = {"logged": {"mean": 1.5, "stddev": 2.5}, "policy": {"mean": 3.5, "stddev": 4.5}, "difference": 0.625}
+    figures = {"logged": {"mean": 1.5, "stddev": 2.5}, "policy": {"mean": 3.5, "stddev": 4.5}, "difference": 0.625}
     return {
         "rows": 3, "same": 0.5, "propensity": 0.25, "probability": 0.75, "candidates": {"17 to 32": 1.0},
         "by_propensity": [{"low": 0.0, "high": 0.1, "rows": 1.0, "propensity": 0.05, "policy": 0.125}],
-        "features": {f"{name}{place or ''}": one for place in range(number)},
+        "features": {f"{name}{place or ''}": figures for place in range(number)},
     }  # fmt: skip
 
 
@@ -159,10 +159,10 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
     title, figure = title or name, figure or around(12.0, 1.0)
     points = tuple((float(x), x * 1e-5) for x in range(200))
     band = tuple((0.5 * y, 2 * y) for _, y in points)
-    lines = tuple(Line(name=one, points=points, band=band) for one in SEQUENTIAL)
+    lines = tuple(Line(name=estimator, points=points, band=band) for estimator in SEQUENTIAL)
     rows = tuple(
-        estimate(one, figure, figure, figure.value, verdict, name)
-        for one, verdict in zip(SEQUENTIAL, cycle(Verdict), strict=False)
+        estimate(estimator, figure, figure, figure.value, verdict, name)
+        for estimator, verdict in zip(SEQUENTIAL, cycle(Verdict), strict=False)
     )
     compared = replace(comparison(*rows), outcome=title, reference_name=title, reference=figure, simulated=figure)
     long = replace(

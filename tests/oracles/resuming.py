@@ -11,7 +11,8 @@ import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import ROOT, Run, checked, merged
+from oracles.runs import ROOT, checked, merged
+from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
 
@@ -177,14 +178,6 @@ def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Inter
     command = ["-m", "workflows.dqn", "--config", str(config), *overrides]
     variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
     return Interpreter(command, env=variables)
-
-
-def end(process: Interpreter) -> Run:
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    return Run(process.returncode, out, err)
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

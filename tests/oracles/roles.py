@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from oracles.interpreters import Interpreter, python_path
-from oracles.runs import ROOT, Run, merged
+from oracles.runs import ROOT, Run, end, merged
 
 from reagent_lite.data.dataset import EpisodeFolder
 
@@ -63,10 +63,9 @@ class Roles:
         self.started.append(process)
         return process
 
-    def end(self, process: Interpreter, timeout: float = 240) -> Run:
+    def end(self, process: Interpreter) -> Run:
         """Waits for the end of one."""
-        out, err = process.communicate(timeout)
-        return Run(process.wait(), out, err)
+        return end(process)
 
     def stop(self) -> None:
         """Kills all that still run."""

@@ -52,6 +52,15 @@ class Run:
         return result
 
 
+def end(process: Interpreter, timeout: float = 240) -> Run:
+    """Waits for the end of a process, and kills it where that takes longer."""
+    try:
+        out, err = process.communicate(timeout)
+    finally:
+        process.kill()
+    return Run(process.wait(), out, err)
+
+
 Runner = Callable[..., Run]
 
 
@@ -66,12 +75,7 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
                        "REAGENT_LITE_CACHE": str(kernels)}  # fmt: skip
-        started = Interpreter(command, cwd=tmp_path, env=environment)
-        try:
-            out, err = started.communicate(timeout)
-        finally:
-            started.kill()
-        return Run(started.wait(), out, err)
+        return end(Interpreter(command, cwd=tmp_path, env=environment), timeout)
 
     return start
 

@@ -70,7 +70,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def plain(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
     maps = {name for name, value in row.items() if value is not None and pa.types.is_map(schema.field(name).type)}
-    return {name: {str(key): one for key, one in value} if name in maps else value for name, value in row.items()}
+    return {name: {str(key): entry for key, entry in value} if name in maps else value for name, value in row.items()}
 
 
 def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:

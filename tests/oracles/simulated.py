@@ -74,4 +74,4 @@ class Log:
 
 
 def dense(maps: Iterable[dict[str, float]]) -> Array:
-    return np.array([[one[str(i)] for i in range(len(one))] for one in maps])
+    return np.array([[features[str(i)] for i in range(len(features))] for features in maps])

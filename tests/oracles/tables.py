@@ -20,12 +20,12 @@ def table(lengths: Sequence[int], gamma: float, **columns: Sequence[Sequence[flo
         "weight": running * 0 + 1,
         "discount": gamma ** (running.cumsum(1) - 1) * running,
     }
-    return EpisodeTable(**{**usual, **{name: torch.as_tensor(one).double() for name, one in columns.items()}})
+    return EpisodeTable(**{**usual, **{name: torch.as_tensor(column).double() for name, column in columns.items()}})
 
 
 def rows(weight: list[float], reward: list[float], taken: list[float], expected: list[float]) -> EpisodeTable:
     """Episodes of one row, whose reward model is the value model as well."""
-    w, r, t, e = (torch.tensor(one).double().unsqueeze(1) for one in (weight, reward, taken, expected))
+    w, r, t, e = (torch.tensor(column).double().unsqueeze(1) for column in (weight, reward, taken, expected))
     models = {"reward_taken": t, "reward_expected": e, "value_taken": t, "value_expected": e}
     return table([1] * len(weight), 1.0, weight=w, reward=r, **models)
 

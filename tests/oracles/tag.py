@@ -154,8 +154,8 @@ class Continuous:
             edge.append(not (0 <= x <= self.grid_length and 0 <= y <= self.grid_length))
             # a place at the edge may round to either side
             beyond = (x, y, x - self.grid_length, y - self.grid_length)
-            self.near_threshold |= self.edge_hit_penalty != 0 and any(0 < abs(one) < 1e-5 for one in beyond)
-            x, y = (min(max(one, 0.0), self.grid_length) for one in (x, y))
+            self.near_threshold |= self.edge_hit_penalty != 0 and any(0 < abs(gap) < 1e-5 for gap in beyond)
+            x, y = (min(max(axis, 0.0), self.grid_length) for axis in (x, y))
             self.x[k], self.y[k], self.v[k], self.theta[k], self.a[k] = x, y, v, theta, a
         return edge
 

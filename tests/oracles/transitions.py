@@ -34,11 +34,11 @@ def code_of_text(text: str) -> np.float32:
 def features_of(value: Row | None) -> Features:
     """Null and NaN count as absent; texts are categories."""
     numbers = {
-        str(name): code_of_text(one) if isinstance(one, str) else number_of(one)
-        for name, one in (value or {}).items()
-        if one is not None
+        str(name): code_of_text(cell) if isinstance(cell, str) else number_of(cell)
+        for name, cell in (value or {}).items()
+        if cell is not None
     }
-    return {name: one for name, one in numbers.items() if not np.isnan(one)}
+    return {name: number for name, number in numbers.items() if not np.isnan(number)}
 
 
 def action_of(value: Any, actions: Actions) -> int:
@@ -54,8 +54,8 @@ def mask_of(listed: list[Any] | None, actions: Actions) -> list[int]:
     """0 or 1 per action, or names; without a list every action is possible."""
     if listed is None:
         return [1] * len(actions)
-    names = all(isinstance(one, str) for one in listed)
-    return [int(name in listed) for name in actions] if names else [int(one) for one in listed]
+    names = all(isinstance(entry, str) for entry in listed)
+    return [int(name in listed) for name in actions] if names else [int(entry) for entry in listed]
 
 
 def is_terminal(row: Row, actions: Actions | None) -> bool:
@@ -88,7 +88,7 @@ def order_of(rows: list[Row]) -> list[int]:
     """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
     ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
     order = list(range(len(rows)))
-    if all(one is None for one in ids) or all(one is None for one in numbers):
+    if all(value is None for value in ids) or all(value is None for value in numbers):
         return order
 
     def key(number: int) -> tuple[bool, str, int]:
@@ -104,7 +104,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
     assert len(copy) == len(rows)
     assert not in_file_order or np.argsort(np.argsort(copy.origin_line)).tolist() == order
     lists = [_named(copy.action_ids, copy.candidates, range(*ends)) for ends in _pairs(copy.list_offsets)]
-    assert len({json.dumps([sorted(map(str, one.items())) for one in each]) for each in lists}) == len(lists)
+    assert len({json.dumps([sorted(map(str, features.items())) for features in each]) for each in lists}) == len(lists)
 
     def state(at: int) -> Features:
         return _named(copy.state_ids, copy.state, [at])[0]
@@ -149,12 +149,16 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         assert copy.follows[at] == (same and copy.sequence[at + 1] > sequence)
 
 
-def check_same(one: TrainingCopy, other: TrainingCopy) -> None:
+def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
     """Two copies of the same rows, whatever files they were read from."""
-    for name, value in vars(one).items():
+    for name, value in vars(copy).items():
         if isinstance(value, np.ndarray) and name not in ("origin_file", "origin_line"):
             np.testing.assert_array_equal(value, getattr(other, name), err_msg=name)
-    assert (one.state_ids, one.action_ids, one.metric_names) == (other.state_ids, other.action_ids, other.metric_names)
+    assert (copy.state_ids, copy.action_ids, copy.metric_names) == (
+        other.state_ids,
+        other.action_ids,
+        other.metric_names,
+    )
 
 
 def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:
@@ -180,7 +184,10 @@ def _distinct(candidates: list[Features]) -> list[Features]:
 
 
 def _named(ids: tuple[int, ...], values: Any, rows: Any) -> list[Features]:
-    return [{str(one): value for one, value in zip(ids, values[at], strict=True) if not np.isnan(value)} for at in rows]
+    return [
+        {str(feature_id): value for feature_id, value in zip(ids, values[at], strict=True) if not np.isnan(value)}
+        for at in rows
+    ]
 
 
 def _pairs(offsets: Any) -> list[tuple[int, int]]:

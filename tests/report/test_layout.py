@@ -1,12 +1,11 @@
 """The report page in a real browser: at no width anything scrolls sideways or is cut; colours and print."""
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.browser import Browser, browsing, needs_browser
+from oracles.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, Browser, browsing, needs_browser
 from oracles.reports import SEQUENTIAL, full
 
 from reagent_lite.evaluation.interval import Interval
@@ -29,7 +28,7 @@ def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
     with browsing(tmp_path / "profile") as browser:
         for width in (360, 768, 1440):
             browser.open(file, width=width)
-            assert browser.colliding() == []
+            assert browser.value(COLLIDING) == []
             whole(browser)
             assert browser.value("document.documentElement.scrollWidth") <= width
             assert browser.complaints() == []
@@ -46,7 +45,7 @@ def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
         held = (
             "[...document.querySelectorAll('.card, svg.chart, .verdict, tr')].map(e => getComputedStyle(e).breakInside)"
         )
-        assert set(json.loads(browser.value(f"JSON.stringify({held})"))) == {"avoid"}
+        assert set(browser.value(held)) == {"avoid"}
         # a drawing that is higher than a page would be cut all the same
         high = "Math.max(...[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().height))"
         assert browser.value(high) < 1000
@@ -55,10 +54,10 @@ def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
 
 def whole(browser: Browser) -> None:
     """Asserts that nothing is cut, folded or unfolded."""
-    assert browser.overflowing() == []
+    assert browser.value(OVERFLOWING) == []
     browser.unfold()
-    assert browser.overflowing() == []
-    assert browser.broken_words() == []
+    assert browser.value(OVERFLOWING) == []
+    assert browser.value(BROKEN_WORDS) == []
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])

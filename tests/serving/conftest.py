@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from oracles.bundles import bilinear_bundle, linear_bundle
 
 from reagent_lite.config.serve import ServeConfig
+from reagent_lite.export import Bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.item_table import ItemTable
 from reagent_lite.serving.app import create_app
@@ -51,6 +52,18 @@ class Worker:
 
 
 Open = Callable[..., Worker]
+Drawn = list[tuple[int, float]]
+
+
+def drawn(answer: dict[str, Any]) -> Drawn:
+    """Index and propensity of each decision."""
+    return [(decision["index"], decision["propensity"]) for decision in answer["decisions"]]
+
+
+def acted(bundle: Bundle, rows: list[dict[str, Any]], rng: np.random.Generator, **choices: Any) -> Drawn:
+    """What a bundle draws itself."""
+    index, propensity = bundle.act(bundle.states([row["state_features"] for row in rows]), rng=rng, **choices)
+    return list(zip(index.tolist(), propensity.tolist(), strict=True))
 
 
 @pytest.fixture

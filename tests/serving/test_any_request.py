@@ -55,8 +55,8 @@ def test_what_is_answered_can_be_trained_on(
         if answer.status_code == 200:
             decisions = answer.json()["decisions"]
             answered += len(decisions)
-            for one in decisions:
-                rewarded = worker.client.post("/reward", json=reward(rng, one["decision_id"]))
+            for decision in decisions:
+                rewarded = worker.client.post("/reward", json=reward(rng, decision["decision_id"]))
                 assert rewarded.status_code in (204, 422), rewarded.text
     assert answered > 100
     worker.log.rotate()
@@ -64,8 +64,8 @@ def test_what_is_answered_can_be_trained_on(
     table = {}
     if kind == "items":
         write_lines(tmp_path / "table.jsonl", [
-            {"item_id": one, **dict(zip(map(str, ITEMS.feature_ids), row, strict=True))}
-            for one, row in zip(ITEMS.ids, ITEMS.values.tolist(), strict=True)
+            {"item_id": item, **dict(zip(map(str, ITEMS.feature_ids), values, strict=True))}
+            for item, values in zip(ITEMS.ids, ITEMS.values.tolist(), strict=True)
         ])  # fmt: skip
         table = {"items": str(tmp_path / "table.jsonl")}
     made = make(tmp_path, worker.folder, table, actionDiscrete=kind == "named")

@@ -24,7 +24,7 @@ def clicks(server: Server, sessions: int, rng: np.random.Generator, prefix: str)
     def words(*shape: int) -> np.ndarray:
         return rng.integers(0, 2**32, size=shape, dtype=np.uint64)
 
-    users, found = recommend.start(words(sessions, 10)), np.zeros(sessions)
+    users, earned = recommend.start(words(sessions, 10)), np.zeros(sessions)
     running = np.arange(sessions)
     with httpx.Client(base_url=server.url, timeout=60) as client:
         while len(running):
@@ -39,16 +39,16 @@ def clicks(server: Server, sessions: int, rng: np.random.Generator, prefix: str)
             answer = client.post("/decide", json={"rows": rows})
             assert answer.status_code == 200, answer.text
             decisions = answer.json()["decisions"]
-            item = lists[np.arange(len(running)), [one["index"] for one in decisions]]
+            item = lists[np.arange(len(running)), [decision["index"] for decision in decisions]]
             clicked = rng.random(len(running)) < recommend.click_probability(users, item)
             users, left = recommend.step(users, item, clicked, words(len(running), 3))
-            for one, click, last in zip(decisions, clicked, left, strict=True):
-                body = {"decision_id": one["decision_id"], "reward": float(click), "terminal": bool(last)}
+            for decision, click, last in zip(decisions, clicked, left, strict=True):
+                body = {"decision_id": decision["decision_id"], "reward": float(click), "terminal": bool(last)}
                 assert client.post("/reward", json=body).status_code == 204
-            found[running] += clicked
+            earned[running] += clicked
             running = running[~left]
             users = recommend.Users(**{name: getattr(users, name)[~left] for name in users.__slots__})
-    return found
+    return earned
 
 
 @pytest.mark.slow
@@ -74,7 +74,11 @@ def test_three_rounds_of_serving_and_training_earn_more_each_time(tmp_path: Path
         with appearing_folder(model, served=True) as folder:
             for file in Path(outcome.model).iterdir():
                 (folder / file.name).write_bytes(file.read_bytes())
-    means = [float(one.mean()) for one in earned]
-    print(json.dumps({"clicks a session": means, "error": [float(one.std() / len(one) ** 0.5) for one in earned]}))
+    means = [float(counts.mean()) for counts in earned]
+    print(
+        json.dumps(
+            {"clicks a session": means, "error": [float(counts.std() / len(counts) ** 0.5) for counts in earned]}
+        )
+    )
     assert means == sorted(means)
     assert means[3] > 1.3 * means[0]

@@ -32,8 +32,8 @@ EVENT = {"model": "m", "mdp_id": None, "sequence_number": None, "state_features"
 
 
 def decided(worker: Worker, **keys: Any) -> str:
-    one: str = worker.post("/decide", rows=[ROW | keys])["decisions"][0]["decision_id"]
-    return one
+    decision: str = worker.post("/decide", rows=[ROW | keys])["decisions"][0]["decision_id"]
+    return decision
 
 
 def rotated(worker: Worker) -> list[dict[str, Any]]:
@@ -320,46 +320,44 @@ def test_a_server_that_starts_while_its_model_is_copied_waits_until_it_is_whole(
         ServedModel(str(named))
 
 
-def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["named actions", "items"])
+def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, tmp_path: Path, kind: Any) -> None:
     config = ServeConfig(model="m", log=str(tmp_path / "log"), reward_seconds=1e-6)
-    with open_log(config, choices="named actions") as log:
-        log.append([EVENT])
+    with open_log(config, choices=kind) as log:
+        log.append([EVENT | ({"items": "h"} if kind == "items" else {})])
         log.rotate()
     for _ in range(2):  # with the database, and with Parquet files alone
-        with (
-            pytest.raises(ConfigError, match="got one for named actions"),
-            open_log(config, choices="candidates"),
-        ):
-            pass
-        with open_log(config, choices="named actions"):
+        for other in {"named actions", "items", "candidates"} - {kind}:
+            with (
+                pytest.raises(ConfigError, match=f"among {other}, got one for {kind}"),
+                open_log(config, choices=other),
+            ):
+                pass
+        with open_log(config, choices=kind):
             pass
         shutil.rmtree(tmp_path / "log" / ".decisions")
-    with pytest.raises(BundleError, match="among named actions, as the log"):
-        ServedModel(str(candidates), choices="named actions")
+    with pytest.raises(BundleError, match=f"among {kind}, as the log"):
+        ServedModel(str(candidates), choices=kind)
 
 
-@pytest.mark.parametrize("kind", ["named", "candidates"])
 def test_the_log_trains_as_it_is(
-    kind: str, opened: Open, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    candidates: Path, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = opened(request.getfixturevalue(kind))
-    rng = np.random.default_rng(0)
+    worker, rng = opened(candidates), np.random.default_rng(0)
     for episode in range(40):
         for step in range(4):
-            features = {"3": float(rng.normal()), "age": float(rng.normal())}
-            row: dict[str, Any] = {"state_features": features, "mdp_id": f"{episode}"}
-            if kind == "candidates":
-                items = [{"7": float(x), "8": 1.0} for x in rng.normal(size=3)]
-                row |= {"possible_actions": items, "sequence_number": step}
+            row = {"state_features": {"3": float(rng.normal()), "age": float(rng.normal())}, "mdp_id": f"{episode}",
+                   "possible_actions": [{"7": float(x), "8": 1.0} for x in rng.normal(size=3)]}  # fmt: skip
             decision = worker.post("/decide", rows=[row])["decisions"][0]["decision_id"]
             metrics = {"metrics": {"clicks": 1.0}} if episode >= 20 else {}
             worker.post("/reward", decision_id=decision, reward=step, terminal=step == 3, **metrics)
         if episode in (10, 39):
             assert len(rotated(worker)) == 4 * (episode + 1)
-    tree = {"training_data_path": str(worker.folder), "model_output_path": str(tmp_path / "out"), "use_gpu": False,
-            "training": {"layers": [-1, 4, -1 if kind == "named" else 1], "activations": ["relu", "linear"],
-                         "minibatch_size": 32}, "evaluation": {"learn_from_scored": True}}  # fmt: skip
-    outcome = trained(tree | ({"actions": list(NAMES)} if kind == "named" else {}))
+    outcome = trained({
+        "training_data_path": str(worker.folder), "model_output_path": str(tmp_path / "out"), "use_gpu": False,
+        "training": {"layers": [-1, 4, 1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"learn_from_scored": True},
+    })  # fmt: skip
     assert outcome.rows == 160
     assert "160 rows in 40 episodes, 40 true ends, 0 cut by a limit, " in caplog.text
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(1.5)

@@ -1,7 +1,6 @@
 """Models with an item table: ids in requests, answers and the log, and a newer table beside the model."""
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle
 from oracles.logs import write_lines
-from serving.conftest import IDS, ITEMS, Open
+from serving.conftest import IDS, ITEMS, Open, acted
 
-from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.errors import BundleError, ConfigError, DataError
+from reagent_lite.errors import BundleError, DataError
 from reagent_lite.export import load_bundle
 from reagent_lite.item_table import ITEMS_FILE
-from reagent_lite.serving.decision_log import open_log
 from reagent_lite.serving.served_model import ServedModel
 
 STATE = {"3": 2.0, "age": 1.0}  # the values are 2 f7 + f8: tea 2, milk 6, 12 has 3, tea too 2
@@ -35,7 +32,7 @@ def test_items_are_ranked_by_id(items: Path, opened: Open) -> None:
                                    {"action": "tea", "index": 0, "score": 2.0}]]  # fmt: skip
     assert answer["items"] == ITEMS.sha256
     (every,) = worker.post("/rank", rows=[{"state_features": STATE}])["rankings"]
-    assert [one["action"] for one in every] == ["milk", "12", "tea", "tea too"]
+    assert [choice["action"] for choice in every] == ["milk", "12", "tea", "tea too"]
 
 
 def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened: Open, tmp_path: Path) -> None:
@@ -43,24 +40,23 @@ def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened
     rows = [{"state_features": STATE, "possible_actions": ["tea", 12, "tea too"], "mdp_id": "7"},
             {"state_features": STATE, "mdp_id": "7"}]  # fmt: skip
     answer = worker.post("/decide", rows=rows)
-    states = load_bundle(items).states([STATE, STATE])
     # tea too is tea to the model, so that it has its place in the draw
     choices = [["tea", "12"], ["tea", "milk", "12"]]
-    index, propensities = load_bundle(items).act(states, candidates=choices, rng=np.random.default_rng([5, 0]))
-    assert [one["action"] for one in answer["decisions"]] == [one[k] for one, k in zip(choices, index, strict=True)]
-    assert [one["propensity"] for one in answer["decisions"]] == propensities.tolist()
-    assert answer["items"] == ITEMS.sha256
-    assert worker.client.get("/healthz").json()["items"] == ITEMS.sha256
+    expected = acted(load_bundle(items), rows, np.random.default_rng([5, 0]), candidates=choices)
+    actions = [offered[index] for offered, (index, _) in zip(choices, expected, strict=True)]
+    assert [decision["action"] for decision in answer["decisions"]] == actions
+    assert [decision["propensity"] for decision in answer["decisions"]] == [propensity for _, propensity in expected]
+    assert answer["items"] == worker.client.get("/healthz").json()["items"] == ITEMS.sha256
     logged = worker.waiting_rows()
     assert [row["possible_actions"] for row in logged] == choices
     assert {row["items"] for row in logged} == {ITEMS.sha256}
-    for number, one in enumerate(answer["decisions"]):
-        worker.post("/reward", decision_id=one["decision_id"], reward=1.0, terminal=bool(number))
+    for number, decision in enumerate(answer["decisions"]):
+        worker.post("/reward", decision_id=decision["decision_id"], reward=1.0, terminal=bool(number))
     worker.log.rotate()
     (file,) = worker.folder.glob("*.parquet")
-    assert pq.read_table(file)["action"].to_pylist() == [one["action"] for one in answer["decisions"]]
+    assert pq.read_table(file)["action"].to_pylist() == actions
     copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copy"), items=ITEMS)
-    assert copy.action.tolist() == index.tolist()
+    assert copy.action.tolist() == [index for index, _ in expected]
     assert copy.candidates[: copy.list_offsets[1]].tolist() == ITEMS.values[[0, 2]].tolist()
 
 
@@ -86,17 +82,15 @@ def test_a_newer_table_is_served_as_soon_as_it_is_there(
     newer = table(tmp_path, rows)
     worker = opened(items, items=newer)
     (ranked,) = worker.post("/rank", rows=[{"state_features": STATE}])["rankings"]
-    assert [(one["action"], one["score"]) for one in ranked] == [("tea", 10.0), ("beer", 3.0)]
+    assert [(choice["action"], choice["score"]) for choice in ranked] == [("tea", 10.0), ("beer", 3.0)]
     before = worker.model.versions["items"]
     assert before != ITEMS.sha256
     table(tmp_path, [*rows, {"item_id": "beer", "7": 0.0, "8": 0.0}])
-    with caplog.at_level(logging.INFO):
-        asyncio.run(worker.model.poll())
+    asyncio.run(worker.model.poll())
     assert (worker.model.versions["items"], worker.model.refused) == (before, 1)
     assert "expected each id once, got 'beer' again" in caplog.text
     table(tmp_path, [*rows, {"item_id": "rum", "7": 0.0, "8": 0.0}])
-    with caplog.at_level(logging.INFO):
-        asyncio.run(worker.model.poll())
+    asyncio.run(worker.model.poll())
     assert worker.model.swapped == 1
     assert f"with items {worker.model.versions['items'][:12]} in the place of" in caplog.text
     answer = worker.post("/decide", rows=[{"state_features": STATE, "possible_actions": ["rum"]}])
@@ -112,27 +106,6 @@ def test_tables_that_do_not_fit_the_model_are_refused(items: Path, candidates: P
         ServedModel(str(items), twice)
     with pytest.raises(BundleError, match=r"items: .* without data\.items"):
         ServedModel(str(candidates), table(tmp_path, [{"item_id": "tea", "7": 5.0, "8": 0.0}]))
-
-
-def test_a_log_of_items_is_no_log_of_names_or_candidates(items: Path, candidates: Path, tmp_path: Path) -> None:
-    config = ServeConfig(model="m", log=str(tmp_path / "log"), reward_seconds=1e-6)
-    with open_log(config, choices="items") as log:
-        log.append([{"model": "", "items": "h", "mdp_id": None, "sequence_number": 1, "state_features": {"3": 1.0},
-                     "action": "tea", "possible_actions": ["tea"], "action_probability": 1.0}])  # fmt: skip
-        log.rotate()
-    for _ in range(2):  # with the database, and with Parquet files alone
-        for other in ("named actions", "candidates"):
-            with (
-                pytest.raises(ConfigError, match=f"decisions among {other}, got one for items"),
-                open_log(config, choices=other),  # type: ignore[arg-type]
-            ):
-                pass
-        with open_log(config, choices="items"):
-            pass
-        for file in (tmp_path / "log" / ".decisions").iterdir():
-            file.unlink()
-    with pytest.raises(BundleError, match="among items, as the log, got one for"):
-        ServedModel(str(candidates), choices="items")
 
 
 def test_a_bundle_decides_by_id(items: Path) -> None:
@@ -152,13 +125,9 @@ def test_a_bundle_decides_by_id(items: Path) -> None:
         bundle.predict(states[:1], candidates=[["beer"]])
 
 
-def test_a_model_without_items_asks_for_features(candidates: Path) -> None:
-    bundle = load_bundle(candidates)
+def test_items_are_the_model_s_own_protected_and_checked(items: Path, candidates: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="has no item table"):
-        bundle.predict_rows([STATE], [["tea"]])
-
-
-def test_items_of_a_model_are_protected_and_checked(items: Path, tmp_path: Path) -> None:
+        load_bundle(candidates).predict_rows([STATE], [["tea"]])
     (items / ITEMS_FILE).write_bytes((items / ITEMS_FILE).read_bytes().replace(b"tea too", b"tea two"))
     with pytest.raises(BundleError, match=ITEMS_FILE):
         load_bundle(items)

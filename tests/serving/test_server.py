@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,18 +23,12 @@ import pytest
 from oracles.bundles import linear_bundle
 from oracles.disks import small_disk
 from oracles.runs import ROOT
+from oracles.waiting import wait_until
 from serving.conftest import IDS, NAMES
 
 from reagent_lite.files import appearing_folder
 
 ROW = {"state_features": {"3": 1.0}}
-
-
-def wait_until(fulfilled: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not fulfilled():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Server:
@@ -142,21 +136,16 @@ def test_a_server_that_is_stopped_while_its_workers_start_ends(named: Path, tmp_
             assert server.stop()["restarts"] == 0
 
 
-def test_workers_end_with_their_server(named: Path, tmp_path: Path) -> None:
-    with serving(named, tmp_path / "log", "workers=2") as server:
-        server.wait_for(200)
-        children = psutil.Process(server.process.pid).children()
-        server.process.kill()
-        assert psutil.wait_procs(children, timeout=60)[1] == []
-
-
 def test_two_servers_on_one_folder_and_a_damaged_model_are_refused(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(named, log) as server:
+    with serving(named, log, "workers=2") as server:
         with serving(named, log) as second:
             assert second.process.wait(60) == 5
             assert f"pid {server.process.pid}, since" in second.errors
         server.decide()
+        workers = psutil.Process(server.process.pid).children()
+        server.process.kill()
+        assert psutil.wait_procs(workers, timeout=60)[1] == []  # they end with their server
     (named / "model.onnx").write_bytes(b"")
     with serving(named, tmp_path / "other") as server:
         assert server.process.wait(60) == 2

@@ -17,8 +17,8 @@ NAMES = ("mail", "call")
 def test_texts_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, opened: Open) -> None:
     worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES), reward_seconds=1e-6)
     countries = ["DE", "FR", "DE", "Atlantis"]
-    rows = [{"mdp_id": "e", "state_features": {"age": 2.5, "country": one}} for one in countries]
-    decided = [one["action"] for one in worker.post("/decide", rows=rows)["decisions"]]
+    rows = [{"mdp_id": "e", "state_features": {"age": 2.5, "country": country}} for country in countries]
+    decided = [decision["action"] for decision in worker.post("/decide", rows=rows)["decisions"]]
     assert decided[:3] == ["mail", "call", "mail"]
     page = worker.client.get("/metrics").text
     assert 'reagent_features_other_total{feature="country"} 1.0' in page
@@ -27,8 +27,8 @@ def test_texts_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, ope
     worker.log.rotate()
     copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "copies"))
     assert list(copy.levels["state"].values()) == [{"Atlantis": 1, "DE": 2, "FR": 1}]
-    by_name = {str(one): copy.state[:, column] for column, one in enumerate(copy.state_ids)}
-    assert by_name["country"][:3].tolist() == [float(code_of_text(one)) for one in countries[:3]]
+    by_name = {str(name): copy.state[:, column] for column, name in enumerate(copy.state_ids)}
+    assert by_name["country"][:3].tolist() == [float(code_of_text(country)) for country in countries[:3]]
     assert by_name["age"][:3].tolist() == [2.5] * 3
 
 

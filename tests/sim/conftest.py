@@ -4,12 +4,15 @@ import ctypes
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+from oracles.team import TEAM
 
 from reagent_lite.sim.compiler import KERNELS, find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import find_environment
 
 # Counts up by 1 + action from 0 and ends at `goal`: everything it does can be worked out in one's head.
 COUNTER = """
@@ -60,6 +63,26 @@ def compile_unit(tmp_path_factory: pytest.TempPathFactory) -> CompileUnit:
     return compile_it
 
 
+def environments(
+    name_or_path: str | Path,
+    num_envs: int,
+    *,
+    parameters: dict[str, float] | None = None,
+    math: Literal["exact", "fast"] = "exact",
+    **settings: Any,
+) -> VectorEnv:
+    """Environments on the CPU, already reset."""
+    backend = CpuBackend(find_environment(str(name_or_path)), parameters or {}, math)
+    env = VectorEnv(backend, num_envs=num_envs, **settings)
+    env.reset()
+    return env
+
+
+def require_buffers(env: VectorEnv, **expected: list[Any]) -> None:
+    """Asserts the contents of buffers, as lists."""
+    assert {name: getattr(env, name).tolist() for name in expected} == expected
+
+
 MakeEnv = Callable[..., VectorEnv]
 
 
@@ -67,11 +90,17 @@ MakeEnv = Callable[..., VectorEnv]
 def counter(tmp_path: Path) -> MakeEnv:
     """Makes reset environments of the counter above, or of another text."""
 
-    def make(source: str = COUNTER, *, parameters: dict[str, float] | None = None, **settings: object) -> VectorEnv:
+    def make(source: str = COUNTER, **settings: Any) -> VectorEnv:
         file = tmp_path / "counter.cuh"
         file.write_text(source)
-        env = VectorEnv(CpuBackend(file, parameters or {}, "exact"), **settings)  # type: ignore[arg-type]
-        env.reset()
-        return env
+        return environments(file, **settings)
 
     return make
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    """File of an environment of several agents."""
+    file = tmp_path / "team.cuh"
+    file.write_text(TEAM)
+    return file

@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim import cache, cpu, sources
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cache import cache_folder, cached, make_key
-from reagent_lite.sim.compiler import KERNELS, find_compiler, zig_compiler
+from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler, zig_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment, known_environments, read_sources
@@ -59,10 +60,8 @@ def written(tmp_path: Path, text: str, name: str = "mine.cuh") -> Path:
 def test_an_unknown_environment_is_answered_with_the_known_ones(name: str, near: str) -> None:
     with pytest.raises(SimulationError) as caught:
         opened(name)
-    text = str(caught.value)
-    assert f"Did you mean {near!r}?" in text
-    assert all(known in text for known in known_environments())
-    assert repr(name) in text
+    for words in (f"Did you mean {near!r}?", repr(name), *known_environments()):
+        assert words in str(caught.value)
 
 
 def test_every_file_of_the_folder_but_the_machinery_is_an_environment() -> None:
@@ -132,11 +131,11 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
             text.write("// another line\n")
         return identity()
 
-    found = [identity(), identity(env_parameters={"gravity": 9}), identity(time_limit=7), identity(math="fast")]
-    found += [changed(name) for name in ("mine.cuh", "numbers.cuh", "kernels/cartpole_v1.cuh")]
-    assert len(set(found)) == 7
+    identities = [identity(), identity(env_parameters={"gravity": 9}), identity(time_limit=7), identity(math="fast")]
+    identities += [changed(name) for name in ("mine.cuh", "numbers.cuh", "kernels/cartpole_v1.cuh")]
+    assert len(set(identities)) == 7
     for shared in ("kernels/env.cuh", "kernels/port.cuh", "kernels/core/transition.cuh"):
-        assert changed(shared) == found[-1]
+        assert changed(shared) == identities[-1]
 
 
 @pytest.mark.parametrize(
@@ -177,14 +176,13 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
         ("#define NUM", "#include <cmath>\n#define NUM", "Remove <cmath>"),
     ],
 )
-@pytest.mark.parametrize("compiler", ["g++", "zig"])
+@pytest.mark.parametrize("compiler", [find_compiler, zig_compiler])
 def test_what_is_missing_is_said_in_a_sentence(
-    tmp_path: Path, compiler: str, old: str, new: str, sentence: str
+    tmp_path: Path, compiler: Callable[[], Compiler], old: str, new: str, sentence: str
 ) -> None:
     file = written(tmp_path, COUNTER.replace(old, new, 1))
-    found = zig_compiler() if compiler == "zig" else find_compiler()
     with pytest.raises(KernelBuildError) as caught:
-        CpuBackend(file, {}, "exact", compiler=found, optimization="-O0")
+        CpuBackend(file, {}, "exact", compiler=compiler(), optimization="-O0")
     flat = " ".join(str(caught.value).replace('" "', "").translate({ord("‘"): "'", ord("’"): "'"}).split())
     assert sentence in flat.replace("-Werror=", "-W")
     assert flat.count("error: ") <= 5
@@ -291,14 +289,11 @@ def test_a_damaged_file_is_built_anew(empty_cache: Path, damaged: bytes) -> None
 
 
 def test_everything_that_matters_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class FoundError(Exception):
-        """In place of a compilation."""
-
     def stop(key: str, *rest: object) -> Path:
-        raise FoundError(key)
+        raise LookupError(key)  # in place of a compilation
 
     def key(file: Path, parameters: dict[str, float], math: Literal["exact", "fast"] = "exact", **other: Any) -> str:
-        with pytest.raises(FoundError) as caught:
+        with pytest.raises(LookupError) as caught:
             CpuBackend(file, parameters, math, **other)
         return str(caught.value)
 
@@ -316,11 +311,11 @@ def test_everything_that_matters_is_in_the_key(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_machine_is_told_apart_by_what_its_processor_can() -> None:
-    known = cache.machine()
+    processor = cache.machine()
     if Path("/proc/cpuinfo").exists():
-        assert "flags" in known or "Features" in known
-        assert "MHz" not in known
-    assert cache.machine() == known
+        assert "flags" in processor or "Features" in processor
+        assert "MHz" not in processor
+    assert cache.machine() == processor
 
 
 def test_concurrent_builders_do_not_meet(empty_cache: Path) -> None:
@@ -387,18 +382,21 @@ def test_the_cache_is_the_users_alone(empty_cache: Path) -> None:
 
 def test_a_folder_that_is_a_file(empty_cache: Path) -> None:
     empty_cache.write_text("")
-    with pytest.raises(KernelBuildError, match="Set REAGENT_LITE_CACHE to another folder"):
+    with pytest.raises(KernelBuildError, match="Set REAGENT_LITE_CACHE"):
         opened("cartpole_v1")
 
 
-def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REAGENT_LITE_CACHE", "/somewhere")
-    assert cache_folder() == Path("/somewhere")
-    monkeypatch.delenv("REAGENT_LITE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/reagent-lite/kernels")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "reagent-lite" / "kernels"
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"REAGENT_LITE_CACHE": "/somewhere", "XDG_CACHE_HOME": "/caches"}, Path("/somewhere")),
+        ({"XDG_CACHE_HOME": "/caches"}, Path("/caches/reagent-lite/kernels")),
+        ({}, Path.home() / ".cache" / "reagent-lite" / "kernels"),
+    ],
+)
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: Path) -> None:
+    monkeypatch.setattr(os, "environ", {"HOME": os.environ["HOME"], **variables})
+    assert cache_folder() == folder
 
 
 def test_parts_of_a_key_do_not_run_into_each_other() -> None:

@@ -108,17 +108,13 @@ def test_a_compile_error_gives_file_and_line(own: Path, cache: Path, old: str, n
 
 @needs_nvcc
 def test_an_unknown_architecture_names_the_toolkit(own: Path) -> None:
-    with pytest.raises(
-        KernelBuildError, match=r"a compiler that knows sm_70, got .*from nvcc \d+\.\d+.*Install a CUDA"
-    ):
+    with pytest.raises(KernelBuildError, match=r"knows sm_70, got .*from nvcc \d+\.\d+"):
         build_cubin(own, {}, "exact", "sm_70")  # CUDA 13 starts at sm_75
 
 
 def test_without_nvcc_and_cache(own: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
-    with pytest.raises(
-        KernelBuildError, match=rf"expected nvcc, or .* in {cache}, got neither. Install the CUDA toolkit"
-    ):
+    with pytest.raises(KernelBuildError, match=f"nvcc, or .* in {cache}, got neither"):
         build_cubin(own, {}, "exact", "sm_90")
 
 
@@ -137,31 +133,23 @@ def test_without_a_gpu(own: Path) -> None:
 
 
 def test_what_is_missing_is_said_in_order(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda:0")
-
-    def problem() -> str:
-        return cuda_problem(device, own) or ""
-
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert "expected a torch built for CUDA" in problem()
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "expected an NVIDIA GPU with its driver" in problem()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda_build.importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'reagent-lite[cuda]'" in problem()
-    monkeypatch.setattr(cuda_build.importlib.util, "find_spec", lambda name: object())
+    problems: list[tuple[str, object, str]] = [
+        ("torch.version.cuda", None, "expected a torch built for CUDA"),
+        ("torch.cuda.is_available", lambda: False, "expected an NVIDIA GPU with its driver"),
+        ("importlib.util.find_spec", lambda name: None, "pip install 'reagent-lite[cuda]'"),
+        ("torch.cuda.get_device_capability", lambda device: (6, 0), "compute capability 7.5 or newer, got 6.0"),
+        ("reagent_lite.sim.cuda_build.find_nvcc", lambda: None, "expected nvcc, or an environment that it compiled"),
+    ]
+    present = ["13.0", lambda: True, lambda name: object(), lambda device: (9, 0), lambda: NVCC]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P100")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
-    assert "cuda:0 (Tesla P100): expected compute capability 7.5 or newer, got 6.0" in problem()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for (name, value, words), there in zip(problems, present, strict=True):
+        monkeypatch.setattr(name, value)
+        assert words in (cuda_problem(torch.device("cuda:0"), own) or "")
+        monkeypatch.setattr(name, there)
     if NVCC is not None:
         build_cubin(own, {}, "exact", "sm_90")
-        assert problem() == ""
-    monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
-    assert problem() == "" if NVCC is not None else "expected nvcc" in problem()  # the cubin is in the cache
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert "expected nvcc, or an environment that it compiled before" in problem()
+        monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
+        assert cuda_problem(torch.device("cuda:0"), own) is None  # the cubin is in the cache
 
 
 # -- Cache ------------------------------------------------------------------------------------------------------------
@@ -237,5 +225,5 @@ def test_an_nvcc_in_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_nvcc() == NVCC  # it cannot be run
     fake.chmod(0o755)
     assert find_nvcc() == fake
-    with pytest.raises(KernelBuildError, match="expected a version, got no version here"):
+    with pytest.raises(KernelBuildError, match="got no version here"):
         build_cubin(find_environment("cartpole_v1"), {}, "exact", "sm_90")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
-from oracles.same_bits import CORNERS, bits, play, require_same, step
+from oracles.same_bits import CORNERS, bits, play
 from torch import Tensor
 
 from reagent_lite.errors import KernelBuildError, SimulationError
@@ -75,93 +75,40 @@ def test_where_machines_differ_they_do_not(cuda: Open, tmp_path: Path) -> None:
     play([VectorEnv(backend, num_envs=257, parametric=True) for backend in backends], 120, every=1)
 
 
-@pytest.mark.parametrize("block_size", [1, 32, 64, 100, 256])
-def test_block_size_and_count_do_not_matter(cuda: Open, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reagent_lite.sim.cuda.spread_block", lambda threads, multiprocessors: block_size)
-    on_gpu = cuda("recommend")
-    on_cpu = CpuBackend(find_environment("recommend"), {}, "exact")
-    play([VectorEnv(backend, num_envs=777) for backend in (on_gpu, on_cpu)], 120)
-    few, many = VectorEnv(on_gpu, num_envs=5, first_env=400), VectorEnv(on_gpu, num_envs=777)
-    for env in (few, many):
-        env.reset()
-        for _ in range(120):
-            env.act(None, epsilon=torch.ones(1, device=DEVICE))
-            env.step()
-    assert torch.equal(few.observation, many.observation[400:405])
-
-
-def test_state_moves_between_devices(cuda: Open) -> None:
-    envs = [
-        VectorEnv(backend, num_envs=300)
-        for backend in (cuda("gridworld"), CpuBackend(find_environment("gridworld"), {}, "exact"))
-    ]
-    play(envs[:1], 40)
-    envs[1].load_state_dict(envs[0].state_dict())
-    for number in range(40):
-        for env in envs:
-            step(env, number, torch.zeros(300, 4))
-    require_same(envs, "moved")
-
-
 # -- Streams and graphs -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", ["cartpole_v1", "recommend"])
-def test_a_captured_graph_computes_the_bits_of_eager_calls(cuda: Open, name: str) -> None:
+def test_a_captured_graph_computes_the_bits_of_eager_calls(cuda: Open, name: str, inside: bool) -> None:
+    """Captured on our stream, or on one that torch.cuda.graph takes: launches fork from it and join it again."""
     env = VectorEnv(cuda(name), num_envs=1000, parametric=True)
-    epsilon = torch.ones(1, device=DEVICE)
+    epsilon, total = torch.full((1,), 0.5, device=DEVICE), torch.zeros(1000, device=DEVICE)
 
     def iteration() -> None:
-        env.act(None, epsilon=epsilon)
+        env.act(env.observation[:, : env.spec.num_actions] * 2.0, epsilon=epsilon)
         env.step()
+        total.add_(env.reward)
 
-    with on_stream(DEVICE) as stream:
+    with on_stream(DEVICE if inside else torch.device("cpu")) as stream:
         env.reset()
         for _ in range(3):
             iteration()
-        start = env.state_dict()
+        start, total_at_start = env.state_dict(), total.clone()
         for _ in range(100):
             iteration()
-        expected = bits(env)
+        expected, expected_total = bits(env), total.clone()
         env.load_state_dict(start)
-        captured = bits(env)
-        graph = torch.cuda.CUDAGraph()
+        total.copy_(total_at_start)
+        captured, graph = bits(env), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             iteration()
         assert bits(env) == captured
         for _ in range(100):
             graph.replay()
+        torch.cuda.synchronize()
         assert bits(env) == expected
-
-
-def test_a_graph_with_torch_work_captured_on_another_stream(cuda: Open) -> None:
-    """The stream that torch.cuda.graph takes of its own: launches fork from it and join it again."""
-    env = VectorEnv(cuda("cartpole_v1"), num_envs=1000)
-    epsilon = torch.zeros(1, device=DEVICE)
-    total = torch.zeros(1000, device=DEVICE)
-
-    def iteration() -> None:
-        env.act(env.observation[:, 2:] * 2.0, epsilon=epsilon)
-        env.step()
-        total.add_(env.reward)
-
-    env.reset()
-    for _ in range(3):
-        iteration()
-    start, total_at_start = env.state_dict(), total.clone()
-    for _ in range(50):
-        iteration()
-    expected, expected_total = bits(env), total.clone()
-    env.load_state_dict(start)
-    total.copy_(total_at_start)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        iteration()
-    for _ in range(50):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert bits(env) == expected
-    assert torch.equal(total, expected_total)
+        assert torch.equal(total, expected_total)
 
 
 def test_launches_from_any_stream_are_in_order(cuda: Open) -> None:
@@ -219,21 +166,8 @@ def test_nothing_waits_for_the_device(cuda: Open, inside: bool) -> None:
 
 
 def test_more_than_the_memory_holds_is_refused(cuda: Open) -> None:
-    with pytest.raises(
-        SimulationError, match=r"GiB free on cuda:0, got 2147483647, which need \d+\.\d GiB. At most \d+"
-    ):
+    with pytest.raises(SimulationError, match=r"GiB free on cuda:0, got 2147483647"):
         VectorEnv(cuda("recommend"), num_envs=2**31 - 1)
-
-
-def test_actions_that_do_not_exist_are_counted(cuda: Open) -> None:
-    env = VectorEnv(cuda("cartpole_v1"), num_envs=1000, first_env=70)
-    env.reset()
-    env.action.fill_(1)
-    env.action[[400, 20, 999]] = 9
-    env.step()
-    with pytest.raises(SimulationError, match="3 that are not, the first environment with one is 90"):
-        env.check()
-    env.check()
 
 
 def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
@@ -245,7 +179,7 @@ def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
     cpu = torch.device("cpu")
     assert [chosen("auto", DEVICE), chosen("cuda", DEVICE), chosen("cuda", torch.device("cuda"))] == [CudaBackend] * 3
     assert [chosen("auto", cpu), chosen("cpu", cpu), chosen("cpu", DEVICE)] == [CpuBackend] * 3
-    with pytest.raises(KernelBuildError, match=r"expected a run on a GPU, got cuda on cpu\. Set use_gpu to true"):
+    with pytest.raises(KernelBuildError, match="got cuda on cpu"):
         chosen("cuda", cpu)
 
 

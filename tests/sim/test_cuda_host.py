@@ -4,23 +4,19 @@ The product's own `CudaBackend`, `VectorEnv` and `Rollout`; oracles/pretended_gp
 torch.cuda and executes the PTX. What that does not show is in its first lines and tested on a GPU by test_cuda_gpu.py.
 """
 
-import ctypes
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from oracles.pretended_gpu import GPU, machine, pretended_gpu
-from oracles.ptx import Entry
+from oracles.pretended_gpu import GPU, pretended_gpu
 from oracles.same_bits import backends
 from torch import Tensor
 
 from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim import backend
 from reagent_lite.sim.backend import Backend, open_backend
-from reagent_lite.sim.calls import ActCall, Call
 from reagent_lite.sim.compiler import find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_block
@@ -36,30 +32,9 @@ pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this mac
 # -- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_environment_too_many_reads_beyond_the_tensors() -> None:
-    """The memory of every other test here is checked likewise."""
-    with pretended_gpu():
-        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
-        env.reset()
-        for call in (env._call, env._act_call, env._play_call, env._bare_call):
-            call.num = 101
-        access = r"`(ld|st)\.global\.[\w.]+ .*` (reads|writes) \d+ bytes"
-        where = rf"block 3, thread \d+, line \d+ {access} at byte \d+ of a tensor"
-        for kernel, run in (
-            ("env_step", env.step),
-            ("env_reset", env.reset),
-            ("env_observe", env.observe),
-            ("env_act", lambda: env.act(None, epsilon=torch.ones(1, device=GPU))),
-        ):
-            with pytest.raises(
-                SimulationError, match=rf"kernel {kernel} of cartpole_v1 on cuda:0: .*{kernel}, {where}"
-            ):
-                run()
-
-
 @pytest.mark.parametrize(
     ("address", "error"),
-    [(16, "at address 0x10\\. An"), (None, "at byte 4 of a tensor, which has 1600, a misaligned address\\. An")],
+    [(16, "writes 16 bytes at address 0x10"), (None, "at byte 4 of a tensor, .*, a misaligned address")],
 )
 def test_a_row_at_an_address_that_is_no_multiple_of_its_size(address: int | None, error: str) -> None:
     """What a GPU calls an illegal memory access, and a misaligned address."""
@@ -67,48 +42,11 @@ def test_a_row_at_an_address_that_is_no_multiple_of_its_size(address: int | None
         env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
         env.reset()
         env._call.observation = address or env.observation.data_ptr() + 4
-        with pytest.raises(SimulationError, match=rf"`st\.global\.v4\.\w+ .*` writes 16 bytes {error}"):
+        with pytest.raises(SimulationError, match=rf"kernel env_step of cartpole_v1 on cuda:0: .* {error}"):
             env.step()
 
 
 # -- The host's side --------------------------------------------------------------------------------------------------
-
-
-def reads(entry: Entry) -> set[tuple[int, int]]:
-    """Offset and bytes of all loads of parameters, followed through the registers that hold their address."""
-    base = {name: offset for name, (offset, _) in entry.parameters.items()}
-    found = set()
-    for instruction in entry.body:
-        match instruction.opcode.split("."):
-            case ["mov", _] if instruction.operands[1] in base:
-                base[instruction.operands[0]] = base[instruction.operands[1]]
-            case ["add", "s64"] if instruction.operands[1] in base:
-                base[instruction.operands[0]] = base[instruction.operands[1]] + int(instruction.operands[2])
-            case ["ld", "param", *vector, kind]:
-                place = re.fullmatch(r"\[([\w%$]+)(?:\+(-?\d+))?\]", instruction.operands[1])
-                assert place is not None
-                size = int(kind[1:]) // 8
-                start = base[place[1]] + int(place[2] or 0)
-                found |= {(start + size * k, size) for k in range(int(vector[0][1:]) if vector else 1)}
-    return found
-
-
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
-def test_arguments_lie_where_the_kernels_read_them(capability: tuple[int, int]) -> None:
-    entries = [
-        machine(find_environment(name), (), "exact", "sm_{}{}".format(*capability)).module.entries
-        for name in ("gridworld", *(["recommend"] if capability == (9, 0) else []))
-    ]
-    for structure, kernels in ((Call, ("env_reset", "env_step", "env_observe")), (ActCall, ("env_act",))):
-        fields = {name: getattr(structure, name) for name, *_ in structure._fields_}
-        places = {(field.offset, field.size): name for name, field in fields.items()}
-        used = set()
-        for kernel in kernels:
-            for entry in (found[kernel] for found in entries):
-                assert entry.parameter_bytes == ctypes.sizeof(structure)
-                used |= {places[place] for place in reads(entry)}  # each load is of one field, whole
-        features = {"features", "next_features"} if capability == (10, 0) and structure is Call else set()
-        assert used >= set(fields) - {"reserved"} - features
 
 
 def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +78,6 @@ def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.Mo
 )
 def test_blocks_are_as_small_as_multiprocessors_need(threads: int, multiprocessors: int, block: int) -> None:
     assert spread_block(threads, multiprocessors) == block
-
-
-def test_an_unknown_parameter() -> None:
-    with pretended_gpu(), pytest.raises(SimulationError, match="Did you mean 'gravity'"):
-        CudaBackend(find_environment("cartpole_v1"), {"gravitation": 1.0}, "exact", GPU)
 
 
 def test_a_rollout_fills_the_same_replay() -> None:
@@ -194,7 +127,7 @@ def test_a_driver_that_refuses_both_leaves_the_cpu(caplog: pytest.LogCaptureFixt
     with pretended_gpu() as gpu:
         gpu.refused = (".cubin", ".ptx")
         assert isinstance(auto(), CpuBackend)
-        with pytest.raises(KernelBuildError, match=r"\.cubin: expected code that the driver loads"):
+        with pytest.raises(KernelBuildError, match=r"\.cubin: expected code"):
             open_backend("cartpole_v1", backend="cuda", device=GPU, parameters={}, math="exact")
     (message,) = caplog.messages
     assert message.startswith("environments run on the CPU: ")

@@ -1,23 +1,16 @@
-"""The gridworld of the kernels is the oracle's: transitions, allowed moves, starts, and values under known policies."""
+"""The gridworld of the kernels is the oracle's: transitions, allowed moves and starts."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from oracles import gridworld
-from oracles.episodes import as_policy, environments, first_episodes
 from scipy import stats
+from sim.conftest import environments
 
 ALLOWED = gridworld.allowed()
 FREE = np.flatnonzero(ALLOWED.any(1))  # 21 cells: neither wall nor goal
-
-
-def fixed_actions(observation: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The oracle's fixed policy on one-hot observations."""
-    table = gridworld.fixed_policy().argmax(1)
-    return table[observation.argmax(1)]
 
 
 def test_transition_frequencies() -> None:
@@ -67,17 +60,3 @@ def test_starts(again: bool) -> None:
     counts = np.bincount(drawn.field("cell").numpy(), minlength=25)
     assert sorted(np.flatnonzero(counts)) == sorted(FREE)
     assert stats.chisquare(counts[FREE]).pvalue > 1e-3  # 1000 expected in each
-
-
-@pytest.mark.parametrize(("epsilon", "value"), [(1.0, 0.332371), (0.5, 2.588442), (0.2, 4.003114), (0.0, 4.711349)])
-def test_discounted_return_is_the_known_value(epsilon: float, value: float) -> None:
-    env = environments(
-        "gridworld", 20_000, seed=9, time_limit=150
-    )  # what comes later is worth less than 10 * 0.9^150 < 2e-6
-    episodes = first_episodes(env, as_policy(fixed_actions, 4), epsilon)
-    # the reward of 10 comes with the last step alone: its discount is known from the length
-    discounted = episodes.returns * gridworld.GAMMA ** (episodes.lengths - 1)
-    assert gridworld.policy_values(gridworld.epsilon_greedy(epsilon))[gridworld.START] == pytest.approx(value, abs=1e-6)
-    assert set(np.unique(episodes.returns)) <= {0.0, 10.0}
-    assert ((episodes.returns == 10.0) == episodes.terminated).all()
-    assert abs(discounted.mean() - value) < 4 * discounted.std() / len(discounted) ** 0.5

@@ -1,4 +1,4 @@
-"""Recommendation: the dynamics are the oracle's, and planning pays."""
+"""Recommendation: the dynamics are the oracle's."""
 
 from __future__ import annotations
 
@@ -9,40 +9,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from oracles import philox, recommend
-from oracles.episodes import environments, first_episodes
-from torch import Tensor
+from sim.conftest import environments
 
 from reagent_lite.sim.env import VectorEnv
 
 SEED, STREAM, FIRST = 12, 0, 5
 KEY = (SEED, STREAM)
-Array = NDArray[np.float64]
 
 
 def users_of(env: VectorEnv) -> recommend.Users:
-    def numbers(name: str) -> Array:
-        return env.field(name).numpy().T.astype(np.float64)
-
-    def counts(name: str) -> NDArray[np.int64]:
-        return env.field(name).numpy().astype(np.int64)
-
+    columns = {name: env.field(name).numpy().T for name in recommend.Users.__slots__}
     return recommend.Users(
-        interest=numbers("interest"),
-        satiation=numbers("satiation"),
-        steps=counts("steps"),
-        misses=counts("misses"),
-        offered=counts("offered"),
+        **{name: column.astype(np.float64 if column.ndim == 2 else np.int64) for name, column in columns.items()}
     )
-
-
-def features_of(env: VectorEnv) -> Tensor:
-    assert env.features is not None
-    return env.features
-
-
-def choices_of(env: VectorEnv) -> Tensor:
-    assert env.mask is not None
-    return env.mask
 
 
 def assert_same(ours: recommend.Users, truth: recommend.Users, rows: NDArray[np.bool_]) -> None:
@@ -57,8 +36,8 @@ def assert_offer(env: VectorEnv, ids: NDArray[np.int64]) -> None:
     episode = env.episode.numpy()[:, None]
     words = philox.draws(recommend.ITEM_WORDS, ids[:, None], episode, philox.CANDIDATES, base, KEY)
     shown = slots < users_of(env).offered[:, None]
-    np.testing.assert_array_equal(choices_of(env).numpy(), shown)
-    np.testing.assert_allclose(features_of(env).numpy(), recommend.items(words) * shown[..., None], atol=2e-6)
+    np.testing.assert_array_equal(env.mask.numpy(), shown)
+    np.testing.assert_allclose(env.features.numpy(), recommend.items(words) * shown[..., None], atol=2e-6)
 
 
 def test_sessions_step_by_step_as_the_oracle() -> None:
@@ -73,7 +52,7 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
         assert_offer(env, ids)
         env.act(None, epsilon=torch.ones(1))
         before, episode, step = users_of(env), env.episode.numpy().copy(), env.step_count.numpy().copy()
-        item = features_of(env).numpy()[np.arange(num), env.action.numpy()].astype(np.float64)
+        item = env.features.numpy()[np.arange(num), env.action.numpy()].astype(np.float64)
         env.step()
         words = philox.draws(recommend.STEP_WORDS, ids, episode, philox.STEP, step * 256, KEY)
         chance = recommend.click_probability(before, item)
@@ -90,10 +69,8 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
         led = recommend.observation(after)
         np.testing.assert_allclose(env.next_observation.numpy(), led, atol=2e-6, rtol=2e-6)
         np.testing.assert_allclose(env.observation.numpy()[~ended], led[~ended], atol=2e-6, rtol=2e-6)
-        assert env.next_features is not None
-        assert env.next_mask is not None
-        assert torch.equal(env.next_features[~ended], features_of(env)[~ended])
-        assert torch.equal(env.next_mask[~ended], choices_of(env)[~ended])
+        assert torch.equal(env.next_features[~ended], env.features[~ended])
+        assert torch.equal(env.next_mask[~ended], env.mask[~ended])
         num_ended += int(ended.sum())
     assert num_ended > 1000
     assert near < 10
@@ -104,64 +81,11 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
 def test_number_of_candidates_is_a_parameter(most: int, fewest: int) -> None:
     parameters = {"num_candidates": float(most), "min_candidates": float(fewest)}
     env = environments("recommend", 400, parametric=True, parameters=parameters)
-    assert features_of(env).shape == (400, most, 9)
-    offered = choices_of(env).sum(1)
+    assert env.features.shape == (400, most, 9)
+    offered = env.mask.sum(1)
     assert fewest <= offered.min()
     assert offered.max() <= most
     for _ in range(3):
         env.act(None, epsilon=torch.ones(1))
         env.step()
     env.check()
-
-
-def test_a_session_ends_truly_and_a_shorter_limit_truncates() -> None:
-    patient = {"hazard_per_miss": 0.0}
-    whole = environments("recommend", 50, parameters=patient)
-    assert whole.time_limit == 50
-    cut = environments("recommend", 50, parameters=patient, time_limit=20)
-    for env, length, flag in ((whole, 50, 1), (cut, 20, 2)):
-        clicks = torch.zeros(50)
-        for step in range(length):
-            assert (env.observation[:, 16] == torch.tensor(step / 50.0)).all()
-            env.act(None, epsilon=torch.ones(1))
-            env.step()
-            clicks += env.reward
-            assert (env.ended == (flag if step == length - 1 else 0)).all()
-        assert (env.next_observation[:, 16] == torch.tensor(length / 50.0)).all()
-        assert (env.observation[:, 16] == 0).all()
-        assert torch.equal(env.last_return, clicks)
-
-
-def logit(observation: Tensor, features: Tensor) -> Tensor:
-    """[N, K] of the click: what the next click alone is worth."""
-    topics, quality = features[..., :8], features[..., 8]
-    interest, satiation = observation[:, :8, None], observation[:, 8:16, None]
-    return (topics @ (2 * interest - 1.5 * satiation)).squeeze(2) + quality
-
-
-def greedy(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-    assert features is not None
-    return logit(observation, features)
-
-
-def planner(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-    """Charges an item for the topics it tires the user of.
-
-    Shown once, topics f stay in q for 0.8 + 0.8^2 + ... = 4 steps' worth, which lowers the logits of later items g by
-    1.5 f.g each. Those have about 0.25 in each of the 8 topics (unit length, neither widest nor narrowest): 1.5 |f|_1.
-    """
-    assert features is not None
-    return logit(observation, features) - 1.5 * features[..., :8].sum(2)
-
-
-def test_a_planner_earns_more_clicks_than_the_greedy_recommender() -> None:
-    num = 4000
-    clicks = {}
-    for name, policy in (("greedy", greedy), ("planner", planner), ("random", None)):
-        env = environments("recommend", num, seed=21, parametric=True)
-        clicks[name] = first_episodes(env, policy).returns
-    # intervals of 99.9 %
-    low, high = ({name: v.mean() + k * 3.3 * v.std() / num**0.5 for name, v in clicks.items()} for k in (-1, 1))
-    assert high["random"] < low["greedy"]
-    assert high["greedy"] < low["planner"]
-    assert clicks["planner"].mean() > 1.08 * clicks["greedy"].mean()

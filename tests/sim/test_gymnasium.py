@@ -9,9 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
-from numpy.typing import NDArray
-from torch import Tensor
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, flatten
+from sim.conftest import environments as kernels
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.backend import open_backend
@@ -89,13 +88,7 @@ class Loop:
         self.earned, self.steps, self.episodes = 0.0, 0, episode
 
     def flat(self, observation: Any) -> list[float]:
-        space = self.env.observation_space
-        if isinstance(space, Discrete):
-            return np.eye(int(space.n))[observation].tolist()  # type: ignore[no-any-return]
-        if isinstance(space, Dict):  # by name: count, lot
-            lot: NDArray[np.float64] = observation["lot"]
-            return [*np.eye(11)[observation["count"]].tolist(), *lot.astype(np.float32).flatten().tolist()]
-        return observation.tolist()  # type: ignore[no-any-return]
+        return flatten(self.env.observation_space, observation).astype(np.float32).tolist()  # type: ignore[no-any-return]
 
     def step(self, action: int) -> dict[str, Any]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -154,39 +147,21 @@ def test_transitions_are_those_of_a_loop(
 def test_a_time_limit_outranks_max_episode_steps_of_env_parameters(limit: int | None, steps: int) -> None:
     env = environments("CartPole-v1", 1, limit=limit, max_episode_steps=9)
     for _ in range(steps):
-        env.act(lean(env.observation, None, None), epsilon=torch.zeros(1))
+        leaning = torch.stack((-env.observation[:, 2], env.observation[:, 2]), 1)
+        env.act(leaning, epsilon=torch.zeros(1))
         env.step()
-    assert env.truncated.tolist() == [True]
-    assert env.last_length.tolist() == [steps]
-
-
-def lean(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-    return torch.stack((-observation[:, 2], observation[:, 2]), 1)
+    assert (env.truncated.tolist(), env.last_length.tolist()) == ([True], [steps])
 
 
 def test_actions_are_drawn_as_in_a_kernel() -> None:
     ours = environments("CartPole-v1", 8)
-    kernel = open_envs(
-        open_backend("cartpole_v1", backend="cpu", device=CPU, parameters={}, math="exact"), num_envs=8, seed=SEED,
-        stream=STREAM,
-    )  # fmt: skip
-    kernel.reset()
+    kernel = kernels("cartpole_v1", 8, seed=SEED, stream=STREAM)
     q = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
     for settings in ({"epsilon": torch.full((1,), 0.3)}, {"epsilon": torch.zeros(1), "temperature": 0.7}):
         for env in (ours, kernel):
             env.act(q, **settings)
         assert ours.action.tolist() == kernel.action.tolist()
         assert ours.propensity.tolist() == kernel.propensity.tolist()
-
-
-def test_numbers_do_not_depend_on_how_environments_are_divided() -> None:
-    whole, parts = environments("CartPole-v1", 6), [environments("CartPole-v1", 3, first) for first in (0, 3)]
-    for _ in range(40):
-        for env in (whole, *parts):
-            env.act(lean(env.observation, None, None), epsilon=torch.full((1,), 0.5))
-            env.advance()
-        for name in ("action", "next_observation", "observation", "ended", "last_return"):
-            assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts]))
 
 
 def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_old_ones() -> None:
@@ -255,8 +230,7 @@ def test_what_an_environment_does_wrong_later(parameters: dict[str, Any], says: 
 
 
 def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Odd] = []
-    closed: list[Odd] = []
+    made, closed = list[Odd](), list[Odd]()
 
     class Closed(Odd):  # its own class: environments of other tests are closed whenever they are collected
         def close(self) -> None:
@@ -276,5 +250,5 @@ def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monk
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(SimulationError, match=r"pip install 'reagent-lite\[gymnasium\]'"):
+    with pytest.raises(SimulationError, match=r"'reagent-lite\[gymnasium\]'"):
         environments("CartPole-v1", 1)

@@ -1,11 +1,10 @@
-"""Random numbers of the kernels: the published answers, and draws of environments against an independent Philox."""
+"""Random numbers of the kernels: the published answers, and an independent Philox."""
 
 import ctypes
 
 import numpy as np
 import pytest
 from oracles import philox as oracle
-from oracles.episodes import environments
 from sim.conftest import CompileUnit
 
 UNIT = """
@@ -74,15 +73,3 @@ def test_numbers_made_of_words(unit: ctypes.CDLL) -> None:
     assert np.array(ranged).tolist() == (np.float32(-2) + uniforms.astype(np.float32) * np.float32(8)).tolist()
     assert np.array(integers).tolist() == oracle.below(drawn, 10).tolist()
     assert np.array(coins).tolist() == (uniforms < 0.25).tolist()
-
-
-def test_starts_are_drawn_by_global_id_and_episode() -> None:
-    env = environments("cartpole_v1", 3000, first_env=17, seed=5, stream=9, time_limit=2)
-    ids = np.arange(3000) + 17
-    for episode in range(3):
-        drawn = oracle.uniform(oracle.draws(4, ids, episode, oracle.RESET, 0, (5, 9))).astype(np.float32)
-        start = np.float32(-0.05)
-        assert np.array_equal(env.observation.numpy(), start + drawn * (np.float32(0.05) - start))
-        env.step()
-        env.step()
-        assert env.episode.tolist() == [episode + 1] * 3000  # truncated at 2 steps

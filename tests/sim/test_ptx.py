@@ -195,51 +195,6 @@ $L__BB0_1:
 
 $L__BB0_2:
 	st.global.u32 	[%rd11], %r2;""",
-    # second[thread] = threads counted so far by `atom`, while first[0], first[1] count and keep the greatest
-    "atomics": """
-	mov.u32 	%r1, %ctaid.x;
-	mov.u32 	%r2, %ntid.x;
-	mov.u32 	%r3, %tid.x;
-	mad.lo.s32 	%r4, %r1, %r2, %r3;
-	atom.global.add.u32 	%r5, [%rd10], 2;
-	atom.global.max.u32 	%r6, [%rd10+4], %r4;
-	mul.wide.u32 	%rd1, %r4, 4;
-	add.s64 	%rd2, %rd11, %rd1;
-	st.global.u32 	[%rd2], %r5;""",
-    # second[0..2] = first as signed bytes, as a pair of words, and its low byte stored alone
-    "widths": """
-	ld.global.nc.s8 	%r1, [%rd10];
-	st.global.u32 	[%rd11], %r1;
-	ld.global.v2.u32 	{%r2, %r3}, [%rd10];
-	st.global.v2.u32 	[%rd11+8], {%r3, %r2};
-	st.global.u8 	[%rd11+4], %r3;""",
-    # second[0] = 40 + table[1], through local memory
-    "spaces": """
-	mov.u64 	%rd1, __local_depot0;
-	add.s64 	%rd2, %rd1, 4;
-	mov.u64 	%rd3, table;
-	ld.global.u32 	%r1, [%rd3+4];
-	cvta.local.u64 	%rd4, %rd2;
-	st.u32 	[%rd4], %r1;
-	ld.local.u32 	%r2, [__local_depot0+4];
-	add.s32 	%r3, %r2, 40;
-	st.global.u32 	[%rd11], %r3;""",
-    # second[thread] = what the thread before it, of a block of 32, brings in shared memory; the first gets the last's
-    "mirror": """
-	mov.u32 	%r1, %tid.x;
-	mov.u32 	%r2, mirrored;
-	shl.b32 	%r3, %r1, 2;
-	add.s32 	%r4, %r2, %r3;
-	st.shared.u32 	[%r4+4], %r1;
-	bar.sync 	0;
-	add.s32 	%r5, %r1, 31;
-	and.b32 	%r6, %r5, 31;
-	shl.b32 	%r7, %r6, 2;
-	add.s32 	%r8, %r2, %r7;
-	ld.shared.u32 	%r9, [%r8+4];
-	mul.wide.u32 	%rd1, %r1, 4;
-	add.s64 	%rd2, %rd11, %rd1;
-	st.global.u32 	[%rd2], %r9;""",
     "beyond_shared": """
 	mov.u32 	%r1, 0;
 	st.shared.u32 	[mirrored+132], %r1;""",
@@ -258,8 +213,6 @@ $L__BB0_2:
 	ld.global.u32 	%r2, [%rd2];""",
 }  # fmt: skip
 DEPOTS = {
-    "spaces": "\t.local .align 4 .b8 __local_depot0[8];\n",
-    "mirror": "\t.shared .align 4 .b8 mirrored[132];\n",
     "beyond_shared": "\t.shared .align 4 .b8 mirrored[132];\n",
     "beyond_local": "\t.local .align 4 .b8 __local_depot1[8];\n",
 }
@@ -287,13 +240,13 @@ def test_a_byte_outside_is_an_error(programs: Machine, offset: int) -> None:
 
 
 def test_what_else_is_refused_while_running(programs: Machine) -> None:
-    one, zero = words(1), words(0)
+    first, second = words(1), words(0)
     for name, what in (("beyond_local", "writes"), ("beyond_shared", "writes"), ("beyond_parameters", "reads")):
         with pytest.raises(IllegalAccess, match=f"{name}, .* {what} 4 bytes"):
-            launch(programs, name, one, one)
-    arguments = struct.pack("PP", one.data_ptr(), zero.data_ptr())
-    kept = [*regions({"one": one}), Region(name="zero", address=zero.data_ptr(), size=4, writable=False)]
-    with pytest.raises(IllegalAccess, match=r"triangle, .* writes 4 bytes at byte 0 of zero, which has 4"):
+            launch(programs, name, first, first)
+    arguments = struct.pack("PP", first.data_ptr(), second.data_ptr())
+    kept = [*regions({"first": first}), Region(name="second", address=second.data_ptr(), size=4, writable=False)]
+    with pytest.raises(IllegalAccess, match=r"triangle, .* writes 4 bytes at byte 0 of second"):
         programs.launch("triangle", (1, 1), arguments, kept)
     with pytest.raises(IllegalAccess, match="reads 4 bytes at address 0x0"):
         programs.launch("triangle", (1, 1), bytes(16), [])

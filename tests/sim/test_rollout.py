@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from oracles import cartpole
-from oracles.team import TEAM
+from sim.conftest import environments
 from torch import Tensor
 
 from reagent_lite.errors import SimulationError
-from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import ONLY, Actor, Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
@@ -23,11 +22,8 @@ CPU = torch.device("cpu")
 NUM = 16
 
 
-def environments(limit: int = 30, name: str = "cartpole_v1", first: int = 0, stop: int = NUM) -> VectorEnv:
-    backend = open_backend(name, backend="cpu", device=CPU, parameters={}, math="exact")
-    return VectorEnv(
-        backend, num_envs=stop - first, first_env=first, seed=3, time_limit=limit, parametric=name == "recommend"
-    )
+def cartpoles(limit: int = 30, first: int = 0, stop: int = NUM) -> VectorEnv:
+    return environments("cartpole_v1", stop - first, first_env=first, seed=3, time_limit=limit)
 
 
 def ring(num: int = NUM, slots: int = 64, *, prioritized: bool = False) -> ReplayRing:
@@ -58,14 +54,14 @@ def source(*, prioritized: bool = False, first: int = 0, stop: int = NUM, slots:
     kept = ring(stop - first, slots, prioritized=prioritized)
     exploration = Exploration(start=1.0, end=0.2, decay_steps=320)
     return RolloutSource(
-        rollouts(environments(first=first, stop=stop), lean, kept), exploration, SCHEDULE,
+        rollouts(cartpoles(first=first, stop=stop), lean, kept), exploration, SCHEDULE,
         rows=32, scale=0.5, transform=scaled,
     )  # fmt: skip
 
 
 def test_stored_transitions_are_the_environments() -> None:
     kept = ring()
-    rollout = rollouts(environments(), lean, kept)
+    rollout = rollouts(cartpoles(), lean, kept)
     rollout.explore(0.5)
     rollout.run(60)
     batch = kept.sample(2000).batch
@@ -81,14 +77,14 @@ def test_stored_transitions_are_the_environments() -> None:
 
 def test_the_warm_up_draws_uniformly() -> None:
     kept = ring()
-    rollout = rollouts(environments(), lean, kept)
+    rollout = rollouts(cartpoles(), lean, kept)
     rollout.explore(0.0)
     rollout.run(20, informed=False)
     assert torch.equal(kept.sample(500).batch.propensity, torch.full((500,), 0.5))
 
 
 def test_finished_episodes_are_counted_once() -> None:
-    rollout = rollouts(environments(limit=7), lean, ring())
+    rollout = rollouts(cartpoles(limit=7), lean, ring())
     rollout.explore(0.0)
     rollout.run(21)  # leaning never falls within 7 steps, so every environment ends three episodes of 7
     assert rollout.finished().tolist() == [3 * NUM, 21 * NUM, 21 * NUM]
@@ -111,21 +107,16 @@ def test_epsilon_falls_linearly_and_stays() -> None:
     assert [exploration.epsilon(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
-def test_environments_step_as_the_schedule_says() -> None:
+def test_environments_step_as_the_schedule_says_and_weights_are_scaled() -> None:
     batches = source()
     steps = []
     for step in range(9):
         batches.collect(step)
-        assert len(next(batches)) == 32
+        batch = next(batches)
+        assert (len(batch), float(batch.weight.sum())) == (32, pytest.approx(0.5))
         steps.append(batches.env_steps)
     # 10 warm-up steps of 16, then 2 more of each before updates 0, 4 and 8
     assert steps == [192] * 4 + [224] * 4 + [256]
-
-
-def test_weights_are_scaled_shares() -> None:
-    batches = source()
-    batches.collect(0)
-    assert float(next(batches).weight.sum()) == pytest.approx(0.5)
 
 
 def test_priorities_follow_the_losses() -> None:
@@ -147,22 +138,21 @@ def test_a_priority_is_the_error_to_the_power_alpha() -> None:
 
 
 def test_a_saved_source_goes_on_as_it_would_have() -> None:
-    one = source()
+    saved, loaded = source(), source()
     for step in range(5):
-        one.collect(step)
-        next(one)
-    other = source()
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
+        saved.collect(step)
+        next(saved)
+    loaded.load_state_dict(copy.deepcopy(saved.state_dict()))
     for step in range(5, 15):
-        one.collect(step)
-        other.collect(step)
-        expected, got = next(one), next(other)
-        assert torch.equal(expected.state, got.state)
-        assert torch.equal(expected.action, got.action)
+        saved.collect(step)
+        loaded.collect(step)
+        expected, batch = next(saved), next(loaded)
+        assert torch.equal(expected.state, batch.state)
+        assert torch.equal(expected.action, batch.action)
 
 
 def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
-    env = environments(limit=50, name="recommend")
+    env = environments("recommend", NUM, seed=3, time_limit=50, parametric=True)
     spec = env.spec
     kept = ReplayRing(
         ReplaySettings(num_envs=NUM, observation_size=spec.observation_size, num_actions=spec.num_actions, slots=40,
@@ -190,32 +180,26 @@ def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
 
 
 def test_playing_without_where_transitions_led_is_the_same_play() -> None:
-    whole, lean_one, bare = environments(), environments(), environments()
-    for env in (whole, lean_one, bare):
-        env.reset()
+    whole, advanced, bare = cartpoles(), cartpoles(), cartpoles()
     for _ in range(40):
-        for env in (whole, lean_one, bare):
+        for env in (whole, advanced, bare):
             env.act(None, epsilon=torch.ones(1))
         whole.step()
-        lean_one.advance()
+        advanced.advance()
         bare.advance(observe=False)
-        for env in (lean_one, bare):
+        for env in (advanced, bare):
             assert torch.equal(env.ended, whole.ended)
             assert torch.equal(env.field("x"), whole.field("x"))
-        assert torch.equal(lean_one.observation, whole.observation)
-    assert whole.next_observation.any()
-    assert not lean_one.next_observation.any()
-    assert not bare.next_observation.any()
+        assert torch.equal(advanced.observation, whole.observation)
+    assert [bool(env.next_observation.any()) for env in (whole, advanced, bare)] == [True, False, False]
 
 
 # -- Several types of agents ------------------------------------------------------------------------------------------
 
 
-def team(folder: Path, first: int = 0, stop: int = 4) -> tuple[Rollout, dict[str, ReplayRing]]:
+def rollout_of(team: Path, first: int = 0, stop: int = 4) -> tuple[Rollout, dict[str, ReplayRing]]:
     """A leader that takes the largest step, and two followers that draw; see the oracle for the rewards."""
-    (folder / "team.cuh").write_text(TEAM)
-    backend = open_backend(str(folder / "team.cuh"), backend="cpu", device=CPU, parameters={"size": 3}, math="exact")
-    env = VectorEnv(backend, num_envs=stop - first, first_env=first, seed=3)
+    env = environments(team, stop - first, parameters={"size": 3.0}, first_env=first, seed=3)
     numbers = torch.arange(env.num_rows).view(-1, 3)
     rows = {"leader": numbers[:, :1].flatten(), "follower": numbers[:, 1:].flatten()}
     rings = {
@@ -235,8 +219,8 @@ def team(folder: Path, first: int = 0, stop: int = 4) -> tuple[Rollout, dict[str
     return Rollout(env, players, device=CPU), rings
 
 
-def test_each_type_acts_by_its_policy_and_fills_its_ring(tmp_path: Path) -> None:
-    rollout, rings = team(tmp_path)
+def test_each_type_acts_by_its_policy_and_fills_its_ring(team: Path) -> None:
+    rollout, rings = rollout_of(team)
     rollout.run(30)
     leaders, followers = (rings[name].sample(400).batch for name in ("leader", "follower"))
     # the leader takes two steps of 3 and is at 6; what it is shown afterwards has no weight
@@ -257,8 +241,8 @@ def test_each_type_acts_by_its_policy_and_fills_its_ring(tmp_path: Path) -> None
     assert follower > 93 * episodes  # two steps at least: 1 + 30 and 2 + 60
 
 
-def test_rows_of_agents_that_have_left_have_no_weight_where_draws_are_uniform(tmp_path: Path) -> None:
-    rollout, rings = team(tmp_path)
+def test_rows_of_agents_that_have_left_have_no_weight_where_draws_are_uniform(team: Path) -> None:
+    rollout, rings = rollout_of(team)
     ring = rings["leader"] = ReplayRing(
         ReplaySettings(num_envs=4, observation_size=3, num_actions=3, slots=40, gamma=0.9, absences=True, seed=1), CPU
     )
@@ -271,9 +255,9 @@ def test_rows_of_agents_that_have_left_have_no_weight_where_draws_are_uniform(tm
     assert batch.weight[~left].tolist() == pytest.approx([1 / int((~left).sum())] * int((~left).sum()))
 
 
-def test_environments_of_several_agents_are_dealt_out_anew(tmp_path: Path) -> None:
+def test_environments_of_several_agents_are_dealt_out_anew(team: Path) -> None:
     def state(first: int, stop: int) -> dict[str, Any]:
-        rollout, _ = team(tmp_path, first, stop)
+        rollout, _ = rollout_of(team, first, stop)
         source = RolloutSource(rollout, Exploration(start=1.0, end=0.2, decay_steps=320), SCHEDULE, rows=8, scale=0.5,
                                transform=scaled)  # fmt: skip
         source.collect(0)
@@ -304,37 +288,26 @@ def tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     return {**ring, **rollout["env"], "finished": rollout["finished"]}
 
 
-def halves(prioritized: bool) -> list[RolloutSource]:
-    found = [
-        source(first=first, stop=stop, prioritized=prioritized, slots=11) for first, stop in (part(0, 2), part(1, 2))
-    ]
-    for half in found:
-        for step in range(13):  # more than the ring keeps
-            half.collect(step)
-    return found
-
-
-def test_two_processes_become_one_and_three() -> None:
+def test_two_processes_become_one_and_three_and_go_on() -> None:
     whole = source(prioritized=True, slots=11)
-    for step in range(13):
-        whole.collect(step)
-    states = [half.state_dict() for half in halves(prioritized=True)]
+    halves = [source(first=first, stop=stop, prioritized=True, slots=11) for first, stop in (part(0, 2), part(1, 2))]
+    for each in (whole, *halves):
+        for step in range(13):  # more than the ring keeps
+            each.collect(step)
+    states = [half.state_dict() for half in halves]
     for world in (1, 3):
         for rank in range(world):
             truth = tensors(regrouped([whole.state_dict()], rank, *part(rank, world)))
-            got = regrouped(states, rank, *part(rank, world))
-            assert tensors(got).keys() == truth.keys()
+            regroup = regrouped(states, rank, *part(rank, world))
+            assert tensors(regroup).keys() == truth.keys()
             for name, value in truth.items():
-                assert torch.equal(tensors(got)[name], value), name
-            assert ("generator" in got["ring"]) == (rank < 2)  # those that there are
-
-
-def test_what_was_dealt_out_goes_on() -> None:
-    both, alone = halves(prioritized=False), source(slots=11)
-    alone.load_state_dict(regrouped([half.state_dict() for half in both], 0, 0, NUM))
-    for each in (alone, *both):
+                assert torch.equal(tensors(regroup)[name], value), name
+            assert ("generator" in regroup["ring"]) == (rank < 2)  # those that there are
+    alone = source(prioritized=True, slots=11)
+    alone.load_state_dict(regrouped(states, 0, 0, NUM))
+    for each in (alone, *halves):
         each.collect(13 + 3)  # steps before updates 0, 4, 8, 12 and 16
     env = alone.state_dict()["rollout"]["env"]
-    parts = [half.state_dict()["rollout"]["env"] for half in both]
+    parts = [half.state_dict()["rollout"]["env"] for half in halves]
     assert torch.equal(env["observation"], torch.cat([each["observation"] for each in parts]))
     assert torch.equal(env["state"], torch.cat([each["state"] for each in parts], 1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import philox
-from sim.conftest import COUNTER, MASKED_COUNTER, MakeEnv
+from sim.conftest import COUNTER, MASKED_COUNTER, MakeEnv, require_buffers
 from torch import Tensor
 
 from reagent_lite.errors import SimulationError
@@ -23,73 +23,51 @@ def take(env: VectorEnv, *actions: int) -> None:
 # -- Transitions --------------------------------------------------------------------------------------------------
 
 
-def test_a_step_inside_an_episode(counter: MakeEnv) -> None:
+def test_steps_and_ends_of_episodes(counter: MakeEnv) -> None:
     env = counter(num_envs=2)
     take(env, 0, 2)
-    assert env.observation.tolist() == env.next_observation.tolist() == [[1, -1], [3, -1]]
-    assert env.reward.tolist() == [1, 3]
-    assert env.ended.tolist() == [0, 0]
-    assert env.step_count.tolist() == [1, 1]
-    assert env.episode_return.tolist() == [1, 3]
+    require_buffers(env, observation=[[1, -1], [3, -1]], next_observation=[[1, -1], [3, -1]], reward=[1, 3],
+                    ended=[0, 0], step_count=[1, 1], episode_return=[1, 3])  # fmt: skip
     assert env.field("past").tolist() == [[0, 2], [-1, -1]]  # [2, N]: newest, older
-    assert env.field("count").tolist() == [1, 3]
-
-
-def test_a_terminated_episode_starts_anew_in_the_same_step(counter: MakeEnv) -> None:
-    env = counter(num_envs=2)
-    take(env, 0, 2)
-    take(env, 2, 0)  # 1 + 3 = 4 and 3 + 1 = 4: both arrive
-    assert env.next_observation.tolist() == [[4, 0], [4, 2]]  # where it led: the count, and the action before the last
-    assert env.observation.tolist() == [[0, -1], [0, -1]]  # what comes next
-    assert env.reward.tolist() == [4, 4]
-    assert env.terminated.tolist() == [True, True]
-    assert env.truncated.tolist() == [False, False]
-    assert env.last_return.tolist() == [1 + 4, 3 + 4]
-    assert env.last_length.tolist() == [2, 2]
-    assert env.step_count.tolist() == [0, 0]
-    assert env.episode.tolist() == [1, 1]
-    assert env.episode_return.tolist() == [0, 0]
+    take(env, 2, 0)  # 1 + 3 = 4 and 3 + 1 = 4: both arrive, and start anew in the same step
+    require_buffers(
+        env,
+        next_observation=[[4, 0], [4, 2]],  # where it led: the count, and the action before the last
+        observation=[[0, -1], [0, -1]],  # what comes next
+        reward=[4, 4], terminated=[True, True], truncated=[False, False], last_return=[1 + 4, 3 + 4],
+        last_length=[2, 2], step_count=[0, 0], episode=[1, 1], episode_return=[0, 0],
+    )  # fmt: skip
+    # statistics stay until the next episode ends
+    take(env, 2, 0)  # counts 3, 1
+    take(env, 2, 0)  # 6: ends; 2
+    require_buffers(env, last_return=[3 + 6, 7], ended=[1, 0])
+    take(env, 0, 0)  # 1; 3
+    require_buffers(env, last_return=[9, 7], last_length=[2, 2], ended=[0, 0])
+    take(env, 0, 0)  # 2; 4: ends
+    require_buffers(env, last_return=[9, 1 + 2 + 3 + 4], last_length=[2, 4], episode=[2, 2])
 
 
 def test_a_last_step_shows_where_an_episode_led(counter: MakeEnv) -> None:
     env = counter(num_envs=2)
-    env.action.copy_(torch.tensor([0, 2]))
-    env.step(stay=True)
+    take(env, 0, 2)
     env.action.copy_(torch.tensor([2, 1]))
     env.step(stay=True)
+    require_buffers(env, next_observation=[[4, 0], [5, 2]], observation=[[4, 0], [5, 2]], terminated=[True, True])
     assert env.field("count").tolist() == [4, 5]
-    assert env.next_observation.tolist() == env.observation.tolist() == [[4, 0], [5, 2]]
-    assert env.terminated.tolist() == [True, True]
     env.reset()
     assert env.field("count").tolist() == [0, 0]
-
-
-def test_statistics_stay_until_the_next_episode_ends(counter: MakeEnv) -> None:
-    env = counter(num_envs=2)
-    take(env, 2, 0)  # counts 3, 1
-    take(env, 2, 0)  # 6: ends; 2
-    assert env.last_return.tolist() == [3 + 6, 0]
-    assert env.ended.tolist() == [1, 0]
-    take(env, 0, 0)  # 1; 3
-    assert env.last_return.tolist() == [9, 0]
-    assert env.last_length.tolist() == [2, 0]
-    assert env.ended.tolist() == [0, 0]
-    take(env, 0, 0)  # 2; 4: ends
-    assert env.last_return.tolist() == [9, 1 + 2 + 3 + 4]
-    assert env.last_length.tolist() == [2, 4]
-    assert env.episode.tolist() == [1, 1]
 
 
 def test_a_time_limit_truncates(counter: MakeEnv) -> None:
     env = counter(num_envs=2, time_limit=2)
     take(env, 0, 0)
     take(env, 0, 2)  # counts 2 and 4: cut off, and arrived in its last step
-    assert env.next_observation.tolist() == [[2, 0], [4, 0]]
-    assert env.ended.tolist() == [2, 1]  # one or the other: a true end wins over the limit
-    assert env.terminated.tolist() == [False, True]
-    assert env.truncated.tolist() == [True, False]
-    assert env.last_return.tolist() == [1 + 2, 1 + 4]
-    assert env.observation.tolist() == [[0, -1], [0, -1]]
+    require_buffers(
+        env,
+        ended=[2, 1],  # one or the other: a true end wins over the limit
+        terminated=[False, True], truncated=[True, False], next_observation=[[2, 0], [4, 0]],
+        observation=[[0, -1], [0, -1]], last_return=[1 + 2, 1 + 4],
+    )  # fmt: skip
 
 
 def test_ends_are_found_wherever_they_are(counter: MakeEnv) -> None:
@@ -121,8 +99,7 @@ def test_a_state_written_from_outside(counter: MakeEnv) -> None:
     env.field("past")[1] = 9
     assert env.observation[:, 0].tolist() == [0, 0, 0]
     env.observe()
-    assert env.observation.tolist() == [[1, 9], [2, 9], [3, 9]]
-    assert env.step_count.tolist() == [0, 0, 0]
+    require_buffers(env, observation=[[1, 9], [2, 9], [3, 9]], step_count=[0, 0, 0])
 
 
 def test_reset_starts_over(counter: MakeEnv) -> None:
@@ -151,16 +128,14 @@ def test_buffers_keep_their_place(counter: MakeEnv) -> None:
 
 def test_masks_follow_the_state(counter: MakeEnv) -> None:
     env = counter(MASKED_COUNTER, num_envs=2)  # only actions above the count
-    assert env.mask is not None
-    assert env.next_mask is not None
-    assert env.mask.tolist() == [[False, True, True]] * 2
+    nothing = [False, False, False]
+    require_buffers(env, mask=[[False, True, True]] * 2)
     take(env, 1, 2)  # counts 2, 3: nothing is left
-    assert env.next_mask.tolist() == env.mask.tolist() == [[False, False, False]] * 2
+    require_buffers(env, next_mask=[nothing] * 2, mask=[nothing] * 2)
     env.check()
     take(env, 0, 0)  # not allowed, and neither is anything else: action 0 is taken; counts 3 and 4
     assert env.next_observation[:, 0].tolist() == [3, 4]
-    assert env.next_mask.tolist() == [[False, False, False]] * 2
-    assert env.mask.tolist() == [[False, False, False], [False, True, True]]  # the second has started anew
+    require_buffers(env, next_mask=[nothing] * 2, mask=[nothing, [False, True, True]])  # the second has started anew
     with pytest.raises(SimulationError, match="2 that are not"):
         env.check()
 
@@ -174,15 +149,10 @@ def test_a_forbidden_action_becomes_the_first_allowed(counter: MakeEnv) -> None:
 
 
 def test_features_of_fixed_actions(counter: MakeEnv) -> None:
-    env = counter(num_envs=2, parametric=True)
-    assert env.features is not None
-    assert env.features.tolist() == [np.eye(3).tolist()] * 2
+    require_buffers(counter(num_envs=2, parametric=True), features=[np.eye(3).tolist()] * 2)
     own = "#define ACTION_FEATURE_SIZE 2\n" + COUNTER
     own += "DEVICE void action_features(int action, float *f) { f[0] = float(action); f[1] = f[0] * f[0]; }\n"
-    env = counter(own, num_envs=2, parametric=True)
-    assert env.features is not None
-    assert env.features.tolist() == [[[0, 0], [1, 1], [2, 4]]] * 2
-    assert env.features.is_same_size(torch.empty(2, 3, 2))
+    require_buffers(counter(own, num_envs=2, parametric=True), features=[[[0, 0], [1, 1], [2, 4]]] * 2)
 
 
 CANDIDATES = "#define CANDIDATES\n#define ACTION_FEATURE_SIZE 2\n" + COUNTER.replace(
@@ -198,29 +168,24 @@ DEVICE float step""",
 
 def test_candidates_are_drawn_by_step_and_slot(counter: MakeEnv) -> None:
     env = counter(CANDIDATES, num_envs=2, first_env=5, seed=3, parametric=True)
-    assert env.spec.candidates
-    assert env.mask is not None
-    assert env.features is not None
-    assert env.next_features is not None
 
     def drawn(env_id: int, episode: int, step: int, k: int) -> float:
         word = philox.draws(1, env_id, episode, philox.CANDIDATES, (step * 3 + k) << 4, (3, 0))
         return float(philox.uniform(word)[0])
 
-    assert env.mask.tolist() == [[True, False, False]] * 2
     first = [[drawn(5 + i, 0, 0, 0), 0] for i in (0, 1)]
-    assert env.features.tolist() == [[row, [0, 0], [0, 0]] for row in first]  # closed slots are zeros
+    closed = [0, 0]
+    require_buffers(env, mask=[[True, False, False]] * 2, features=[[row, closed, closed] for row in first])
     take(env, 0, 0)
-    assert env.mask.tolist() == [[True, True, False]] * 2
     second = [[[drawn(5 + i, 0, 1, k), 10 + k] for k in (0, 1)] for i in (0, 1)]
-    assert env.features.tolist() == [[*rows, [0, 0]] for rows in second]
+    require_buffers(env, mask=[[True, True, False]] * 2, features=[[*rows, closed] for rows in second])
     assert env.field("past")[1].tolist() == [row[0] for row in first]  # step() saw what was offered
     take(env, 1, 0)  # counts 3, 2
     assert env.field("past")[1].tolist() == [second[0][1][0], second[1][0][0]]
     take(env, 0, 0)  # counts 4, 3: the first one ends
     assert env.ended.tolist() == [1, 0]
     assert env.next_features[0, 2].tolist() == [drawn(5, 0, 3, 2), 42]
-    assert env.features[0].tolist() == [[drawn(5, 1, 0, 0), 0], [0, 0], [0, 0]]
+    assert env.features[0].tolist() == [[drawn(5, 1, 0, 0), 0], closed, closed]
     assert torch.equal(env.features[1], env.next_features[1])
     env.check()
 
@@ -237,9 +202,9 @@ def test_state_goes_round(counter: MakeEnv) -> None:
     other = counter(num_envs=7, seed=1, time_limit=5)
     other.load_state_dict(saved)
     for _ in range(20):
-        for one in (env, other):
-            one.act(None, epsilon=ONE)
-            one.step()
+        for playing in (env, other):
+            playing.act(None, epsilon=ONE)
+            playing.step()
         assert torch.equal(env.observation, other.observation)
         assert torch.equal(env.action, other.action)
     assert not torch.equal(saved["episode"], env.episode)  # copies, not views
@@ -268,12 +233,12 @@ def test_returns_and_observations_have_to_be_finite(counter: MakeEnv) -> None:
     env.check()
     env.action[1500] = 1
     env.step()
-    with pytest.raises(SimulationError, match=r"rewards of counter: .* inf in environment 1550"):
+    with pytest.raises(SimulationError, match=r"rewards of .* inf in environment 1550"):
         env.check()
     env.reset()
     env.field("past")[1, 7] = torch.nan
     env.observe()
-    with pytest.raises(SimulationError, match=r"observations of counter: .* nan in environment 57"):
+    with pytest.raises(SimulationError, match=r"observations of .* nan in environment 57"):
         env.check()
 
 
@@ -310,10 +275,9 @@ def test_more_environments_than_memory(counter: MakeEnv, monkeypatch: pytest.Mon
     monkeypatch.setattr(env_module, "free_bytes", lambda device: 3 * 2**30)
     with pytest.raises(SimulationError) as caught:
         counter(num_envs=100_000_000)
-    text = str(caught.value)
-    assert "3.0 GiB free on cpu" in text
-    assert "100000000, which need 5.8 GiB" in text  # 6.2e9 / 2^30
-    assert f"At most {3 * 2**30 // 62} fit" in text
+    # 6.2e9 / 2^30
+    for words in ("3.0 GiB free on cpu", "100000000, which need 5.8 GiB", f"At most {3 * 2**30 // 62} fit"):
+        assert words in str(caught.value)
 
 
 def test_bytes_are_estimated_as_allocated(counter: MakeEnv) -> None:
@@ -326,8 +290,7 @@ def test_bytes_are_estimated_as_allocated(counter: MakeEnv) -> None:
 
 def test_spec_is_what_the_file_says(counter: MakeEnv) -> None:
     env = counter(MASKED_COUNTER, num_envs=2)
-    assert env.observation.tolist() == [[0, -1], [0, -1]]
-    assert env.step_count.tolist() == env.episode.tolist() == [0, 0]
+    require_buffers(env, observation=[[0, -1], [0, -1]], step_count=[0, 0], episode=[0, 0])
     assert env.features is None
     assert env.spec == EnvSpec(
         name="counter", num_actions=3, observation_size=2, time_limit=100, action_feature_size=3, candidates=False,

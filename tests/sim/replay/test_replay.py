@@ -1,10 +1,12 @@
 """Replay: every drawn row is what its episode says, worked out by hand; properties are in test_replay_properties.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from sim.replay.rings import plain_step, ring_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.errors import SimulationError
@@ -12,21 +14,7 @@ from reagent_lite.sim.replay import ring as ring_module
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings, Sample
 from reagent_lite.types import EnvStep
 
-CPU = torch.device("cpu")
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
-
-
-def ring_of(**given: Any) -> ReplayRing:
-    plain = {"num_envs": 1, "observation_size": 1, "num_actions": 4, "slots": 8, "gamma": 0.5, "seed": 3}
-    return ReplayRing(ReplaySettings(**(plain | given)), CPU)
-
-
-def plain_step(envs: int = 1, **columns: Any) -> EnvStep:
-    """A step of environments that goes on, all zeros but for what is given; propensity 1."""
-    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
-    plain = {"observation": zeros[:, None], "next_observation": zeros[:, None], "action": zeros, "reward": zeros,
-             "terminated": no, "truncated": no, "propensity": torch.ones(envs)}  # fmt: skip
-    return EnvStep(**(plain | columns))
 
 
 def write_line(ring: ReplayRing, rewards: list[float], ends: list[int], first: int = 0) -> None:
@@ -46,12 +34,11 @@ def write_line(ring: ReplayRing, rewards: list[float], ends: list[int], first: i
 
 def table(sample: Sample) -> dict[float, tuple[float, ...]]:
     """State -> reward, steps, bootstrap, next state; rows drawn twice must agree."""
-    batch, found = sample.batch, dict[float, tuple[float, ...]]()
-    for i in range(len(batch)):
-        row = (batch.reward[i], batch.steps[i], batch.bootstrap[i], batch.next_state[i])
-        values = tuple(float(value) for value in row)
-        assert found.setdefault(float(batch.state[i]), values) == values
-    return found
+    batch = sample.batch
+    columns = (batch.state[:, 0], batch.reward, batch.steps, batch.bootstrap, batch.next_state[:, 0])
+    rows = {tuple(row) for row in torch.stack(columns, 1).tolist()}
+    assert len(rows) == len({row[0] for row in rows})
+    return {row[0]: row[1:] for row in rows}
 
 
 def test_one_step_rows_are_those_written() -> None:
@@ -128,14 +115,13 @@ def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window()
             )
         )
     batch = ring.sample(64).batch
-    for i in range(64):
-        s = float(batch.state[i])
-        assert batch.actions.mask[i].tolist() == [True, s % 2 == 0, False]
-        assert batch.next_actions.mask[i].tolist() == [True, s % 2 == 0, False]  # of s + 1, which leads to s + 2
-        assert batch.actions.features is not None
-        assert batch.next_actions.features is not None
-        assert batch.actions.features[i].unique().tolist() == [s]
-        assert batch.next_actions.features[i].unique().tolist() == [s + 2]
+    state = batch.state[:, 0]
+    even, yes = state % 2 == 0, torch.ones(64, dtype=torch.bool)
+    for choices, shown in ((batch.actions, state), (batch.next_actions, state + 2)):
+        # the mask of the last row's next choices is that of s + 1, which leads to s + 2
+        assert torch.equal(choices.mask, torch.stack((yes, even, ~yes), 1))
+        assert choices.features is not None
+        assert torch.equal(choices.features, shown.view(64, 1, 1).expand(64, 3, 2))
 
 
 def test_candidates_that_only_close_and_candidates_that_never_change() -> None:
@@ -212,7 +198,7 @@ def test_a_ring_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch:
     monkeypatch.setattr(ring_module, "free_bytes", lambda device: 1000)
     # a row: 2 observations of 4 bytes, reward and propensity 8, action and end 2: 18 bytes; 55 rows in 1000 bytes
     assert ring_of(slots=55).capacity == 55
-    with pytest.raises(SimulationError, match=r"capacity: .*at most 55 rows.*56 rows of 18 bytes"):
+    with pytest.raises(SimulationError, match=r"capacity: .*55 rows.*56 rows of 18 bytes"):
         ring_of(slots=56)
     # a priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23
     assert ring_of(slots=43, prioritized=True).capacity == 43
@@ -245,17 +231,15 @@ def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: boo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
-    cuda = torch.device("cuda")
-    ring = ReplayRing(
-        ReplaySettings(num_envs=64, observation_size=1, num_actions=4, slots=20, gamma=1.0, n_step=3,
-                       prioritized=prioritized), cuda
-    )  # fmt: skip
-    time, never = torch.zeros(64, 1, device=cuda), torch.zeros(64, dtype=torch.bool, device=cuda)
-    ones, action = torch.ones(64, device=cuda), torch.zeros(64, dtype=torch.uint8, device=cuda)
+    settings = ReplaySettings(num_envs=64, observation_size=1, num_actions=4, slots=20, gamma=1.0, n_step=3,
+                              prioritized=prioritized)  # fmt: skip
+    ring = ReplayRing(settings, torch.device("cuda"))
+    with torch.device("cuda"):
+        time = torch.zeros(64, 1)
+        step = plain_step(64, observation=time, action=torch.zeros(64, dtype=torch.uint8), reward=torch.ones(64))
 
     def iteration() -> Sample:
-        ring.write(EnvStep(observation=time, action=action, reward=ones, terminated=never, truncated=never,
-                   next_observation=time + 1, propensity=ones))  # fmt: skip
+        ring.write(replace(step, next_observation=time + 1))
         sample = ring.sample(256, beta=0.5)
         ring.update_priorities(sample.index, sample.batch.reward)
         time.add_(1)
@@ -288,18 +272,18 @@ def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_several_slots_at_once_are_the_same_as_one_after_the_other(prioritized: bool, needs_next_action: bool) -> None:
     given = {"num_envs": 2, "slots": 9, "n_step": 2, "prioritized": prioritized, "needs_next_action": needs_next_action}
-    one, other = ring_of(**given), ring_of(**given)
-    for rounds in (1, 4, one.most_rounds, 2, one.most_rounds):
+    single, several = ring_of(**given), ring_of(**given)
+    for rounds in (1, 4, single.most_rounds, 2, single.most_rounds):
         steps = [plain_step(2, reward=torch.rand(2), action=torch.tensor([t % 4, 3]),
                             terminated=torch.tensor([t % 3 == 2, False]), truncated=torch.tensor([False, t % 4 == 1]))
                  for t in range(rounds)]  # fmt: skip
         for step in steps:
-            one.write(step)
+            single.write(step)
         names = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "propensity")
-        other.write(EnvStep(**{name: torch.cat([getattr(step, name) for step in steps]) for name in names}), rounds)
-        drawn = one.sample(16)
-        for ring in (one, other):
+        several.write(EnvStep(**{name: torch.cat([getattr(step, name) for step in steps]) for name in names}), rounds)
+        drawn = single.sample(16)
+        for ring in (single, several):
             ring.update_priorities(drawn.index, drawn.batch.reward + 0.1)
-        other.sample(16)  # the generators go on alike
-        a, b = one.state_dict(), other.state_dict()
-        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+        several.sample(16)  # the generators go on alike
+        states = single.state_dict(), several.state_dict()
+        assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []

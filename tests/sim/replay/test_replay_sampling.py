@@ -8,27 +8,20 @@ import pytest
 import torch
 from oracles.ranks import call_on_ranks
 from scipy.stats import chisquare
+from sim.replay.rings import plain_step, ring_of
 
 from reagent_lite.distributed.group import Group
-from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
+from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.sim.replay.sampling import Priorities, importance_weights
-from reagent_lite.types import EnvStep
 
 CPU = torch.device("cpu")
 
 
 def filled_ring(slots: int, envs: int, writes: int, **given: Any) -> ReplayRing:
-    plain = {"observation_size": 1, "num_actions": 2, "gamma": 0.9, "prioritized": True, "alpha": 0.5, "seed": 11}
-    ring = ReplayRing(ReplaySettings(num_envs=envs, slots=slots, **(plain | given)), CPU)
+    ring = ring_of(num_envs=envs, slots=slots, prioritized=True, alpha=0.5, **given)
     for _ in range(writes):
-        write(ring, envs)
+        ring.write(plain_step(envs))
     return ring
-
-
-def write(ring: ReplayRing, envs: int) -> None:
-    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
-    ring.write(EnvStep(observation=zeros[:, None], next_observation=zeros[:, None], action=zeros, reward=zeros,
-                       terminated=no, truncated=no, propensity=torch.ones(envs)))  # fmt: skip
 
 
 def filled(value: Any) -> Priorities:
@@ -47,11 +40,9 @@ def test_importance_weights_by_hand() -> None:
     rarity = filled([1.0, 4, 0, 2]).rarity(torch.arange(4), 2)
     assert rarity.tolist() == [7 / 2, 7 / 8, 0, 7 / 4]  # two draws find the first row 2/7 times
     largest = rarity.amax()
-    torch.testing.assert_close(importance_weights(rarity, largest, 1.0), torch.tensor([1, 1 / 4, 0, 1 / 2]) / 3)
-    torch.testing.assert_close(importance_weights(rarity, largest, 0.5), torch.tensor([1, 0.5, 0, 0.5**0.5]) / 3)
-    torch.testing.assert_close(importance_weights(rarity, largest, 0.0), torch.tensor([1.0, 1, 0, 1]) / 3)
-    one = torch.tensor([1.0])
-    torch.testing.assert_close(importance_weights(rarity, largest, one), torch.tensor([1, 0.25, 0, 0.5]) / 3)
+    for beta, factors in ((1.0, [1, 1 / 4, 0, 1 / 2]), (0.5, [1, 0.5, 0, 0.5**0.5]), (0.0, [1, 1, 0, 1]),
+                          (torch.tensor([1.0]), [1, 1 / 4, 0, 1 / 2])):  # fmt: skip
+        torch.testing.assert_close(importance_weights(rarity, largest, beta), torch.tensor(factors) / 3)
     assert importance_weights(torch.zeros(3), torch.tensor(0.0), 0.5).tolist() == [0, 0, 0]
 
 
@@ -92,11 +83,11 @@ def test_new_rows_get_the_largest_priority_so_far_once_they_are_complete() -> No
     # slots 0 and 1 are complete, 2 waits
     assert saved_priority(ring).tolist() == [1, 1, 1, 1, 0, 0]
     ring.update_priorities(torch.tensor([1]), torch.tensor([9.0]))  # (9 + 1e-6)^0.5
-    write(ring, 2)
+    ring.write(plain_step(2))
     assert saved_priority(ring).tolist() == pytest.approx([1, 3, 1, 1, 3, 3, 0, 0])
     ring.update_priorities(torch.tensor([1, 0]), torch.tensor([0.0, 4.0]))  # the largest stays
     for _ in range(3):
-        write(ring, 2)
+        ring.write(plain_step(2))
     # 7 writes into 6 slots: slot 0 was overwritten and waits; slots 2 to 5 came in with 3
     assert saved_priority(ring).tolist() == pytest.approx([0, 0, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3])
 
@@ -105,7 +96,7 @@ def test_rows_overwritten_since_they_were_drawn_are_not_updated() -> None:
     ring = filled_ring(4, 1, 4, n_step=2)
     ring.update_priorities(torch.tensor([3, 1]), torch.tensor([100.0, 4.0]))  # slot 3 waits
     assert saved_priority(ring).tolist() == pytest.approx([1, 2, 1, 0])
-    write(ring, 1)  # slot 0 waits, slot 3 gets the largest, which is not 10
+    ring.write(plain_step(1))  # slot 0 waits, slot 3 gets the largest, which is not 10
     assert saved_priority(ring).tolist() == pytest.approx([0, 2, 1, 2])
 
 
@@ -115,9 +106,8 @@ def test_sums_of_blocks_follow_every_change(slots: int, envs: int) -> None:
     ring = filled_ring(slots, envs, 0, n_step=2)
     rng = np.random.default_rng(slots * envs)
     for _ in range(2 * slots + 3):
-        write(ring, envs)
-        index = rng.integers(0, slots * envs, 17)
-        index = np.unique(index)
+        ring.write(plain_step(envs))
+        index = np.unique(rng.integers(0, slots * envs, 17))
         ring.update_priorities(torch.from_numpy(index), torch.from_numpy(rng.exponential(1.0, len(index))).float())
         priorities = ring._priorities
         assert priorities is not None
