@@ -37,7 +37,7 @@ def main() -> None:
         order = sorted(grid, key=lambda scale: -rates[scale])
         finalists = dict.fromkeys([choice, *order[:3]])
         rounds = [Probes(config, group) for _ in range(ROUNDS)]  # each remembers what it has measured
-        again = {scale: max(one.rate(scale)[0] for one in rounds) for scale in finalists}
+        again = {scale: max(probes.rate(scale)[0] for probes in rounds) for scale in finalists}
     best = max(again, key=lambda scale: again[scale])
     print(json.dumps({
         "choice": choice._asdict(), "rate": round(again[choice]), "best": best._asdict(),

@@ -79,8 +79,8 @@ def rendezvous() -> float:
     """Seconds from the last launcher's readiness until all four have met, as it logs them."""
     with tempfile.TemporaryDirectory() as folder, machines(Path(folder)) as start:
         four = [start(index, 4) for index in range(4)]
-        assert [one.ended() for one in four] == [0] * 4
-        return min(float(re.findall(r"met after ([0-9.]+) s", one.log)[0]) for one in four)
+        assert [launcher.ended() for launcher in four] == [0] * 4
+        return min(float(re.findall(r"met after ([0-9.]+) s", launcher.log)[0]) for launcher in four)
 
 
 def config(folder: Path, **changes: Any) -> Path:
@@ -122,10 +122,10 @@ def scaling(folder: Path, minibatch: int, layers: list[int]) -> tuple[float, flo
     training = {"layers": [-1, *layers, -1], "activations": activations, "minibatch_size": minibatch}
     file = config(folder, training=training)
     rate(trained(file, "epochs=1"))  # makes the training copy
-    one = rate(trained(file, cores={0}))
+    alone = rate(trained(file, cores={0}))
     two = rate(trained(file, "num_processes_per_node=2"))
     apart = [trained(file, f"model_output_path={folder}/apart{core}", cores={core}) for core in (0, 1)]
-    return two / one, sum(rate(process) for process in apart) / one
+    return two / alone, sum(rate(process) for process in apart) / alone
 
 
 def overhead(folder: Path) -> tuple[float, float]:

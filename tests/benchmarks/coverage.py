@@ -86,18 +86,18 @@ def hidden_regimes() -> Iterator[HiddenLogger]:
 
 def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed: int) -> tuple[float, float]:
     """Returns in which share of uniform logs a policy of one action is found to be better: by us, by Fisher's test."""
-    rng, found = np.random.default_rng([seed, episodes]), np.zeros(2)
+    rng, significant = np.random.default_rng([seed, episodes]), np.zeros(2)
     for _ in range(logs):
         match = rng.random(episodes) < 1 / actions
         event = rng.random(episodes) < np.where(match, rate * gain, rate)
         weight, reward = (torch.from_numpy(values.astype(float)) for values in (match * actions, event))
-        one = torch.ones_like(reward)
-        evaluated = Contributions(total=weight * reward, size=one, weight=weight, outcome=reward)
-        logged = Contributions(total=reward, size=one, weight=one, outcome=reward)
+        ones = torch.ones_like(reward)
+        evaluated = Contributions(total=weight * reward, size=ones, weight=weight, outcome=reward)
+        logged = Contributions(total=reward, size=ones, weight=ones, outcome=reward)
         ((low, _),) = intervals([(evaluated, logged)], 0.95)
         table = [[(event & rows).sum(), (~event & rows).sum()] for rows in (match, ~match)]
-        found += low > 0, fisher_exact(table, alternative="greater").pvalue < 0.025
-    share, fisher = found / logs
+        significant += low > 0, fisher_exact(table, alternative="greater").pvalue < 0.025
+    share, fisher = significant / logs
     return float(share), float(fisher)
 
 
@@ -111,8 +111,8 @@ def show_power(logs: int, seed: int) -> None:
         (2, 0.2, 1.3, (600, 1_000, 1_500)),
     ):
         for episodes in sizes:
-            found, fisher = power(episodes, actions, rate, gain, logs, seed)
-            print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {found:.3f} | {fisher:.3f} |", flush=True)
+            share, fisher = power(episodes, actions, rate, gain, logs, seed)
+            print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {share:.3f} | {fisher:.3f} |", flush=True)
 
 
 def described(regime: AnyRegime) -> str:

@@ -87,7 +87,7 @@ def measured(page: EvaluationPage, repeats: int) -> dict[str, object]:
     everything(make_page(1000, 3, len(page.names)))
     direct_pass(page)
     times = [[seconds(work, page) for work in (direct_pass, everything, dot_pass)] for _ in range(repeats)]
-    direct, whole, dot = ([row[place][0] for row in times] for place in range(3))
+    direct, whole, dot = ([row[index][0] for row in times] for index in range(3))
     return {
         "rows": len(page),
         "episodes": int(page.rank[-1]) + 1,
@@ -102,9 +102,9 @@ def measured(page: EvaluationPage, repeats: int) -> dict[str, object]:
 
 def resident(field: str) -> int:
     """Returns VmRSS or VmHWM in bytes."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def peak(page: EvaluationPage) -> dict[str, object]:
@@ -125,8 +125,8 @@ def peak(page: EvaluationPage) -> dict[str, object]:
 def peak_of(rows: int, longest: int, outcomes: int, threads: int) -> dict[str, object]:
     shape = f"{rows},{longest},{outcomes}"
     command = [sys.executable, "-m", "tests.benchmarks.estimators", "--peak_of", shape, "--threads", str(threads)]
-    found: dict[str, object] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+    result: dict[str, object] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return result
 
 
 def main() -> None:

@@ -103,9 +103,9 @@ def main() -> None:
     learned = rates["learner"]
     show({
         "rows_per_second": medians(rates, 0),
-        "ratio_to": {name: round(ratio(learned, one), 2) for name, one in rates.items() if name != "learner"},
+        "ratio_to": {name: round(ratio(learned, figures), 2) for name, figures in rates.items() if name != "learner"},
         "ratio_to_reagent_2019_read_elsewhere": round(statistics.median(learned) / REAGENT_2019, 1),
-        "rounds": {name: list(map(round, one)) for name, one in rates.items()},
+        "rounds": {name: list(map(round, figures)) for name, figures in rates.items()},
     })  # fmt: skip
 
 

@@ -30,12 +30,12 @@ def write(file: Path, rows: int) -> None:
     for start in range(0, rows, 100_000):
         count = min(100_000, rows - start)
         states = rng.normal(size=(count + 1, FEATURES)).astype(np.float32)
-        place = np.arange(start, start + count)
-        over = place % 100 == 99
+        number = np.arange(start, start + count)
+        over = number % 100 == 99
         table = pa.table(
             {
-                "mdp_id": pa.array((place // 100).astype(str)),
-                "sequence_number": place % 100,
+                "mdp_id": pa.array((number // 100).astype(str)),
+                "sequence_number": number % 100,
                 "state_features": pa.StructArray.from_arrays(list(map(pa.array, states[:-1].T)), fields),
                 "next_state_features": pa.StructArray.from_arrays(list(map(pa.array, states[1:].T)), fields),
                 "action": rng.integers(0, 2, count),

@@ -33,17 +33,17 @@ def columns(rows: int, rng: np.random.Generator) -> list[pa.Array]:
     made += [rng.standard_t(1.5, rows), rng.gamma(2, 3, rows), rng.uniform(-1, 1, rows), rng.exponential(2, rows)]
     made.append(rng.integers(0, 5000, rows))
     absent = [rng.random(rows) < 0.1 if i % 4 == 3 else None for i in range(FEATURES)]
-    return [pa.array(one.astype(np.float32), mask=mask) for one, mask in zip(made, absent, strict=True)]
+    return [pa.array(feature.astype(np.float32), mask=mask) for feature, mask in zip(made, absent, strict=True)]
 
 
 def write_logs(folder: Path, rows: int) -> dict[str, Path]:
     """Writes the same events with states as structs and as maps."""
     rng, number = np.random.default_rng(5), np.arange(rows)
     features = columns(rows, rng)
-    valid = np.stack([np.asarray(one.is_valid()) for one in features], axis=1)
+    valid = np.stack([np.asarray(feature.is_valid()) for feature in features], axis=1)
     offsets = np.concatenate(([0], np.cumsum(valid.sum(axis=1)))).astype(np.int32)
     keys = np.broadcast_to(np.arange(FEATURES, dtype=np.int32), valid.shape)[valid]
-    values = np.stack([one.fill_null(0).to_numpy() for one in features], axis=1)[valid]
+    values = np.stack([feature.fill_null(0).to_numpy() for feature in features], axis=1)[valid]
     states = {
         "struct": pa.StructArray.from_arrays(features, [str(i) for i in range(FEATURES)]),
         "map": pa.MapArray.from_arrays(pa.array(offsets), pa.array(keys), pa.array(values)),

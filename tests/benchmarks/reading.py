@@ -49,7 +49,7 @@ def main() -> None:
         }
         times = in_turns({what: partial(seconds_of, way) for what, way in ways.items()}, options.repeats)
         megabytes = round(file.stat().st_size / 1e6, 1)
-    to_ours = {what: round(ratio(one, times["ours"]), 2) for what, one in times.items()}
+    to_ours = {what: round(ratio(seconds, times["ours"]), 2) for what, seconds in times.items()}
     show({"megabytes": megabytes, "seconds": medians(times, 3), "to_ours": to_ours})
 
 

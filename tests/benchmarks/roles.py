@@ -39,7 +39,7 @@ CARTPOLE = {
 def main() -> None:
     """Measures and prints one line of JSON for each stage, and the ratio of medians."""
     options = options_of(__doc__, seconds=20.0, repeats=3)
-    found: dict[str, list[dict[str, float]]] = {"apart": [], "together": []}
+    figures: dict[str, list[dict[str, float]]] = {"apart": [], "together": []}
     with tempfile.TemporaryDirectory() as folder:
         roles = Roles(Path(folder))
         try:
@@ -48,14 +48,14 @@ def main() -> None:
                 time.sleep(0.5)
             filler.kill()
             for _ in range(options.repeats):
-                for name in found:
-                    found[name].append(measured(roles, name, options.seconds))
-                    print(json.dumps({"roles": name, **found[name][-1]}), flush=True)
+                for name in figures:
+                    figures[name].append(measured(roles, name, options.seconds))
+                    print(json.dumps({"roles": name, **figures[name][-1]}), flush=True)
         finally:
             roles.stop()
-    for unit in found["apart"][0]:
-        ratio = median([one[unit] for one in found["together"]]) / median([one[unit] for one in found["apart"]])
-        print(json.dumps({unit: round(ratio, 3)}))
+    for unit in figures["apart"][0]:
+        apart, together = (median([rates[unit] for rates in rounds]) for rounds in figures.values())
+        print(json.dumps({unit: round(together / apart, 3)}))
 
 
 def start(roles: Roles, mode: str, dataset: str, out: str = "") -> Interpreter:
@@ -88,7 +88,7 @@ def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
 
 def now(roles: Roles, started: list[Interpreter], written: str, out: str) -> dict[str, float]:
     """What is done so far, and the seconds and processor seconds that it took."""
-    learner, *collectors = (sum(psutil.Process(one.pid).cpu_times()[:2]) for one in started)
+    learner, *collectors = (sum(psutil.Process(process.pid).cpu_times()[:2]) for process in started)
     return {"env_steps": env_steps(roles, written), "updates": updates(roles, out), "seconds": time.monotonic(),
             "learner": learner, "collectors": sum(collectors)}  # fmt: skip
 

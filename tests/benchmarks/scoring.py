@@ -23,13 +23,13 @@ from reagent_lite.tasks.score import score
 from tests.benchmarks.serving import a_model
 from tests.benchmarks.turns import in_turns, options_of, seconds_of
 
-COLUMNS = [str(one) for one in range(4)]
+COLUMNS = [str(feature) for feature in range(4)]
 
 
 def plain(model: Path, rows: Path, target: Path) -> None:
     """What somebody writes who has a matrix and needs no checks."""
     session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [tensor.name for tensor in session.get_inputs()]
     schema = pa.schema({"action": pa.int64(), "score": pa.float32()})
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for batch in pq.ParquetFile(rows).iter_batches(65_536, columns=COLUMNS):
@@ -58,13 +58,13 @@ def main() -> None:
             "score, columns": lambda: score(check(ScoreConfig, of_columns)),
             "score, maps": lambda: score(check(ScoreConfig, {**tree, "data_path": f"{name}/maps.parquet"})),
         }
-        rates = {one: lambda way=way: options.rows / seconds_of(way) for one, way in ways.items()}
-        found = in_turns(rates, options.repeats)
+        rates = {what: lambda way=way: options.rows / seconds_of(way) for what, way in ways.items()}
+        measured = in_turns(rates, options.repeats)
     print(f"load {os.getloadavg()[0]:.0f}")
-    for one, rates in found.items():
-        ratios = sorted(mine / other for mine, other in zip(rates, found["onnxruntime"], strict=True))
+    for what, rates in measured.items():
+        ratios = sorted(mine / other for mine, other in zip(rates, measured["onnxruntime"], strict=True))
         spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"{one}: {statistics.median(rates):,.0f} rows/s, {spread} of onnxruntime")
+        print(f"{what}: {statistics.median(rates):,.0f} rows/s, {spread} of onnxruntime")
 
 
 if __name__ == "__main__":

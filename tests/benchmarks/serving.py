@@ -59,18 +59,18 @@ def load(port: int, body: bytes, clients: int, seconds: float) -> list[float]:
     """Returns how long each request took, in seconds."""
 
     async def all_clients() -> list[float]:
-        found: list[float] = []
+        took: list[float] = []
         until = time.perf_counter() + seconds
-        await asyncio.gather(*(client(port, body, until, found) for _ in range(clients)))
-        return found
+        await asyncio.gather(*(client(port, body, until, took) for _ in range(clients)))
+        return took
 
     return asyncio.run(all_clients())
 
 
 def processor_seconds(process: psutil.Process) -> float:
     """Returns what a server and its workers have used so far."""
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    times = [server.cpu_times() for server in (process, *process.children(recursive=True))]
+    return sum(spent.user + spent.system for spent in times)
 
 
 @contextmanager
@@ -108,11 +108,11 @@ def measured(
             took[number] += load(sides[number][0], body, clients, seconds)
     return [
         (
-            len(one) / (TURNS * seconds),
-            1e3 * sorted(one)[int(len(one) * 0.99)],
-            1e6 * (processor_seconds(process) - before) / len(one),
+            len(durations) / (TURNS * seconds),
+            1e3 * sorted(durations)[int(len(durations) * 0.99)],
+            1e6 * (processor_seconds(process) - before) / len(durations),
         )
-        for one, before, (_, process) in zip(took, used, sides, strict=True)
+        for durations, before, (_, process) in zip(took, used, sides, strict=True)
     ]
 
 
@@ -133,8 +133,8 @@ def a_model(folder: Path) -> Path:
 def main() -> None:
     """Measures and prints."""
     options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="")
-    rows = [{"state_features": {str(one): 0.1 * one for one in range(4)}, "mdp_id": "7", "sequence_number": 3}]
-    body = json.dumps({"rows": rows}).encode()
+    features = {str(number): 0.1 * number for number in range(4)}
+    body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7", "sequence_number": 3}]}).encode()
     with tempfile.TemporaryDirectory() as name:
         model = options.model or a_model(Path(name) / "trained")
         log = ["--log", f"{name}/log", "--port", "8731"]
@@ -147,7 +147,7 @@ def main() -> None:
             repeats = [measured(sides, body, options.clients, options.seconds) for _ in range(options.repeats)]
     print(f"load {os.getloadavg()[0]:.0f}; medians, and ratios with their range")
     for number, what in enumerate(("requests/s", "ms, 99th percentile", "us of processor time a request")):
-        route_of, decide_of = ([one[side][number] for one in repeats] for side in (0, 1))
+        route_of, decide_of = ([repeat[side][number] for repeat in repeats] for side in (0, 1))
         ratios = sorted(mine / other for mine, other in zip(decide_of, route_of, strict=True))
         print(f"empty route {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {what}: "
               f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip

@@ -36,12 +36,12 @@ FILES = 16
 
 def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
     """Writes the log in both forms and returns their places."""
-    one, timeline = folder / "one", folder / "timeline"
-    one.mkdir()
+    single, timeline = folder / "one", folder / "timeline"
+    single.mkdir()
     timeline.mkdir()
-    tree = {"env": "cartpole_v0", "output_path": str(one / "log.parquet"), "format": "transitions", "rows": rows}
+    tree = {"env": "cartpole_v0", "output_path": str(single / "log.parquet"), "format": "transitions", "rows": rows}
     simulate(check(SimulateConfig, {**tree, "use_gpu": False, "num_envs": 1024}))
-    log = pq.ParquetFile(one / "log.parquet")
+    log = pq.ParquetFile(single / "log.parquet")
     bounds = np.linspace(0, log.num_row_groups, FILES + 1).astype(int)
     entries = {}
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -54,7 +54,7 @@ def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
         kind="timeline", rows=log.metadata.num_rows, columns={}, settings={}, inputs=(), report={}, files=entries
     )
     manifest.write(timeline)
-    return {"timeline": timeline, "one_file": one}
+    return {"timeline": timeline, "one_file": single}
 
 
 def copying(source: Path, target: Path) -> None:
@@ -92,7 +92,7 @@ def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, 
     return {
         "megabytes": round(size / 1e6, 3),
         **medians(times, 3),
-        **{name: round(one, 3) for name, one in named.items()},
+        **{name: round(figure, 3) for name, figure in named.items()},
     }
 
 

@@ -115,11 +115,11 @@ def main() -> None:
         ways["envpool"] = lambda: printed_number(python, ENVPOOL)
     rates = in_turns(ways, ROUNDS)
     pairs = (("observed", "gymnasium"), ("dynamics", "copy"), ("small_observed", "envpool"))
-    million = {name: [one / 1e6 for one in rates_of] for name, rates_of in rates.items()}
+    million = {name: [rate_of / 1e6 for rate_of in rates_of] for name, rates_of in rates.items()}
     show({
         "threads": torch.get_num_threads(),
         "million_steps_per_second": medians(million, 2),
-        **{f"{one}_to_{other}": round(ratio(rates[one], rates[other]), 3) for one, other in pairs if other in rates},
+        **{f"{name}_to_{other}": round(ratio(rates[name], rates[other]), 3) for name, other in pairs if other in rates},
         "tag": [tag(*case) for case in TAG],
     })  # fmt: skip
 

@@ -124,9 +124,9 @@ def main() -> None:
         result: dict[str, Any] = {}
         if options.memory_rows:  # first: a process counts as its own peak what its parent had resident when it began
             larger = events(folder, options.memory_rows, ".parquet")
-            taken, peak = run(timeline(folder, larger, memory_limit_mb=options.memory_limit_mb), folder)
+            seconds, peak = run(timeline(folder, larger, memory_limit_mb=options.memory_limit_mb), folder)
             result |= {"memory_rows": options.memory_rows, "memory_limit_mb": options.memory_limit_mb,
-                       "peak_megabytes": round(peak), "memory_run_seconds": round(taken, 2)}  # fmt: skip
+                       "peak_megabytes": round(peak), "memory_run_seconds": round(seconds, 2)}  # fmt: skip
         file, job = events(folder, options.rows, options.suffix), folder / "spark_job.py"
         job.write_text(SPARK_JOB)
         ours, spark = [], []
@@ -139,7 +139,7 @@ def main() -> None:
             "events": options.suffix,
             "seconds": round(statistics.median(ours), 2),
             "seconds_of_spark": round(statistics.median(spark), 2),
-            "times_as_long_as_ours": [round(theirs / own, 2) for own, theirs in zip(ours, spark, strict=True)],
+            "times_as_long_as_ours": [round(theirs / mine, 2) for mine, theirs in zip(ours, spark, strict=True)],
         }
     show(result)
 

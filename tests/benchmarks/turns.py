@@ -29,17 +29,17 @@ def seconds_of(work: Callable[[], object]) -> float:
 def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
     """Returns the figures of each way, which are measured one after another in each repeat."""
     rounds = [{name: way() for name, way in ways.items()} for _ in range(repeats)]
-    return {name: [one[name] for one in rounds] for name in ways}
+    return {name: [figures[name] for figures in rounds] for name in ways}
 
 
 def ratio(figures: Sequence[float], others: Sequence[float]) -> float:
     """Returns the median ratio of figures to those of the same repeats."""
-    return statistics.median(one / other for one, other in zip(figures, others, strict=True))
+    return statistics.median(figure / other for figure, other in zip(figures, others, strict=True))
 
 
-def medians(found: Mapping[str, Sequence[float]], digits: int) -> dict[str, float]:
+def medians(figures_of: Mapping[str, Sequence[float]], digits: int) -> dict[str, float]:
     """Returns the median of each way's figures."""
-    return {name: round(statistics.median(figures), digits) for name, figures in found.items()}
+    return {name: round(statistics.median(figures), digits) for name, figures in figures_of.items()}
 
 
 def show(result: object) -> None:

@@ -28,6 +28,7 @@ def _ended(slurm: Slurm) -> Iterator[None]:
     slurm.output("scancel", "--user=root")
 
 
+@pytest.mark.slow  # distributed/test_nodes.py has Slurm's variables
 def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, job: Make, lines: list[str]) -> None:
     work = job(num_nodes=1)  # the default: Slurm's variables count
     step = slurm.start("srun", "--nodes=2", "--ntasks-per-node=1", *command(work), env=ENVIRONMENT)

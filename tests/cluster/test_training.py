@@ -20,10 +20,14 @@ SLOW = pytest.mark.slow
 Make = Callable[..., Job]
 
 
-def test_the_seven_steps(two_hosts: Hosts, job: Make, lines: list[str], tmp_path: Path) -> None:
+STEPS = {"checkpoint": {"every_steps": 5}, "rendezvous": {"lost_after_seconds": 4.0, "heartbeat_seconds": 0.5}}
+
+
+def test_the_seven_steps_and_a_killed_worker(two_hosts: Hosts, job: Make, lines: list[str], tmp_path: Path) -> None:
     """Shared folder, private disks, an empty file, parts at one path, the config, the command, node 0's model.
 
-    With all rows in each minibatch the order of rows does not matter: one process learns the same from the union.
+    With all rows in each minibatch the order of rows does not matter: one process learns the same from the union. Where
+    a worker is killed, the model is the same bit for bit.
     """
     (two_hosts[0].seen_from_here(two_hosts.share) / "run.rdzv").write_bytes(b"")
     whole = {"data": {"global_minibatch_size": len(lines)}, "epochs": 10}
@@ -37,7 +41,9 @@ def test_the_seven_steps(two_hosts: Hosts, job: Make, lines: list[str], tmp_path
     bundle = load_bundle(str(work.out(0) / "model"))
     assert bundle.action_names == ("0", "1")
     assert list(two_hosts[0].seen_from_here(two_hosts.share).iterdir()) == []
-    same(learned(work.out()), alone(tmp_path / "alone", lines, **whole), 1e-5)
+    expected = learned(work.out())
+    same(expected, alone(tmp_path / "alone", lines, **whole), 1e-5)
+    survived(job(**STEPS, **whole), "kill", 8, expected)
 
 
 @SLOW
@@ -52,9 +58,6 @@ def test_torchrun_where_names_lead_nowhere(need_hosts: None, lines: list[str], n
         assert (work.out() / "model").exists()
 
 
-STEPS = {"checkpoint": {"every_steps": 5}, "rendezvous": {"lost_after_seconds": 4.0, "heartbeat_seconds": 0.5}}
-
-
 def undisturbed(job: Make, **changes: Any) -> dict[str, torch.Tensor]:
     work = job(**STEPS, **changes)
     work.start_all()
@@ -62,16 +65,20 @@ def undisturbed(job: Make, **changes: Any) -> dict[str, torch.Tensor]:
     return learned(work.out())
 
 
-@pytest.mark.parametrize("kind", ["kill", pytest.param("exception", marks=SLOW), pytest.param("stop", marks=SLOW)])
-def test_a_fault_on_purpose_is_survived_bit_for_bit(job: Make, kind: str) -> None:
-    expected = undisturbed(job, epochs=3)
-    work = job(**STEPS, epochs=3)
-    started = work.start_all(env={"REAGENT_LITE_FAULT": f"fail:rank=1,step=23,kind={kind}"})
+def survived(work: Job, kind: str, step: int, expected: dict[str, torch.Tensor]) -> None:
+    """Runs a job with a fault before a step, and asserts that it goes on and learns the same, bit for bit."""
+    started = work.start_all(env={"REAGENT_LITE_FAULT": f"fail:rank=1,step={step},kind={kind}"})
     work.done()
     for launcher in started:
         assert "restart 1 of at most 3" in launcher.stderr
-    assert "resuming from checkpoints/step_000020" in started[0].stderr
+    assert f"resuming from checkpoints/step_{step // 5 * 5:06d}" in started[0].stderr
     same(learned(work.out()), expected, 0)
+
+
+@SLOW
+@pytest.mark.parametrize("kind", ["exception", "stop"])
+def test_a_fault_on_purpose_is_survived_bit_for_bit(job: Make, kind: str) -> None:
+    survived(job(**STEPS, epochs=3), kind, 23, undisturbed(job, epochs=3))
 
 
 def strike(work: Job, rng: random.Random) -> str:

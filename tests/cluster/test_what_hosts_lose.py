@@ -69,13 +69,13 @@ def run(two_hosts: Hosts) -> Iterator[Run]:
         host.heal()
         for file in host.seen_from_here(host.data).iterdir():
             file.unlink() if file.is_file() else None
-    here = Run(two_hosts)
-    yield here
+    started = Run(two_hosts)
+    yield started
     for host in two_hosts:
         host.signal_all(signal.SIGCONT)
         host.heal()
     two_hosts.share_heal()
-    for machine in here.started:
+    for machine in started.started:
         machine.end()
 
 

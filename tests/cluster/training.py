@@ -144,6 +144,6 @@ def alone(folder: Path, lines: Sequence[str], **changes: Any) -> dict[str, Tenso
     return learned(folder / "out")
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+def same(first: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
     """Asserts that two runs learned the same, bit for bit where the tolerance is 0."""
-    assert_close(one, other, rtol=tolerance, atol=tolerance)
+    assert_close(first, other, rtol=tolerance, atol=tolerance)

@@ -1,6 +1,7 @@
-"""simulation.auto_scale: both searches on a simulated device, real probes on the CPU, and what does not run."""
+"""simulation.auto_scale: searches on a simulated device, real probes on the CPU, and what does not run."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from reagent_lite.errors import ConfigError
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.scaling import auto_scale
 from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, auto_scaled, find_scale, largest
+from reagent_lite.run.scaling.search import search, smallest
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 
@@ -278,3 +280,40 @@ def test_a_scaled_run_learns_as_well(tmp_path: Path) -> None:
         returns.append(trained(run).scores["simulation/return/mean"])
     assert returns[0] > 450
     assert returns[1] > 0.9 * returns[0]
+
+
+def device(start: float, memory: int = 2**40) -> Callable[[int], float]:
+    """Returns rates of n environments: a round takes start + n microseconds; more than `memory` do not fit."""
+    return lambda size: 0.0 if size > memory else 1e6 * size / (start + size)
+
+
+@pytest.mark.parametrize("start", [0, 10, 1000, 37_000, 10**6])
+@pytest.mark.parametrize("memory", [64, 100, 5000, 123_456, 2**30])
+def test_the_choice_is_within_5_percent_of_the_best_that_fits(start: float, memory: int) -> None:
+    best = smallest(search(device(start, memory), 64, 2**22))
+    assert best is not None
+    # bisection leaves an eighth of the size open, which is less of the rate
+    most = 2**22 if memory >= 2**22 else memory * 8 // 9
+    assert device(start)(best) > 0.95 * device(start)(most)
+
+
+def test_bisection_ends_where_it_gains_nothing() -> None:
+    assert list(search(device(40, memory=1500), 1000, 2**20)) == [1000, 2000, 1500]
+
+
+def test_a_limit_is_tried_and_not_passed() -> None:
+    assert list(search(device(1e6), 64, 300)) == [64, 128, 256, 300]
+    assert list(search(device(1e6), 64, 64)) == [64]
+
+
+def test_a_dip_does_not_end_the_doubling() -> None:
+    rates = {1: 10.0, 2: 9.0, 4: 20.0, 8: 20.1, 16: 20.2}
+    measured = search(rates.__getitem__, 1, 16)
+    assert list(measured) == [1, 2, 4, 8, 16]
+    assert smallest(measured) == 4
+
+
+def test_nothing_fits() -> None:
+    rates = search(device(1, memory=10), 64, 2**20)
+    assert list(rates) == [64]
+    assert smallest(rates) is None

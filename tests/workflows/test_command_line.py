@@ -102,16 +102,6 @@ def test_a_dry_run_finds_a_wrong_meeting_place(tmp_path: Path, capsys: pytest.Ca
     assert "got 'share/x'" in capsys.readouterr().err
 
 
-def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("--set", "rl.gamma=0.5", "--set", "num_processes_per_node=2")
-    assert started(["--config", config_file(tmp_path), "--dry_run", *settings]) == 0
-    captured = capsys.readouterr()
-    printed = json.loads(captured.out)
-    assert printed["rl"]["gamma"] == 0.5
-    assert "2 cpu processes; " in captured.err
-    assert list(tmp_path.iterdir()) == [tmp_path / "c.json"]
-
-
 @pytest.mark.parametrize("model", [DqnConfig, ParametricDqnConfig])
 def test_the_schema_explains_every_key(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("workflows.x", model, "x.json", ["--print_schema"]) == 0

@@ -125,7 +125,7 @@ def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_pa
     row = {"state_features": {}, "reward": 1.0}
     for name, action in (("a", "left"), ("b", 1), ("c/c", ""), ("d/d", "{x")):
         write_lines(tmp_path / "logs" / f"{name}.jsonl", [row | {"action": action}])
-    with pytest.raises(DataError, match=r"b\.jsonl:1: expected string in action, .* got int64"):
+    with pytest.raises(DataError, match=r"b\.jsonl:1: .* in action, .* got int64"):
         run_here(tmp_path / "logs", tmp_path / "log.parquet")
     with pytest.raises(DataError, match=r"a\.jsonl:1: .* in action, got \[1\]"):
         run_here(write_lines(tmp_path / "lists/a.jsonl", [row | {"action": [1]}]), tmp_path / "log.parquet")
@@ -158,24 +158,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
         with pytest.raises(DataError, match="No space left"):
             run_here(log, disk / f"log{suffix}")
         assert list(disk.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("tree", "where"),
-    [
-        ({"input_path": ""}, "input_path"),
-        ({"output_path": "x.tsv"}, "output_path"),
-        ({"output_path": "a/.csv"}, "output_path"),
-        ({"output_path": "s3://bucket/x.csv"}, "output_path"),
-        ({"output_path": "x.minari"}, "output_path"),
-        ({"actions": ["a"]}, "actions"),
-        ({"inputpath": "x"}, "inputpath"),
-    ],
-)
-def test_the_config_is_checked(tree: Row, where: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(ConvertConfig, {"input_path": "a.jsonl", "output_path": "b.csv"} | tree)
-    assert [problem.where for problem in caught.value.problems] == [where]
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
     The step that makes the user is not run; it changes the machine.
     """
     steps = re.findall(r"^([A-Z]+) (.+)$", (DEPLOY / "Dockerfile").read_text().replace("\\\n", " "), re.MULTILINE)
-    image, here = tmp_path / "image", Path("/")
+    image, folder_of_step = tmp_path / "image", Path("/")
     packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (packages / "here.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read
@@ -176,7 +176,7 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
                    "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # fmt: skip
 
     def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-        folder = image / here.relative_to("/")
+        folder = image / folder_of_step.relative_to("/")
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done
@@ -187,12 +187,12 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
             name, _, default = text.partition("=")
             environment[name] = default.strip('"')
         elif step == "WORKDIR":
-            here = Path(text)
-            (image / here.relative_to("/")).mkdir(parents=True, exist_ok=True)
+            folder_of_step = Path(text)
+            (image / folder_of_step.relative_to("/")).mkdir(parents=True, exist_ok=True)
         elif step == "COPY":
             *sources, target = text.split()
             for source in sources:
-                end = image / (here / target).relative_to("/")
+                end = image / (folder_of_step / target).relative_to("/")
                 if (ROOT / source).is_dir():
                     shutil.copytree(ROOT / source, end, ignore=shutil.ignore_patterns("__pycache__"))
                 else:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
-from oracles import cartpole, gridworld
+from oracles import gridworld
 from oracles.disks import small_disk
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
 from oracles.runs import ALONE, Runner, checked, merged, quick, trained
@@ -23,35 +22,12 @@ from reagent_lite.run.logged import prepare
 from reagent_lite.run.train import Callback, train
 from reagent_lite.types import SourceSpec
 
-# TorchScript is what users of 2019 load; torch calls it deprecated
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
 
 
 def weights(folder: str | None) -> dict[str, torch.Tensor]:
     assert folder is not None
     return load_file(Path(folder) / "weights.safetensors")
-
-
-def agree(model: str, count: int) -> None:
-    """ONNX and TorchScript give the same q on raw rows with missing features."""
-    folder = Path(model)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    rng = np.random.default_rng(count)
-    columns, actions = len(manifest["state_feature_ids"]), len(manifest["action_names"])
-    values = rng.normal(size=(count, columns)).astype(np.float32)
-    presence = rng.random((count, columns)) < 0.7
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
-    feeds = {"values": values, "presence": presence, "action_mask": np.ones((count, actions), bool)}
-    q = session.run(["q"], feeds)[0]
-    names, scripted = torch.jit.load(folder / "model.torchscript")(
-        (torch.from_numpy(values), torch.from_numpy(presence))
-    )
-    assert names == manifest["action_names"]
-    scale = max(np.abs(q).max(), 1.0)
-    assert np.abs(q - scripted.numpy()).max() <= 1e-5 * scale
-    raw = np.where(presence, values, np.nan).astype(np.float32)
-    assert np.array_equal(load_bundle(folder).predict(raw).q, q)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the 2019 file is not beside this checkout; generated logs test the same")
@@ -64,9 +40,7 @@ def test_the_2019_config_runs_unchanged(run: Runner, tmp_path: Path, processes: 
     assert done.code == 0, done.err
     steps_per_epoch = -(-3470 // (512 * processes))
     assert (done.outcome["steps"], done.outcome["rows"]) == (3 * steps_per_epoch, 3 * 3470)
-    model = tmp_path / done.outcome["model"]
-    agree(str(model), 1)
-    agree(str(model), 1000)
+    assert load_bundle(tmp_path / done.outcome["model"]).check_golden() < 1e-5
     assert "3,470 rows, 29 episodes, 29 terminal rows" in done.err
 
 
@@ -95,8 +69,6 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
     assert {"reward_loss/mean", "reward/model/a/mean", "CPE/Reward/Direct_Method_Reward", "CPE/Reward/MAGIC"} <= lines[
         2
     ].keys()
-    agree(done.outcome["model"], 1)
-    agree(done.outcome["model"], 1000)
     # the same again: the training copy and the model folder are used and replaced
     assert trained(small).scores == done.outcome["scores"]
 
@@ -176,29 +148,26 @@ def test_two_processes_equal_one(run: Runner, small: dict[str, Any], algorithm: 
     torch.testing.assert_close(weights(two.outcome["model"]), alone, rtol=0, atol=1e-6)
 
 
-COMBINATIONS: list[dict[str, Any]] = [
-    {"rainbow": {"dueling_architecture": False}},
-    {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}},
-    {"rainbow": {"quantile": True, "num_atoms": 11}},
-    {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}},
-    {
-        "rl": {"maxq_learning": False, "q_network_loss": "huber"},
-        "training": {"dropout_ratio": 0.1, "use_batch_norm": True},
-    },
-    {"rl": {"multi_steps": 3, "gamma": 0.9}, "training": {"minibatches_per_step": 3, "clip_grad_norm": 1.0}},
-    {"rl": {"use_seq_num_diff_as_time_diff": True}, "training": {"optimizer": "SGD", "lr_policy": "exponential"}},
-    {"algorithm": "crr", "rl": {"multi_steps": 2, "q_network_loss": "huber"}, "training": {"use_batch_norm": True}},
-    {
-        "algorithm": "iql",
-        "iql": {"expectile": 0.9},
-        "rl": {"value_bounds": "rewards"},
-        "training": {"dropout_ratio": 0.1},
-    },
-]
+COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("dqn", {"rainbow": {"dueling_architecture": False}}),
+    ("dqn", {"rainbow": {"quantile": True, "num_atoms": 11}}),
+    ("dqn", {"rl": {"maxq_learning": False, "q_network_loss": "huber"},
+             "training": {"dropout_ratio": 0.1, "use_batch_norm": True}}),
+    ("dqn", {"rl": {"use_seq_num_diff_as_time_diff": True},
+             "training": {"optimizer": "SGD", "lr_policy": "exponential"}}),
+    ("parametric_dqn", {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}),
+    ("parametric_dqn", {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}),
+    ("parametric_dqn", {"rl": {"multi_steps": 3, "gamma": 0.9},
+                        "training": {"minibatches_per_step": 3, "clip_grad_norm": 1.0}}),
+    ("parametric_dqn", {"algorithm": "crr", "rl": {"multi_steps": 2, "q_network_loss": "huber"},
+                        "training": {"use_batch_norm": True}}),
+    ("parametric_dqn", {"algorithm": "iql", "iql": {"expectile": 0.9}, "rl": {"value_bounds": "rewards"},
+                        "training": {"dropout_ratio": 0.1}}),
+]  # fmt: skip
+"""Other pairs of workflow and option are in test_resume.py, test_captured_updates.py and export/test_formats.py."""
 
 
-@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+@pytest.mark.parametrize(("workflow", "combination"), COMBINATIONS)
 def test_combinations(small: dict[str, Any], tmp_path: Path, workflow: str, combination: dict[str, Any]) -> None:
     if workflow == "parametric_dqn":
         del small["actions"]
@@ -235,35 +204,6 @@ def test_weight_decay_is_of_the_head(categorical: bool, decay: float) -> None:
     learner = build_learner(config, spec, torch.device("cpu"))
     optimizer = build_optimization(config, learner, captured=False).optimizer
     assert [group["weight_decay"] for group in optimizer.param_groups] == [decay]
-
-
-def test_candidate_lists_of_one_to_seven(small: dict[str, Any], tmp_path: Path) -> None:
-    del small["actions"]
-    rows = candidate_rows(300)
-    unknown = [{**row, "possible_actions": []} if number % 50 == 20 else row for number, row in enumerate(rows)]
-    small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", unknown))
-    bundle = load_bundle(trained(small).model)
-    assert {len(row["possible_actions"]) for row in rows} == set(range(1, 8))
-    states, lists = [row["state_features"] for row in rows[:7]], [row["possible_actions"] for row in rows[:7]]
-    together = bundle.predict_rows(states, lists)
-    for i in range(7):  # a row's values do not depend on the lists beside it
-        alone = bundle.predict_rows(states[i : i + 1], lists[i : i + 1])
-        assert np.allclose(alone.q[0], together.q[i, : len(lists[i])], atol=1e-6)
-        assert together.greedy[i] == int(np.argmax(alone.q[0]))
-
-
-def test_rows_that_all_list_the_same_candidates(small: dict[str, Any], tmp_path: Path) -> None:
-    """The training copy stores such a list once; normalization still counts it as often as rows list it."""
-    del small["actions"]
-    log = tmp_path / "cartpole.jsonl"
-    cartpole.write_log(log, 300, candidates=True)
-    outcome = trained(small | {"training_data_path": str(log)}, "parametric_dqn")
-    normalization = json.loads((tmp_path / "out" / "action_norm.json").read_text())
-    first, second = (json.loads(normalization[feature]) for feature in ("0", "1"))
-    assert (first["feature_type"], first["mean"]) == ("CONTINUOUS", 0.0)  # -1 and 1, equally often
-    assert second["feature_type"] == "BINARY"
-    bundle = load_bundle(outcome.model)
-    assert bundle.predict_rows([{"0": 0.1}] * 3, [cartpole.CANDIDATES] * 3).q.shape == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -321,22 +261,19 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(small: dict[str
     assert trained(small).rows == 2  # a row for several processes: test_shards.py
 
 
-@pytest.mark.parametrize(("rate", "gamma", "warned"), [(0.01, 0.9, True), (0.2, 0.9, False), (0.01, 0.0, False)])
+@pytest.mark.parametrize(
+    ("rate", "gamma", "single", "warned"),
+    [(0.01, 0.9, False, True), (0.2, 0.9, False, False), (0.01, 0.0, False, False), (0.01, 0.9, True, False)],
+)
 def test_a_target_network_that_hardly_moves_is_a_warning(
-    small: dict[str, Any], caplog: pytest.LogCaptureFixture, rate: float, gamma: float, warned: bool
+    small: dict[str, Any], caplog: pytest.LogCaptureFixture, rate: float, gamma: float, single: bool, warned: bool
 ) -> None:
+    """Unless every row is terminal, so that no target is made of it."""
+    ends = {"terminal": True, "next_state_features": {}, "next_action": ""} if single else {}
+    write_lines(Path(small["training_data_path"]), [row | ends for row in random_rows(200)])
     steps = trained(merged(small, {"rl": {"target_update_rate": rate, "gamma": gamma}})).steps
     assert steps == 14  # 200 rows in batches of 32, twice: 1 - 0.99^14 = 13.1 %, 1 - 0.8^14 = 96 %
     assert ("move the target network 13.1%" in caplog.text) == ("move the target network" in caplog.text) == warned
-
-
-def test_a_target_network_that_gives_no_target_is_no_warning(
-    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Every row is terminal: 14 steps at the default rate 0.001 move nothing that a target is made of."""
-    rows = [{**row, "terminal": True, "next_state_features": {}, "next_action": ""} for row in random_rows(200)]
-    trained(small | {"training_data_path": str(write_lines(tmp_path / "single.jsonl", rows))})
-    assert "move the target network" not in caplog.text
 
 
 def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

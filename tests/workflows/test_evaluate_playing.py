@@ -1,18 +1,104 @@
-"""Playing an exported model: a user's environment, the page, and every fault of models and configs."""
+"""Exported models that play: exact values, pages, faults, and returns beside the estimates of a log."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import linear_bundle
-from oracles.played import played
-from oracles.reports import Page
+from numpy.typing import NDArray
+from oracles import gridworld
+from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.logs import write_lines
+from oracles.played import around, gridworld_log, played, world
+from oracles.reports import UNDEFINED, Page, game
 from oracles.simulated import skip_without_gpu
 
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn
+from reagent_lite.tasks.evaluate import Evaluated
+
+Array = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "keys"),
+    [(0.5, {}), (0.0, {}), (0.2, {"policy": "greedy"}), (0.2, {"policy": "softmax", "temperature": 2.0})],
+)
+def test_exact_values_are_inside_the_intervals(
+    tmp_path: Path, worlds: Path, epsilon: float, keys: dict[str, Any]
+) -> None:
+    """Models whose softmax is epsilon-greedy around their largest value; at twice the temperature its square root."""
+    policy = gridworld.epsilon_greedy(0.0 if keys.get("policy") == "greedy" else epsilon)
+    if "temperature" in keys:
+        policy = np.sqrt(policy) / np.maximum(np.sqrt(policy).sum(1, keepdims=True), 1e-30)
+    truth = float(gridworld.policy_values(policy)[gridworld.START])
+    _, report = played(tmp_path, world(worlds, epsilon), "gridworld", 4000,
+                       evaluation={"confidence_level": 0.99}, **keys)  # fmt: skip
+    earned, random = report["model"]["simulated"], report["simulation"]["random"]
+    assert around(earned["discounted_return"], truth, 0.25)
+    assert around(random["discounted_return"], 0.332371, 0.1)
+    # 10 on entering the goal, which nothing but the limit of 1000 steps keeps anyone from
+    assert earned["return"]["value"] == pytest.approx(10 * (1 - earned["truncated_share"]))
+    assert report["simulation"]["time_limit"] == 1000
+    if epsilon == 0:
+        assert earned["mean_length"] < 8.5  # 8 steps, but for slips
+
+
+def test_a_limit_and_a_discount_by_hand(tmp_path: Path) -> None:
+    """No pole falls within 5 steps: 1 + .5 + .25 + .125 + .0625, always, at a constant that does not matter."""
+    model = linear_bundle(tmp_path / "model", np.zeros((2, 1)), ("left", "right"), (2,))
+    settings = {"time_limit": 5, "env_parameters": {"gravity": 9.5}}
+    outcome, report = played(tmp_path, model, "cartpole_v0", 50, gamma=0.5, simulation=settings)
+    assert report["model"]["simulated"] == {
+        "return": {"value": 5, "low": 5, "high": 5},
+        "discounted_return": {"value": 1.9375, "low": 1.9375, "high": 1.9375},
+        "mean_length": 5, "truncated_share": 1,
+    }  # fmt: skip
+    assert report["simulation"]["env_parameters"]["gravity"] == 9.5
+    assert (outcome.episodes, outcome.rows, outcome.difference) == (0, 0, None)
+    assert outcome.scores["simulation/return/mean"] == 5
+    assert outcome.scores["simulation/discounted_return/upper"] == 1.9375
+    assert {"log", "difference"}.isdisjoint(report)
+    assert {"cpe", "actions"}.isdisjoint(report["model"])
+
+
+def test_fixed_actions_are_candidates_too(tmp_path: Path) -> None:
+    """CartPole's actions as features (1, 0) and (0, 1): the same decisions as by name, the same luck and return."""
+    weight = np.array([[-8.0, -0.5], [8.0, 0.25]])
+    named = linear_bundle(tmp_path / "named", weight, ("left", "right"), (2, 0))
+    listed = bilinear_bundle(tmp_path / "listed", weight, (2, 0), (0, 1))
+    by_name, other = (played(tmp_path, model, "cartpole_v0", 300)[1]["model"]["simulated"] for model in (named, listed))
+    assert by_name["return"]["value"] > 22
+    assert other["return"]["value"] == pytest.approx(by_name["return"]["value"], rel=1e-3)
+
+
+def test_the_difference_of_two_models(tmp_path: Path, worlds: Path) -> None:
+    """4.003114 - 1.028097; that of near policies is far narrower than two intervals apart from each other."""
+    settings: dict[str, Any] = {"evaluation": {"confidence_level": 0.99}}
+    better, other, near = (world(worlds, epsilon) for epsilon in (0.2, 0.8, 0.22))
+    outcome, report = played(tmp_path, better, "gridworld", 4000, against=str(other), **settings)
+    assert around(report["simulation"]["difference"]["discounted_return"], 4.003114 - 1.028097, 0.25)
+    assert around(report["against"]["simulated"]["discounted_return"], 1.028097, 0.2)
+    assert outcome.difference is not None
+    assert set(outcome.difference) == {"simulation/return", "simulation/discounted_return"}
+    figure = report["simulation"]["difference"]["discounted_return"]
+    assert outcome.difference["simulation/discounted_return"] == [figure["value"], figure["low"], figure["high"]]
+    _, report = played(tmp_path, better, "gridworld", 4000, against=str(near), **settings)
+    exact = 4.003114 - float(gridworld.policy_values(gridworld.epsilon_greedy(0.22))[gridworld.START])
+    difference = report["simulation"]["difference"]["discounted_return"]
+    assert around(difference, exact, 0.1)
+    alone = report["model"]["simulated"]["discounted_return"]
+    assert difference["high"] - difference["low"] < 0.6 * 2**0.5 * (alone["high"] - alone["low"])
+
 
 LOUD = """
 #define NUM_ACTIONS 2
@@ -134,3 +220,89 @@ def test_log_and_page_of_two_models_without_a_log(tmp_path: Path, cart: Path, ca
     for name in ("The model, softmax of q at temperature 1", "The other model", "Random actions"):
         assert sum(row.startswith(name) for row in rows) == 1
     assert str(Interval(**report["simulation"]["difference"]["return"])) in text
+
+
+def both(folder: Path, rows: list[dict[str, Any]]) -> tuple[Evaluated, dict[str, Any]]:
+    """A policy of epsilon 0.5, worth 2.588442 at the start, on a log and in simulation."""
+    log = write_lines(folder / "grid.jsonl", rows)
+    evaluation = {"bootstrap_resamples": 200, "final_fit_passes": 2, "held_out_share": 0.6}
+    return played(folder, world(folder, 0.5), "gridworld", 2000, data_path=str(log), evaluation=evaluation)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """600 episodes of epsilon 0.8 by NumPy."""
+    return gridworld_log(gridworld.simulate(gridworld.epsilon_greedy(0.8), 600, np.random.default_rng(1)))
+
+
+def test_log_and_simulation_side_by_side(
+    tmp_path: Path, rows: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both aim at the exact value, and JSON, text and page say so."""
+    outcome, report = both(tmp_path, rows)
+    estimates = {
+        estimate["name"]: estimate["figure"]
+        for estimate in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]
+    }
+    simulated = report["model"]["simulated"]["discounted_return"]
+    weighted = ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
+                "Weighted_Per_Decision_Importance_Sampling")  # fmt: skip
+    for figure in (simulated, *(estimates[name] for name in weighted)):
+        assert figure["low"] <= 2.588442 <= figure["high"]
+    assert report["simulation"]["comparable"] is True
+    assert report["simulation"]["remarks"] == []
+    assert outcome.rows > 0
+    assert {"simulation/return/mean", "CPE/Reward/MAGIC"} <= set(outcome.scores)
+    shown = Interval(**simulated)
+    assert "The discounted return is the quantity" in caplog.text
+    assert re.search(rf"in simulation +{re.escape(str(shown))} ", caplog.text)
+    assert f"in simulation{shown}" in re.sub("<[^>]*>", "", Path(outcome.page).read_text())
+
+
+def test_a_cut_log_is_not_held_against_whole_episodes(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """Nobody is at the goal within 6 steps: a log cut there says 0, and the policy is worth 2.588442."""
+    outcome, report = both(tmp_path, [row for row in rows if row["sequence_number"] < 6])
+    assert outcome.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"] == 0
+    assert report["simulation"]["comparable"] is False
+    said = "100.0% of the scored episodes were cut, none after more than 6"
+    assert report["simulation"]["remarks"][0].startswith(said)
+    assert said in Path(outcome.page).read_text()
+
+
+def compared(cut: float = 0.0, **estimated: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A log of up to 100 steps an episode beside up to 150 played ones, which are cut at 200; gamma 0.99."""
+    played = game(UNDEFINED, UNDEFINED, UNDEFINED)
+    played = replace(played, policies={MODEL: replace(played.policies[MODEL], cut_share=cut),
+                                       RANDOM: replace(played.policies[RANDOM], cut_share=1.0)})  # fmt: skip
+    usual = {"gamma": 0.99, "by_time": False, "horizon": 1000, "longest": 100, "cut_share": 0.0}
+    estimated_return = EstimatedReturn(**{**usual, **estimated})
+    return tuple(estimated_return.obstacles(played)), tuple(estimated_return.remarks(played))
+
+
+CUT = "12.5% of the scored episodes were cut before their end"
+
+
+@pytest.mark.parametrize(
+    ("keys", "apart", "remarks"),
+    [
+        ({}, (), ()),
+        ({"by_time": True}, ("by time_diff",), ()),
+        # a step beyond the horizon counts 0.99^100 = 0.37, or 0.9^100 = 3e-5
+        ({"horizon": 100}, ("count 100 steps of an episode",), ()),
+        ({"horizon": 100, "gamma": 0.9}, (), ()),
+        ({"longest": 201}, ("up to 201 steps, simulated ones end at 200",), ()),
+        ({"longest": 201, "gamma": 0.9}, (), ()),
+        # 0.99^200 = 0.134
+        ({"cut": 0.25, "cut_share": 0.125, "longest": 150}, (), ("ends 25.0% of the simulated episodes at step 200, "
+                                                                 "where a reward still counts 0.13", CUT)),
+        ({"cut": 0.25, "gamma": 0.9}, (), ()),
+        # returns of 100 steps are no returns of 150
+        ({"cut_share": 0.125}, ("none after more than 100 steps",), (CUT,)),
+        ({"cut_share": 0.125, "gamma": 0.9}, (), (CUT,)),
+        # the last episode of each file, as where logging just ends
+        ({"cut_share": 0.005}, (), (CUT.replace("12.5", "0.5"),)),
+    ],
+)  # fmt: skip
+def test_what_keeps_them_apart(keys: dict[str, Any], apart: tuple[str, ...], remarks: tuple[str, ...]) -> None:
+    for sentences, parts in zip(compared(**keys), (apart, remarks), strict=True):
+        assert all(part in sentence for sentence, part in zip(sentences, parts, strict=True)), sentences

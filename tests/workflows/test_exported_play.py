@@ -117,7 +117,7 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     _, propensity = bundle.act(np.zeros((4, 4)), rng=np.random.default_rng(0))
     assert set(np.round(propensity, 6)) <= {0.15, 0.85}
     figures = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    (shares,) = [one for one in figures if "actions/model/left" in one]
+    (shares,) = [line for line in figures if "actions/model/left" in line]
     assert shares["propensities/model/left/mean"] == pytest.approx(0.15 + 0.7 * shares["actions/model/left"])
     outcome = evaluate(check(EvaluateConfig, {
         "model": str(trained.model), "data_path": str(tmp_path / "log.jsonl"), "gamma": 0.9,
@@ -125,6 +125,6 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     }))  # fmt: skip
     evaluated = json.loads(Path(outcome.report).read_text())["model"]
     assert evaluated["policy"] == "epsilon-greedy at epsilon 0.3"
-    assert min(one["policy"] for one in evaluated["actions"].values()) >= 0.15
+    assert min(shares["policy"] for shares in evaluated["actions"].values()) >= 0.15
     for file in (tmp_path / "out" / "report.html", Path(str(trained.model)) / "MODEL_CARD.md", Path(outcome.page)):
         assert "psilon-greedy at epsilon 0.3" in file.read_text()

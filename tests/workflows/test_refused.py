@@ -66,7 +66,7 @@ def refusals(kind: str, folder: Path) -> dict[str, Tree]:
     }
 
 
-def found(folder: Path) -> dict[str, tuple[bytes, int]]:
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     files = [file for file in folder.rglob("*") if file.is_file() and file.name != ".lock"]
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
@@ -79,13 +79,13 @@ def test_a_refused_run_changes_nothing(kind: str, tmp_path: Path) -> None:
         file = tmp_path / "out" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")
-    before = found(tmp_path / "out")
+    before = contents(tmp_path / "out")
     for name, changes in refusals(kind, tmp_path).items():
         for out in ("out", "fresh"):
             with pytest.raises(ReagentLiteError) as error:
                 trained(merged(good, changes) | {"model_output_path": str(tmp_path / out)})
             assert f"Nearest there: {tmp_path}/out" not in str(error.value), name
-        assert found(tmp_path / "out") == before, name
+        assert contents(tmp_path / "out") == before, name
         assert not (tmp_path / "fresh").exists(), name
 
 

@@ -1,18 +1,19 @@
-"""Stopping and going on: bit for bit after every step, after every kind of end, on other processes and full disks."""
+"""Stopping and going on: bit for bit, after every kind of end, on other processes, on full disks, alone in a folder."""
 
-import errno
 import json
 import os
+import re
 import shutil
-import subprocess
+import signal
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
-from oracles.ranks import call_on_ranks
+from oracles.ranks import call_on_ranks, end_ranks, start_ranks
 from oracles.resuming import (
     End,
     Laboratory,
@@ -30,11 +31,15 @@ from oracles.resuming import (
     simulated,
     start,
 )
-from oracles.runs import ALONE, trained
+from oracles.runs import ALONE, Run, trained
 from oracles.waiting import wait_until
+from safetensors.torch import load_file
 
+from reagent_lite.config import DqnConfig
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import CheckpointError, ConfigError
+from reagent_lite.files import alone_in
+from reagent_lite.run.launch import main
 
 DROPOUT: Tree = {"training": {"dropout_ratio": 0.2, "lr_policy": "exponential", "lr_decay": 0.7},
                  "rl": {"tensorboard_logging_freq": 5}}  # fmt: skip
@@ -48,20 +53,20 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "plain": (logged, {}, [*range(1, 22)]),
     "dropout, decay, in the middle of a report": (logged, DROPOUT, [*range(1, 22)]),
     "n steps, two minibatches a step": (logged, PARTS, [*range(1, 12)]),
-    "bcq and conservative": (logged, {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}, [1, 6, 7, 20]),
-    "categorical": (logged, {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}, [1, 6, 7, 20]),
-    "crr": (logged, {"algorithm": "crr", "training": {"dropout_ratio": 0.2}}, [1, 6, 7, 20]),
-    "iql": (logged, {"algorithm": "iql"}, [1, 6, 7, 20]),
-    "batch normalization": (logged, {"training": {"use_batch_norm": True}}, [1, 6, 7, 20]),
-    "estimated propensities": (logged, {"evaluation": {"propensities": "estimate"}}, [1, 6, 20]),
+    "bcq and conservative": (logged, {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}, [6, 20]),
+    "categorical": (logged, {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}, [6, 20]),
+    "crr": (logged, {"algorithm": "crr", "training": {"dropout_ratio": 0.2}}, [6, 20]),
+    "iql": (logged, {"algorithm": "iql"}, [6, 20]),
+    "batch normalization": (logged, {"training": {"use_batch_norm": True}}, [6, 20]),
+    "estimated propensities": (logged, {"evaluation": {"propensities": "estimate"}}, [6]),
     "bcq of the estimated policy": (
         logged,
         {"rainbow": {"bcq": True}, "evaluation": {"propensities": "estimate"}},
-        [1, 6, 20],
+        [6],
     ),
-    "temperature of the log": (logged, {"rl": {"temperature": "auto"}}, [1, 6, 20]),
-    "sgd": (logged, {"training": {"optimizer": "SGD"}}, [1, 6, 7, 20]),
-    "candidates": (candidates, {}, [1, 6, 7, 20]),
+    "temperature of the log": (logged, {"rl": {"temperature": "auto"}}, [6]),
+    "sgd": (logged, {"training": {"optimizer": "SGD"}}, [6, 20]),
+    "candidates": (candidates, {}, [6, 20]),
     "simulated": (simulated, {}, [1, 2, 12, 13, 24]),
     "simulated, by priority": (simulated, PRIORITIZED, [1, 2, 12, 13, 24]),
     "agents of two types": (agents, {}, [1, 12, 13, 24]),
@@ -159,34 +164,6 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
     assert checkpoints(tmp_path, "disk") == ["step_000033", "step_000035"]
 
 
-@pytest.mark.slow  # tests/test_files.py has the waiting alone
-@pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_a_disk_that_is_full_or_read_only_while_a_run_begins_again_is_waited_for(
-    tmp_path: Path, disk_of_200_files: Path, fault: str
-) -> None:
-    disk, filler = disk_of_200_files, disk_of_200_files / "filler"
-    tree = logged(tmp_path) | {"model_output_path": str(disk), "num_processes_per_node": 2}
-    run = start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=1,step=5,kind=kill", OMP_NUM_THREADS="1")
-    wait_until(lambda: "restart 1 of at most 3" in run.said)
-    if fault == "full":
-        with suppress(OSError), filler.open("wb", buffering=0) as stream:
-            while stream.write(bytes(4096)):
-                pass
-    else:
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    reason = os.strerror(errno.ENOSPC if fault == "full" else errno.EROFS)
-    wait_until(lambda: f"{disk} cannot be used: {reason}; waiting since" in run.said or run.poll() is not None)
-    assert run.poll() is None, run.said
-    if fault == "full":
-        filler.unlink()
-    else:
-        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-    done = end(run)
-    assert done.code == 0, done.err
-    assert "resuming from checkpoints/step_000003" in done.err
-    assert "restart 2" not in done.err
-
-
 # what may change between two starts
 
 
@@ -215,7 +192,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     unfinished(tmp_path, tree, 9)
     write_lines(Path(tree["training_data_path"]), random_rows(199))
-    with pytest.raises(ConfigError, match=r"training_data_path: .* checkpoint step_000009"):
+    with pytest.raises(ConfigError, match=r"training_data_path: .* step_000009"):
         trained(tree | {"model_output_path": str(tmp_path / "again")})
 
 
@@ -240,3 +217,90 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk_of_2
         (disk_of_200_files / f"filler_{os.statvfs(disk_of_200_files).f_ffree}").touch()
     with pytest.raises(CheckpointError, match="No space left on device"):
         laboratory.run("disk")
+
+
+def ranks_of(tree: Tree, folders: list[Path], processes: list[int] | None = None, fault: str = "") -> list[Run]:
+    """Runs workflows.dqn with a checkpoint every three steps."""
+    config = folders[0].parent / "config.json"
+    config.write_text(json.dumps({**tree, "checkpoint": {"every_steps": 3}}))
+    command = ["-m", "workflows.dqn", "--config", str(config)]
+    return end_ranks(start_ranks(command, folders, processes, REAGENT_LITE_FAULT=fault))
+
+
+def killed_and_alone(folder: Path, tree: Tree, fault: str, left: list[str]) -> Run:
+    """Returns how a run of one process ends that goes on where one of two was killed."""
+    lost = ranks_of({"model_output_path": str(folder / "out"), **tree}, [folder / "two"], [2], fault)
+    codes = [run.code for run in lost]
+    assert -signal.SIGKILL in codes
+    assert 0 not in codes
+    assert checkpoints(folder) == left
+    done = end(start(folder, tree))
+    assert done.code == 0, done.err
+    return done
+
+
+def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
+    """With a global minibatch a step reads the same rows however many processes share them."""
+    tree = logged(tmp_path)
+    del tree["training"]["minibatch_size"]
+    tree["data"] = {"global_minibatch_size": 32}
+    left = ["step_000006", "step_000009"]
+    done = killed_and_alone(tmp_path, tree, "fail:rank=1,step=11,kind=kill", left)
+    assert "resuming from checkpoints/step_000009 (epoch 1, 264 rows)\n" in done.err
+    whole = Laboratory(tree, ALONE, tmp_path).run("whole")
+    newest = tmp_path / "out" / "checkpoints" / "step_000021" / "learner.safetensors"
+    for name, tensor in load_file(newest).items():  # sums of two processes are rounded otherwise
+        torch.testing.assert_close(tensor, whole.tensors[f"learner.safetensors:{name}"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_simulated_environments_move_to_one_process(tmp_path: Path) -> None:
+    tree, left = simulated(tmp_path, training={"minibatch_size": 16}), ["step_000009", "step_000012"]
+    done = killed_and_alone(tmp_path, tree, "fail:rank=1,step=14,kind=kill", left)
+    assert "resuming from checkpoints/step_000012" in done.err
+    # 12 steps of 2 x 16 rows and, of the (300 - 104) // 8 = 24 steps, 12 of 16
+    assert (done.outcome["steps"], done.outcome["rows"]) == (24, 12 * 32 + 12 * 16)
+
+
+def test_only_node_zero_needs_the_output_folder_and_what_a_run_starts_from(tmp_path: Path) -> None:
+    tree, folders = logged(tmp_path), [tmp_path / "0", tmp_path / "1"]
+    trained(tree | {"model_output_path": str(folders[0] / "earlier")})
+    shutil.rmtree(folders[0] / "earlier" / "model")
+    tree["training"]["warm_start_model_path"] = "earlier"
+    tree |= {"model_output_path": "out", "data": {"layout": "replicas", "training_copy_dir": "copy"}}
+    first, second = ranks_of(tree, folders, fault="fail:rank=1,step=5,kind=kill")
+    assert (first.code, second.code) == (1, -signal.SIGKILL), first.err
+    assert "warm start: learner and optimizer of earlier/checkpoints/step_000021" in first.err
+    first, second = ranks_of(tree, folders)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert "resuming from checkpoints/step_000003" in first.err
+    assert (folders[0] / "out" / "model" / "manifest.json").is_file()
+    assert [path.name for path in folders[1].iterdir()] == ["copy"]
+
+
+SLOW = "fail:rank=0,step=0,kind=slow,seconds=1"
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    """Then it has the folder, and goes on where the first one was."""
+    tree = logged(tmp_path)
+    first = start(tmp_path, tree, REAGENT_LITE_FAULT=SLOW)
+    wait_until(lambda: len(checkpoints(tmp_path)) > 0)
+    second = end(start(tmp_path, tree))
+    assert second.code == 5, second.err  # a scheduler must not take it for a wrong config
+    holder = rf"host {socket.gethostname()}, pid {first.pid}, since \d{{4}}-"
+    assert re.search(rf"model_output_path: .* got {tmp_path}/out, in use by .*{holder}", second.err), second.err
+    assert "Traceback" not in second.err
+    assert first.poll() is None
+    first.kill()
+    third = end(start(tmp_path, tree))
+    assert third.code == 0, third.err
+    assert "resuming from checkpoints/step_" in third.err
+    assert third.outcome["rows"] == 600
+
+
+def test_a_dry_run_does_not_ask_for_the_folder(small: Tree, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "c.json").write_text(json.dumps(small))
+    with alone_in(tmp_path / "out", "model_output_path"):
+        assert main("workflows.dqn", DqnConfig, "x.json", ["--config", f"{tmp_path}/c.json", "--dry_run"]) == 0

@@ -113,10 +113,10 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     expected = [int(k) if some else None for k, some in zip(best, allowed, strict=True)]
     assert table["index"].to_pylist() == expected
     choices = [row["possible_actions"] if kind == "candidates" else NAMES for row in given]
-    actions = [None if k is None else one[k] for k, one in zip(expected, choices, strict=True)]
+    actions = [None if k is None else listed[k] for k, listed in zip(expected, choices, strict=True)]
     scored_actions = table["action"].to_pylist(maps_as_pydicts="strict")
     if kind == "candidates":
-        actions = [one and {name: np.float32(x) for name, x in one.items()} for one in actions]
+        actions = [action and {name: np.float32(x) for name, x in action.items()} for action in actions]
     assert scored_actions == actions
     wanted = [float(q[n, k]) if k is not None else None for n, k in enumerate(expected)]
     close(table["score"].to_pylist(), wanted)
@@ -200,7 +200,7 @@ REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "given", "keys", "error", "message"), REFUSED, ids=[one[-1][:40] for one in REFUSED])
+@pytest.mark.parametrize(("kind", "given", "keys", "error", "message"), REFUSED)
 def test_what_cannot_be_scored_is_refused_and_older_scores_stay(
     kind: str, given: list[Row], keys: Row, error: type[ReagentLiteError], message: str,
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,

@@ -14,11 +14,9 @@ from oracles.logs import episode_code, random_rows, write_lines
 from oracles.runs import Runner, quick, trained
 
 import reagent_lite
-from reagent_lite.config import DqnConfig, check
+from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.errors import ConfigError
 from reagent_lite.tasks.evaluate import evaluate
 from workflows.normalize import normalize
 
@@ -47,18 +45,6 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
     assert cells == [two[0], "120", "60%", two[1], "80", "40%"]
     dry = run("dqn", tree, "--dry_run")
     assert (dry.code, f"data: {two[0]}, {two[1]}: 2 files" in dry.err) == (0, True), dry.err
-
-
-def test_a_list_of_one_trains_the_model_of_the_path(two: list[str], tmp_path: Path) -> None:
-    def model(path: Any, name: str) -> dict[str, bytes]:
-        outcome = trained(quick(Path(two[0]), tmp_path / name, evaluation=FAST) | {"training_data_path": path})
-        assert outcome.model is not None
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        assert config["training_data_path"] == two[0]
-        folder = Path(outcome.model)
-        return {file: (folder / file).read_bytes() for file in ("weights.safetensors", "normalization.json")}
-
-    assert model(two[:1], "list") == model(two[0], "path")
 
 
 def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,35 +129,3 @@ def test_frames_and_paths_as_one(two: list[str], tmp_path: Path, monkeypatch: py
     log = json.loads(Path(evaluated.report).read_text())["log"]
     assert list(log["rows_of_logs"].values()) == [100, 80]
     assert any("has 8 mdp_ids of the frame data" in warning for warning in evaluated.warnings)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ([], "got an empty list"),
-        (["a", ""], "got an empty path"),
-        (["a", "b", "a"], "got 'a' 2 times"),
-        (3, "got 3 (integer)"),
-        (["a", 3], 'got ["a", 3] (array)'),
-    ],
-)
-def test_lists_that_are_none(path: Any, message: str) -> None:
-    tree = {"training_data_path": path, "actions": ["a", "b"], "model_output_path": "out"}
-    for model in (DqnConfig, NormalizeConfig, ShardConfig):
-        with pytest.raises(ConfigError, match=f"training_data_path: .*{re.escape(message)}"):
-            check(model, tree)
-
-
-def test_shards_are_apart_from_every_log() -> None:
-    tree = {"training_data_path": ["/data/a", "/data/a/b", "/data/c"], "shards_path": "/data/c/shards"}
-    with pytest.raises(ConfigError, match=r"shards_path: .*'/data/c/shards', which is inside /data/c"):
-        check(ShardConfig, tree)
-
-
-def test_logs_of_other_columns_are_refused_before_a_run(two: list[str], run: Runner, tmp_path: Path) -> None:
-    rows = [{key: value for key, value in row.items() if key != "sequence_number"} for row in random_rows(20)]
-    other = str(write_lines(tmp_path / "other.jsonl", rows))
-    tree = quick(Path(two[0]), tmp_path / "out") | {"training_data_path": [two[0], other]}
-    done = run("dqn", tree)
-    assert done.code == 2
-    assert f"{other}: expected a column 'sequence_number', as {two[0]} has" in done.err

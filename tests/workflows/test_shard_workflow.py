@@ -203,7 +203,7 @@ def test_bad_input(
     assert not (tmp_path / "disk").exists()
 
 
-@pytest.mark.parametrize(("key", "place", "message"), [
+@pytest.mark.parametrize(("key", "path", "message"), [
     ("shards_path", "{in}/", "shards_path: .* than training_data_path"),
     ("shards_path", "{in}/../in", "shards_path: .* than training_data_path"),
     ("shards_path", "file://{in}", "shards_path: .* than training_data_path"),
@@ -213,10 +213,10 @@ def test_bad_input(
     ("local_path", "{share}/x", "local_path: .* outside shards_path"),
     ("shards_path", "{in}-shards", ""),
 ])  # fmt: skip
-def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: str, place: str, message: str) -> None:
-    """In any spelling; a place beside another, with a name that begins like it, is allowed."""
+def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: str, path: str, message: str) -> None:
+    """In any spelling; a path beside another, with a name that begins like it, is allowed."""
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    config = ShardConfig(**{**tree, key: place.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
+    config = ShardConfig(**{**tree, key: path.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         shard(config)
     assert sorted(path.name for path in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
@@ -250,7 +250,7 @@ def test_the_generation_that_machine_0_made(tree: dict[str, Any], tmp_path: Path
     fetched = fetch(ShardConfig(**other), made.generation)
     assert (fetched.generation, fetched.local) == (made.generation, tree["local_path"])
     assert len(rows_of(Path(tree["local_path"]))) == made.rows[1]
-    with pytest.raises(DataError, match=f"generation {made.generation} is there, and machine 0 has 0000"):
+    with pytest.raises(DataError, match=f"{made.generation} is there, .* 0000"):
         fetch(ShardConfig(**other), "0000")
 
 

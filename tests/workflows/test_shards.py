@@ -211,15 +211,16 @@ def with_texts(rows: Rows, texts: str, seed: int) -> Rows:
         return {**features, "kind": str(rng.choice([*texts]))} if features and rng.random() < 0.9 else features
 
     def both(value: Any) -> Any:
-        return [both(one) for one in value] if isinstance(value, list) else more(value)
+        return [both(candidate) for candidate in value] if isinstance(value, list) else more(value)
 
     for row in rows:
         row["state_features"] = more(row["state_features"])
         row["next_state_features"] = more(row["next_state_features"])
         if isinstance(row["action"], dict):
-            lists = {json.dumps(one): more(one) for one in [*row["possible_actions"], *row["possible_next_actions"]]}
+            listed = [*row["possible_actions"], *row["possible_next_actions"]]
+            lists = {json.dumps(candidate): more(candidate) for candidate in listed}
             for name in ("possible_actions", "possible_next_actions"):
-                row[name] = [lists[json.dumps(one)] for one in row[name]]
+                row[name] = [lists[json.dumps(candidate)] for candidate in row[name]]
             row["action"] = lists[json.dumps(row["action"])]
             row["next_action"] = lists.get(json.dumps(row["next_action"]), row["next_action"])
     return rows
@@ -320,15 +321,6 @@ def test_candidates_of_two_nodes_that_have_other_features_and_metrics(cluster: T
     assert json.loads(state["7"])["mean"] == 34.5
 
 
-@pytest.mark.slow
-def test_replicas_train_the_model_of_one_process(cluster: Together) -> None:
-    """Node 1 has the rows in another order; the copies are sorted by episode, so that row numbers agree."""
-    rows = random_rows(83)
-    done = cluster([rows, [rows[i] for i in np.random.default_rng(0).permutation(83)]], data={"layout": "replicas"})
-    assert done.runs[0].outcome["rows"] == 3 * 83
-    assert "shards:" not in done.runs[0].err
-
-
 LONG = random_rows(3000, missing=0)
 THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)])
 
@@ -357,7 +349,7 @@ def test_differences_end_every_process_alike(
 
 HELD_OUT: dict[str, Any] = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
 EVERY = [episode_code(str(number)) for number in range(20)]
-CHOSEN = [one for one, chosen in zip(EVERY, held_out(np.array(EVERY, np.uint64), 0.3), strict=True) if chosen]
+CHOSEN = [episode for episode, chosen in zip(EVERY, held_out(np.array(EVERY, np.uint64), 0.3), strict=True) if chosen]
 
 
 def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
@@ -371,22 +363,3 @@ def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
         assert run.outcome["scored_rows"] == 5 * len(CHOSEN)
         assert run.outcome["fitted"] == sorted(set(EVERY) - set(CHOSEN))
         assert run.outcome["rows"] == 5 * (20 - len(CHOSEN))
-
-
-@pytest.mark.slow
-def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_path: Path) -> None:
-    """Both evaluate on episodes 0 to 19: 0 to 9 are node 0's training data, 10 to 14 are node 1's, the rest are new.
-
-    Node 0 scores them all, for node 1 has the same rows of each.
-    """
-    rows = random_rows(200)
-    folders = nodes(tmp_path, [rows[:100], rows[100:150]])
-    for folder in folders:
-        write_lines(folder / "eval" / "log.jsonl", rows)
-    first, second = started(folders, scored_episodes, HELD_OUT | {"eval_data_path": "eval"})
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    scored = {*CHOSEN, *EVERY[15:]}
-    assert (first.outcome["scored"], second.outcome["scored"]) == (sorted(scored), [])
-    assert first.outcome["of_all"] == second.outcome["of_all"] == sorted(scored)
-    assert first.outcome["fitted"] == sorted(set(EVERY[:10]) - scored)
-    assert second.outcome["fitted"] == sorted(set(EVERY[10:15]) - scored)

@@ -55,8 +55,8 @@ def metrics(tree: Tree) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
-def ratio(line: dict[str, float], one: str, other: str) -> float:
-    return line[f"rate/{one}_per_second"] / line[f"rate/{other}_per_second"]
+def ratio(line: dict[str, float], name: str, other: str) -> float:
+    return line[f"rate/{name}_per_second"] / line[f"rate/{other}_per_second"]
 
 
 def tags(tree: Tree) -> set[str]:
@@ -151,16 +151,16 @@ def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:
 def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
     tree |= {"training": {}, "data": {"global_minibatch_size": 64}}
-    one = trained(tree)
+    alone = trained(tree)
     two = run("dqn", tree, "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert two.outcome["rows"] == one.rows
+    assert two.outcome["rows"] == alone.rows
     *_, last, _ = metrics(tree)
     assert last["simulation/env_steps"] == 1000 - (1000 - 304) % 16  # all ranks' together, as is every rate
     assert (ratio(last, "rows", "updates"), ratio(last, "env_steps", "updates")) == pytest.approx((64, 16))
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
-        assert two.outcome["scores"][tag] == one.scores[tag]
+        assert two.outcome["scores"][tag] == alone.scores[tag]
 
 
 def logged(tmp_path: Path) -> str:

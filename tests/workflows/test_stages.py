@@ -55,8 +55,8 @@ def prepared(tree: Tree) -> Data:
     return prepare(check(DqnConfig if "actions" in tree else ParametricDqnConfig, tree), ALONE)
 
 
-def same_weights(one: Path, other: Path) -> None:
-    assert_close(*(load_file(out / "model/weights.safetensors") for out in (one, other)), atol=1e-5, rtol=0)
+def same_weights(run: Path, other: Path) -> None:
+    assert_close(*(load_file(out / "model/weights.safetensors") for out in (run, other)), atol=1e-5, rtol=0)
 
 
 def test_events_are_told_from_transitions(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_gamma_that_a_timeline_writes_into_rewards_has_a_folder_of_its_own(tmp_p
         copy = prepared(config(tmp_path, source, rl={"gamma": gamma}, timeline=section)).train.copy
         return copy.folder, float(copy.reward.sum())
 
-    (one, some), (other, more) = rewards(0.5, steps=2), rewards(0.9, steps=2)
-    assert one != other
+    (folder, some), (other, more) = rewards(0.5, steps=2), rewards(0.9, steps=2)
+    assert folder != other
     assert some != more
     assert rewards(0.5) == rewards(0.9)
 
@@ -168,7 +168,7 @@ def test_candidates(tmp_path: Path) -> None:
 def test_a_broken_event_is_named(tmp_path: Path) -> None:
     rows = events(10)
     rows[7]["action"] = "x"
-    with pytest.raises(DataError, match=r'events.jsonl:8: .* actions l, r, .* got "x"'):
+    with pytest.raises(DataError, match=r'events.jsonl:8: .* l, r, .* got "x"'):
         prepared(config(tmp_path, write_lines(tmp_path / "events.jsonl", rows)))
 
 
@@ -205,7 +205,7 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
     (tmp_path / "cluster.json").write_text(json.dumps(tree))
     for attempt in range(2):
         runs = run_ranks(["-m", "workflows.dqn", "--config", str(tmp_path / "cluster.json")], folders)
-        assert [one.code for one in runs] == [0, 0], "\n".join(one.err for one in runs)
+        assert [run.code for run in runs] == [0, 0], "\n".join(run.err for run in runs)
         said = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err)
         assert said is not None
         assert int(said[1]) + int(said[2]) == 200

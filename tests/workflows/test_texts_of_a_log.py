@@ -36,7 +36,7 @@ def offers(count: int = 900, seed: int = 0, countries: tuple[str, ...] = tuple(B
             "country": country,
             "offer": offer,
             "propensity": 1 / 3,
-            "click": [int(BEST.get(one) == other) for one, other in zip(country, offer, strict=True)],
+            "click": [int(BEST.get(home) == other) for home, other in zip(country, offer, strict=True)],
         }
     )
 
@@ -59,7 +59,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert "other" not in done.err
 
     bundle = load_bundle(model)
-    greedy = bundle.predict_rows([{"age": 40.0, "country": one} for one in BEST]).greedy
+    greedy = bundle.predict_rows([{"age": 40.0, "country": home} for home in BEST]).greedy
     assert [NAMES[index] for index in greedy] == list(BEST.values())
     frame = pd.DataFrame({"age": 30.0, "country": ["FR", "DE"] * 50})
     actions, propensities = bundle.act(frame, rng=0)
@@ -75,8 +75,8 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert done.code == 0, done.err
     assert done.outcome["other_values"] == {"country": int((fresh["country"] == "Atlantis").sum())}
     chosen = pd.read_csv(tmp_path / "scores.csv", keep_default_na=False)["action"]
-    known = fresh["country"] != "Atlantis"
-    assert (chosen[known] == fresh["country"][known].map(BEST)).all()
+    familiar = fresh["country"] != "Atlantis"
+    assert (chosen[familiar] == fresh["country"][familiar].map(BEST)).all()
     done = run("evaluate", {"model": str(model), "data_path": str(tmp_path / "fresh.parquet")}, timeout=400)
     assert done.code == 0, done.err
 
@@ -93,7 +93,7 @@ def candidates(count: int = 300, seed: int = 0, kinds: str = "abc") -> list[dict
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        possible = [{"price": round(float(rng.random()), 3), "kind": str(one)} for one in rng.choice([*kinds], 3)]
+        possible = [{"price": round(float(rng.random()), 3), "kind": str(kind)} for kind in rng.choice([*kinds], 3)]
         action = possible[int(rng.integers(3))]
         rows.append({"state_features": {"0": 1.0 + float(rng.random())}, "possible_actions": possible, "action": action,
                      "reward": float(action["kind"] == "b"), "action_probability": 1 / 3})  # fmt: skip
@@ -127,7 +127,7 @@ def test_levels_go_through_normalize_timeline_and_a_given_file(
 ) -> None:
     events = offers(300).rename(columns={"offer": "action", "click": "reward", "propensity": "action_probability"})
     number = np.arange(300)
-    events = events.assign(mdp_id=[f"e{one}" for one in number // 3], sequence_number=number % 3,
+    events = events.assign(mdp_id=[f"e{episode}" for episode in number // 3], sequence_number=number % 3,
                            terminal=number % 3 == 2)  # fmt: skip
     states = [{"age": row.age, "country": row.country} for row in events.itertuples()]
     rows = events.drop(columns=["age", "country"]).assign(state_features=states).to_dict("records")
@@ -141,7 +141,7 @@ def test_levels_go_through_normalize_timeline_and_a_given_file(
     file = tmp_path / "norm" / "state_features_norm.json"
     country = json.loads(json.loads(file.read_text())["country"])
     assert country["levels"] == ["DE", "FR", "US"]
-    assert country["possible_values"] == [float(code_of_text(one)) for one in country["levels"]]
+    assert country["possible_values"] == [float(code_of_text(level)) for level in country["levels"]]
     statistics = json.loads((tmp_path / "norm" / "statistics.json").read_text())
     counts = statistics["columns"]["state_features"]["features"]["country"]["levels"]
     assert counts == events["country"][270:].value_counts().to_dict()
@@ -178,7 +178,7 @@ def test_items_with_texts_in_the_log_the_model_and_a_newer_table(tmp_path: Path)
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(300):
-        possible = [str(one) for one in rng.choice(list(kinds), 3, replace=False)]
+        possible = [str(name) for name in rng.choice(list(kinds), 3, replace=False)]
         rows.append({"state_features": {"0": 1.0 + float(rng.random())}, "possible_actions": possible,
                      "action": possible[0], "reward": float(kinds[possible[0]] == "b"),
                      "action_probability": 1 / 3})  # fmt: skip

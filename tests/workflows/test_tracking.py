@@ -13,21 +13,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
-from oracles.runs import ALONE, Runner, checked, merged, run
+from oracles.ranks import call_on_ranks
+from oracles.runs import ALONE, checked, merged
 from oracles.waiting import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from reagent_lite.config import leaves
+from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.run.train import Callback, train
 from reagent_lite.training import tracking
 from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
 
-__all__ = ["run"]
 # SQLAlchemy deprecates what MLflow's tables are declared with
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 Tree = dict[str, Any]
@@ -57,7 +58,7 @@ def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
 def in_tensorboard(out: Path) -> Scalars:
     events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    return {(tag, one.step): one.value for tag in events.Tags()["scalars"] for one in events.Scalars(tag)}
+    return {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
 
 def in_mlflow(folder: Path) -> Scalars:
@@ -108,7 +109,7 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
     calls = [call for run in in_wandb for call in run.log.call_args_list]
     figures = {(name, call.kwargs["step"]): value for call in calls for name, value in call.args[0].items()}
     assert figures == pytest.approx(logged, rel=1e-6)  # event files hold float32
-    timed = {place: value for place, value in first.items() if place[0].startswith(("rate/", "time/"))}
+    timed = {key: value for key, value in first.items() if key[0].startswith(("rate/", "time/"))}
     assert in_mlflow(tmp_path) == pytest.approx({**logged, **timed}, rel=1e-6)  # all else is the same again
     assert len(in_mlflow(tmp_path)) == rows(tmp_path, "select count(*) from metrics")[0][0]
 
@@ -140,12 +141,16 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
     assert [run.finish.call_args.kwargs["exit_code"] for run in in_wandb] == [1, 0]
 
 
-def test_of_several_processes_rank_0_alone_has_trackers(run: Runner, tracked: Tree, tmp_path: Path) -> None:
-    done = run("dqn", merged(tracked, {"tracking": {"wandb": None}}), "--set", "num_processes_per_node=2")
-    assert done.code == 0, done.err
-    assert len(done.out.splitlines()) == 1
-    assert in_mlflow(tmp_path) == pytest.approx(in_tensorboard(tmp_path / "out"), rel=1e-6)
-    assert rows(tmp_path, "select status from runs") == [("FINISHED",)]
+def trackers_started(group: Group, tree: str) -> int:
+    """Trains, and returns how often this rank starts trackers."""
+    with patch("reagent_lite.run.train.trackers", return_value=[]) as start:
+        train(checked(json.loads(tree)), group)
+    return start.call_count
+
+
+def test_of_several_processes_rank_0_alone_has_trackers(small: Tree, tmp_path: Path) -> None:
+    runs = call_on_ranks(trackers_started, [json.dumps(small)], [tmp_path / "machine"], [2])
+    assert [run.outcome for run in runs] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,7 @@ class Server(BaseHTTPRequestHandler):
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Returns our own messages: those of other libraries' threads come at any time."""
-    return [one.getMessage() for one in caplog.records if one.name.startswith("reagent_lite")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("reagent_lite")]
 
 
 def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
