@@ -59,7 +59,7 @@ CASES: list[tuple[str, Tree, str, str]] = [
     ("evaluate by playing", {"timeline": {}}, "timeline", "its default"),
     ("evaluate by playing", {"query": {"tableSample": 5}}, "query", "its default"),
     ("evaluate by playing", {"evaluation": {"max_horizon": 5}}, "evaluation.max_horizon", "its default"),
-    ("evaluate by playing", {"evaluation": {"bootstrap_resamples": 500}}, "evaluation.bootstrap_resamples", "its default"),
+    ("evaluate by playing", {"evaluation": {"bootstrap_resamples": 500}}, "evaluation.bootstrap_resamples", "its def"),
     ("evaluate by playing", {"write_scored_rows": True}, "write_scored_rows", "its default"),
     ("train", {"publish_if": {"estimator": "sequential_doubly_robst"}}, "publish_if.estimator", "'Sequential_Doubly_R"),
     ("train", {"publish_if": {"estimator": "MAGICK"}}, "publish_if.estimator", "Did you mean 'MAGIC'?"),

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 
-LOGS = 200
-# of 200 comparisons: what a decision that is false in 2.5 % exceeds once in a thousand times
-MOST_FALSE = 13 / LOGS
+LOGS = 100
+# of 100 comparisons: what a decision that is false in 2.5 % exceeds once in a thousand times
+MOST_FALSE = 8 / LOGS
 
 
 def played(model: Tensor, other: Tensor | None = None) -> Played:
