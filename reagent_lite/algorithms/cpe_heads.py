@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.policy_learner import soft_update
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network, chosen_values
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network, chosen_values, only_choice
 from reagent_lite.rl.td import discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
@@ -87,9 +87,10 @@ class CPEHeads(nn.Module):
             next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
             d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
             target = (outcomes + d * next_value) / self.value_scale - self.mean
-        state, actions = self._read(batch.state, batch.actions)
-        predicted = chosen_values(self.reward_network, state, actions, batch.action)
-        value = chosen_values(self.value_network, state, actions, batch.action)
+        logged, index = only_choice(batch.actions, batch.action)  # other candidates would be normalized for nothing
+        state, logged = self._read(batch.state, logged)
+        predicted = chosen_values(self.reward_network, state, logged, index)
+        value = chosen_values(self.value_network, state, logged, index)
         reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale + self.mean).square().sum(1)).sum()
         value_loss = (batch.weight * (value - target).square().sum(1)).sum()
         return reward_loss + value_loss, {"reward_loss": reward_loss.detach(), "value_loss": value_loss.detach()}
