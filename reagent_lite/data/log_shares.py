@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import counted
 
 Shares = list[tuple[str, int, float]]
@@ -46,4 +46,4 @@ def rows_by_log(files: Sequence[InputFile], origin_file: NDArray[np.int32]) -> d
 
 def shares_in_words(shares: Iterable[tuple[str, int, float]]) -> str:
     """Returns the rows of each log as text."""
-    return "; ".join(f"{place(log)}: {counted(rows, 'row')}, {share:.1%}" for log, rows, share in shares)
+    return "; ".join(f"{location(log)}: {counted(rows, 'row')}, {share:.1%}" for log, rows, share in shares)

@@ -30,7 +30,7 @@ from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile, OwnNames
-from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.frames import location
 from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
 from reagent_lite.data.rows.columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
@@ -93,7 +93,7 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
         replace(file, columns=_EpisodesOfLog(prefixes[file.log], file.columns)) if prefixes[file.log] else file
         for file in files
     )
-    return ToldApart(files=read, notes=tuple(_notes([place(log) for log in path], overlaps, prefixes, files)))
+    return ToldApart(files=read, notes=tuple(_notes([location(log) for log in path], overlaps, prefixes, files)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +102,20 @@ class _EpisodesOfLog:
 
     Attributes:
         prefix: begins every mdp_id.
-        own: the user's own names of columns; None where they are the contract's.
+        names: the user's own names of columns; None where they are the contract's.
     """
 
     prefix: str
-    own: OwnNames | None
+    names: OwnNames | None
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; see OwnNames."""
-        return name if self.own is None else self.own.meaning(name)
+        return name if self.names is None else self.names.meaning(name)
 
     def read(self, block: Block) -> Block:
         """Returns a block with the contract's columns."""
-        if self.own is not None:
-            block = self.own.read(block)
+        if self.names is not None:
+            block = self.names.read(block)
         faults = Faults(block)
         ids = texts(column_of(block, "mdp_id"), faults)
         number = block.table.schema.get_field_index("mdp_id")
@@ -138,7 +138,7 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
     logs: list[tuple[str, Block]] = []
     for number, of_log in itertools.groupby(files, lambda file: file.log):
         if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
-            logs.append((place(path[number - 1]), first))
+            logs.append((location(path[number - 1]), first))
     raise_any([problem for other in logs[1:] for problem in _unlike(*logs[0], *other)])
 
 
@@ -321,7 +321,7 @@ def _notes(
             rows = sum(overlap.equal for overlap in repeated[log].values())
             file, line = min(overlap.first for overlap in repeated[log].values())
             of = listed(names[other - 1] for other in repeated[log])
-            yield f"{name}: repeats {counted(rows, 'row')} of {of}, the first at {files[file].place(line)}"
+            yield f"{name}: repeats {counted(rows, 'row')} of {of}, the first at {files[file].location(line)}"
         if log in alike:
             ids = sum(overlap.episodes for overlap in alike[log].values())
             equal = sum(overlap.equal for overlap in alike[log].values())

@@ -83,14 +83,14 @@ class Played:
         highest = all_episodes.amax(1)
         policies = {}
         for key, table in tables.items():
-            total, discounted = _means(earned[key], lowest, highest, level)
+            total, discounted = mean_returns(earned[key], lowest, highest, level)
             length, cut_share = table[2:].mean(1).tolist()
             policies[key] = PlayedPolicy(total=total, discounted=discounted, length=length, cut_share=cut_share)
         differences = {}
         for key in tables.keys() - {MODEL}:
             pairs = earned[MODEL] - earned[key]
             largest = pairs.abs().amax(1)  # an episode may differ as much the other way round
-            total, discounted = _means(pairs, -largest, largest, level)
+            total, discounted = mean_returns(pairs, -largest, largest, level)
             differences[key] = Earned(total=total, discounted=discounted)
         return cls(
             env=spec.name,
@@ -130,11 +130,11 @@ class Played:
         return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
 
 
-def _means(values: Tensor, lowest: Tensor, highest: Tensor, level: float) -> list[Interval]:
+def mean_returns(values: Tensor, lowest: Tensor, highest: Tensor, level: float) -> list[Interval]:
     """Returns the row means of episodes' results [n, E] with intervals by empirical likelihood.
 
     Any result between `lowest` and `highest` [n] is possible, as rare ones may be missing in these episodes. If the
-    two are equal, the interval has no width.
+    two are equal, the interval is undefined: episodes that do not vary do not say how much others would.
     """
     ones = torch.ones_like(values[0])
     ranges = list(zip(lowest.tolist(), highest.tolist(), strict=True))
@@ -142,15 +142,11 @@ def _means(values: Tensor, lowest: Tensor, highest: Tensor, level: float) -> lis
         Contributions(total=row, size=ones, weight=ones, outcome=row, bounds=possible)
         for row, possible in zip(values, ranges, strict=True)
     ]
-    means = []
-    for part, possible, (low, high) in zip(
-        parts, ranges, intervals([(part, None) for part in parts], level), strict=True
-    ):
-        value = part.value
-        if possible[0] == possible[1]:
-            low = high = value
-        means.append(Interval(value=value, low=low, high=high).within(*possible))
-    return means
+    ends = intervals([(part, None) for part in parts], level)
+    return [
+        Interval(value=part.value, low=low, high=high).within(*possible)
+        for part, possible, (low, high) in zip(parts, ranges, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +179,9 @@ class EstimatedReturn:
         )
 
     def simulated(self, played: Played) -> Interval | None:
-        """Returns the model's discounted return in simulation; None if it is another quantity or all are equal."""
+        """Returns the model's discounted return in simulation; None if it is another quantity or has no interval."""
         discounted = played.policies[MODEL].discounted
-        return discounted if discounted.low < discounted.high and not any(self.obstacles(played)) else None
+        return discounted if discounted.defined and not any(self.obstacles(played)) else None
 
     def obstacles(self, played: Played) -> Iterator[str]:
         """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""

@@ -118,7 +118,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     """
     troubles: list[str] = []
 
-    def known(find_out: Callable[[], T], error: type[ReagentLiteError] = ReagentLiteError) -> T | None:
+    def result_of(find_out: Callable[[], T], error: type[ReagentLiteError] = ReagentLiteError) -> T | None:
         """Returns what can be found out; other machines may have other files, packages and compilers."""
         try:
             return find_out()
@@ -128,12 +128,12 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
 
     if config.simulation is not None and not config.simulation.in_python:
         find_environment(config.simulation.env)
-    data = known(lambda: _logged_input(config)) or LoggedInput()
-    env = None if config.simulation is None else known(lambda: _environment(config), NoCompilerError)
+    data = result_of(lambda: _logged_input(config)) or LoggedInput()
+    env = None if config.simulation is None else result_of(lambda: _environment(config), NoCompilerError)
     types = () if env is None else agent_types(config, env.spec)
-    spec = known(lambda: _spec(config, data.copy, None if env is None else env.spec))
+    spec = result_of(lambda: _spec(config, data.copy, None if env is None else env.spec))
     if not config.node_index:  # only rank 0 has trackers
-        known(lambda: require_trackers(config), ConfigError)
+        result_of(lambda: require_trackers(config), ConfigError)
     ranks = ProcessRanks.read()
     world = processes.count * config.num_nodes if ranks is None else ranks.world_size
     needs = [] if env is None else _simulation_needs(config, env, types, world)

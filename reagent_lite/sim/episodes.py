@@ -301,21 +301,21 @@ class EpisodeRecorder:
         """Environment steps of those episodes."""
         return int((self._stop - self._start)[self.over].sum())
 
-    def episodes(self, places: Ints) -> PlayedEpisodes:
+    def episodes(self, indices: Ints) -> PlayedEpisodes:
         """Returns finished episodes, at least one; each agent of an environment has its own."""
         agents = self._env.spec.agents
 
         def each(values: Array) -> Array:
-            return np.repeat(values[places], agents)
+            return np.repeat(values[indices], agents)
 
         env = each(self._env_of)
         first = each(self._start)
         lengths = each(self._stop - self._start)
-        agent = np.tile(np.arange(agents), len(places))
+        agent = np.tile(np.arange(agents), len(indices))
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
         rows = self._held.take(np.repeat(first, lengths) + within, np.repeat(env * agents + agent, lengths))
-        ends = {name: values[places] for name, values in self._ends.items()}
+        ends = {name: values[indices] for name, values in self._ends.items()}
         terminal = np.repeat(ends.pop("ended") == 1, agents)
         ends = {name: values.reshape(-1, *values.shape[2:]) for name, values in ends.items()}
         if "in_game" in rows:  # an agent that left has no more rows: its last state is the next observation
@@ -343,10 +343,10 @@ class EpisodeRecorder:
             last_features=ends.get("last_features"),
         )
 
-    def drop(self, places: Ints) -> None:
+    def drop(self, indices: Ints) -> None:
         """Drops some finished episodes."""
         kept = np.ones(len(self._env_of), bool)
-        kept[places] = False
+        kept[indices] = False
         self._env_of = self._env_of[kept]
         self._number = self._number[kept]
         self._start = self._start[kept]

@@ -19,7 +19,7 @@ from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.frames import location
 from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.rows.columns import Column, column_of, pieces
 from reagent_lite.data.rows.contract import require_columns, require_present
@@ -100,7 +100,7 @@ def scored_tables(
                 yield rows.scored(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
         logger.warning(f"feature {feature}: {counted(count, 'value')} without a column in the model")
-    where = place(config.data_path)
+    where = location(config.data_path)
     require_columns(sorted(columns), config.keep, where)
     _require_features("state", bundle.state_feature_ids, state_ids, where)
     _require_features("candidate", bundle.action_feature_ids, action_ids, where)

@@ -27,7 +27,7 @@ from reagent_lite.console import logger, progress
 from reagent_lite.data.dataset import stamped
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted, needing
 from reagent_lite.evaluation.interval import Interval, finite
-from reagent_lite.evaluation.played import MODEL, Played
+from reagent_lite.evaluation.played import MODEL, Played, mean_returns
 from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, kind_of, misfits, several_types
@@ -63,9 +63,9 @@ class SimulatedLog(Result):
     Attributes:
         log: path of the log.
         rows, episodes: numbers of rows and episodes in the log; each agent's part of an episode counts as one.
-        mean_return: undiscounted mean of the log's episodes, with a 95 % interval by the central limit theorem; bounds
-            are None for a single episode. With several agents it is their mean, and the interval is over episodes of
-            the environment, as returns of agents in one episode are correlated.
+        mean_return: undiscounted mean of the log's episodes, with a 95 % interval by empirical likelihood; bounds are
+            None if all episodes have the same return. With several agents it is their mean, and the interval is over
+            episodes of the environment, as returns of agents in one episode are correlated.
         mean_return_of: mean return by agent type; empty with one agent.
         rows_per_second: rows played and written per second.
         seconds: total wall-clock time of the run.
@@ -113,9 +113,8 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
         truth.unlink(missing_ok=True)  # that of an earlier log with this name
         if value is not None:
             write_whole(truth, canonical(value))
-    of_env = returns.mean(1)
-    error = float(of_env.std(ddof=1)) / len(of_env) ** 0.5 if len(of_env) > 1 else float("nan")
-    mean = Interval.normal(float(of_env.mean()), error, LEVEL)
+    of_env = torch.from_numpy(returns.mean(1)).unsqueeze(0)
+    (mean,) = mean_returns(of_env, of_env.amin(1), of_env.amax(1), LEVEL)
     kinds = {name: returns[:, spec.agents_of(kind)] for kind, name in enumerate(spec.agent_type_names)}
     means = {name: float(earned.mean()) for name, earned in kinds.items()} if spec.agents > 1 else {}
     each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
@@ -354,7 +353,10 @@ def _value(
         "episodes": wanted.episodes,
         "gamma": wanted.gamma,
         "confidence_level": wanted.confidence_level,
-        **{name: {"mean": mean.value, "lower": mean.low, "upper": mean.high} for name, mean in both.items()},
+        **{
+            name: {"mean": mean.value, "lower": finite(mean.low), "upper": finite(mean.high)}
+            for name, mean in both.items()
+        },
         "mean_length": earned.length,
         "terminated_share": 1 - earned.cut_share,
     }

@@ -209,7 +209,7 @@ class EventLog(SpooledLog[PairedEvents]):
         if lacking.any():
             file, line = self._first_places(pairs.order.rows[lacking])[0]
             got = f"none, nor in {counted(int(lacking.sum()) - 1, 'other row')}"
-            raise DataError(Problem(self._files[file].place(line), NEXT_ACTION, got))
+            raise DataError(Problem(self._files[file].location(line), NEXT_ACTION, got))
 
     def vectors_of(self, transitions: PairedEvents) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yields the vectors [R] that are not known from the order, by name."""

@@ -26,7 +26,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import Logs, paths_of, place
+from reagent_lite.data.formats.frames import Logs, location, paths_of
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
 from reagent_lite.errors import DataError, Problem, raise_any
@@ -136,7 +136,7 @@ class TrainingCopy:
 
     def source_line(self, row: int) -> str:
         """Returns "file:line" of a row, for errors."""
-        return place(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
+        return location(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
 
     def refuse(self, rows: NDArray[np.bool_], expected: str, got: Callable[[int], str], todo: str = "") -> None:
         """Raises DataError where a row is true in `rows` [R]; `got` returns the value of a row, for the message."""

@@ -51,7 +51,7 @@ class TransitionLog(SpooledLog[Transitions]):
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
             todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"
-            raise DataError(Problem(files[0].place(), expected, "none of them", todo))
+            raise DataError(Problem(files[0].location(), expected, "none of them", todo))
 
     def transitions(self) -> Transitions:
         """Returns the transitions of all rows."""

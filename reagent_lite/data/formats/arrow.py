@@ -166,7 +166,7 @@ def _require_text(field: pa.Field) -> None:
 def _require_each_once(names: list[str], file: InputFile) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(Problem(file.place(), "each column once", f"{', '.join(map(repr, twice))} more than once"))
+        raise DataError(Problem(file.location(), "each column once", f"{', '.join(map(repr, twice))} more than once"))
 
 
 def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str], end: int, kind: str) -> Block:

@@ -43,7 +43,7 @@ class Block:
 
     def where(self, row: int) -> str:
         """Returns "file:line" of a row of the block."""
-        return self.file.place(int(self.lines[row]))
+        return self.file.location(int(self.lines[row]))
 
 
 @dataclass(slots=True)

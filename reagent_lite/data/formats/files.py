@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line, listed
 from reagent_lite.item_table import ItemTable
 from reagent_lite.strict_json import parse_json
@@ -78,9 +78,9 @@ class InputFile:
         """Name that tells the files of an input apart, also those of several logs."""
         return f"{self.log}/{self.name}" if self.log else self.name
 
-    def place(self, row: int | None = None) -> str:
+    def location(self, row: int | None = None) -> str:
         """Returns how errors name the file or one of its rows; see frames.place."""
-        return place(self.path, row)
+        return location(self.path, row)
 
     @property
     def remote(self) -> bool:

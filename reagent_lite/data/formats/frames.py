@@ -31,12 +31,12 @@ Logs = Log | Sequence[Log]
 _KEPT_DAYS = 30
 
 
-def places(path: DataPath) -> str:
+def locations(path: DataPath) -> str:
     """Returns how errors name a log, or several."""
-    return ", ".join(map(place, logs_of(path)))
+    return ", ".join(map(location, logs_of(path)))
 
 
-def place(path: str, row: int | None = None) -> str:
+def location(path: str, row: int | None = None) -> str:
     """Returns how errors name a file or one of its rows.
 
     Args:

@@ -115,7 +115,7 @@ def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None
 
 def no_rows(files: Sequence[InputFile]) -> NoRowsError:
     """Returns the error of files that can be read and have no rows."""
-    where = files[0].place() if len(files) == 1 else os.path.dirname(files[0].path)
+    where = files[0].location() if len(files) == 1 else os.path.dirname(files[0].path)
     got = f"none in {counted(len(files), 'file')}, {counted(sum(file.size for file in files), 'byte')}"
     return NoRowsError(Problem(where, "rows of data", got))
 

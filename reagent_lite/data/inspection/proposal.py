@@ -24,7 +24,7 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
-from reagent_lite.data.formats.frames import place
+from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.fields import candidates_of, chosen
 from reagent_lite.data.result_frames import frame_of
@@ -132,7 +132,7 @@ class Inspected:
     def lines(self) -> Iterator[str]:
         """Yields the description as text, one line for each column and sentence."""
         part = "all of them" if self.whole else "the first ones"
-        yield f"{place(self.path)}: {counted(self.rows, 'row')} read, {part}; {counted(len(self.columns), 'column')}"
+        yield f"{location(self.path)}: {counted(self.rows, 'row')} read, {part}; {counted(len(self.columns), 'column')}"
         for column in self.columns:
             facts = f"{column.kind}, present in {column.share_present:.1%}, {column.distinct:,} distinct"
             shown = [value if len(value) <= 40 else f"{value[:37]}..." for value in list(column.counts)[:_SHOWN]]
@@ -405,7 +405,7 @@ class Inspected:
                     )
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
                     columns = {name: summarize_copy(copy, name, NormParams(), seed=0) for name in names}
-                    fit_columns(columns, NormParams(), where=place(self.path))
+                    fit_columns(columns, NormParams(), where=location(self.path))
         except ReagentLiteError as error:
             return tuple(map(str, error.problems))
         return ()

@@ -67,10 +67,10 @@ class OwnColumns:
             expected = f"the columns that data.columns names: {listed(self._sources)}"
             todo = "Drop data.columns, in other workflows columns: the log has the contract's names already"
             raise DataError(
-                Problem(block.file.place(), expected, f"columns {listed(sorted(table.column_names))}", todo)
+                Problem(block.file.location(), expected, f"columns {listed(sorted(table.column_names))}", todo)
             )
         if at_once:
-            require_columns(table.column_names, self._sources, block.file.place(), self._sources)
+            require_columns(table.column_names, self._sources, block.file.location(), self._sources)
         elif first:
             soon = {name: field for name, field in self._sources.items() if field not in LATE_COLUMNS}
             require_columns(table.column_names, soon, block.where(0), soon)

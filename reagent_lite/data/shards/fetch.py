@@ -113,11 +113,11 @@ def _fetch_file(store: Store, shard: ShardEntry, name: str, target: Path) -> int
         size = stream.tell()
         if digest.hexdigest() != entry["sha256"]:
             got = f"{size} bytes with sha256 {digest.hexdigest()}"
-            raise DataError(Problem(store.place(source), wanted, got, _TODO))
+            raise DataError(Problem(store.location(source), wanted, got, _TODO))
     return size
 
 
 def _chunks(store: Store, name: str, wanted: str) -> Iterator[bytes]:
-    with disk_errors(store.place(name), wanted, _TODO), store.open(name) as source:
+    with disk_errors(store.location(name), wanted, _TODO), store.open(name) as source:
         while chunk := source.read(_CHUNK_BYTES):
             yield chunk

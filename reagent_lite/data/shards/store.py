@@ -105,7 +105,7 @@ class Store:
         stream: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb")
         return stream
 
-    def place(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """Returns the path or URL of a file, for errors."""
         return f"{self.where}/{_FOLDER}/{name}"
 
@@ -115,7 +115,7 @@ class Store:
         Raises:
             DataError: it was altered, or cannot be read.
         """
-        where = self.place(POINTER)
+        where = self.location(POINTER)
         self._files.invalidate_cache()
         with disk_errors(where, "a file that can be read", NO_PLACE):
             try:

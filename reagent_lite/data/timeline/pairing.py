@@ -54,13 +54,13 @@ class Pairing:
 
     Attributes:
         config: the config of the timeline.
-        found: facts found while reading the events.
+        checked: facts found while reading the events.
         files: the files of each folder.
         longest: rows of the longest episodes that are kept; None keeps all.
     """
 
     config: TimelineConfig
-    found: Checked
+    checked: Checked
     files: int
     longest: float | None
 
@@ -98,14 +98,14 @@ class Pairing:
                 if len(waiting) > 2:
                     waiting.popleft().result()
                 done += rows.num_rows
-                show(min(done, self.found.taken), self.found.taken)
+                show(min(done, self.checked.taken), self.checked.taken)
             for write_of_part in waiting:
                 write_of_part.result()
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path, key: str) -> PartFiles:
         """Returns the writer of a folder's files; a config key names the folder."""
-        columns = self.paired(event_columns(self.config, texts=self.found.texts).empty_table(), Counts()).schema
+        columns = self.paired(event_columns(self.config, texts=self.checked.texts).empty_table(), Counts()).schema
         return PartFiles(folder, key, columns.names[:-2], columns)
 
     def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
@@ -198,7 +198,7 @@ class _Transitions:
 def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
     """Returns the columns of transitions, in order."""
     timeline = pairing.config.timeline
-    seen = pairing.found.seen
+    seen = pairing.checked.seen
     spans = rows.spans
     episodes = spans.episodes
     at = spans.at
@@ -219,7 +219,7 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
     if "action_probability" in seen:
         columns["action_probability"] = rows.own("action_probability")
     if "metrics" in seen:
-        sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.found.metrics
+        sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.checked.metrics
         columns["metrics"] = _metrics(rows, pairing) if sums else rows.own("metrics")
     columns["next_state_features"] = rows.after("state_features", "next_state_features")
     columns["next_action"] = rows.after("action")
@@ -229,7 +229,7 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
         none = pa.array([[]], rows.column("possible_actions").type)
         columns["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
     for name in timeline.extraFeatureColumns:
-        kind = _TYPES[type_of(pairing.found.kinds.get(name, set()))]
+        kind = _TYPES[type_of(pairing.checked.kinds.get(name, set()))]
         columns |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
     columns |= {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
     places = to_numpy(rows.column("_place"))[at]
@@ -239,7 +239,7 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
 
 def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     """Returns [m] maps with the sum of every metric of the log."""
-    names = sorted(pairing.found.metrics)
+    names = sorted(pairing.checked.metrics)
     maps = rows.column("metrics")
     values = np.full((len(maps), len(names)), np.nan)
     offsets = to_numpy(maps.offsets)

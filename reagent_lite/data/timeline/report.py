@@ -11,7 +11,7 @@ from reagent_lite.config.paths import shown
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.frames import places
+from reagent_lite.data.formats.frames import locations
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.rows.contract import ALONE
 from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts
@@ -34,15 +34,15 @@ def require_taken(config: TimelineConfig, checked: Checked) -> None:
     if timeline.startDs or timeline.endDs:
         if not checked.days:
             expected = "a column 'ds', as timeline.startDs or endDs is given"
-            raise DataError(Problem(places(timeline.inputTableName), expected, "none"))
+            raise DataError(Problem(locations(timeline.inputTableName), expected, "none"))
         if not checked.taken:
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
             got = f"events from {checked.days[0]} to {checked.days[-1]}"
-            raise NoRowsError(Problem(places(timeline.inputTableName), expected, got, _small_sample(config)))
+            raise NoRowsError(Problem(locations(timeline.inputTableName), expected, got, _small_sample(config)))
     if checked.faults.kinds and timeline.on_refused == "error":
         todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
         got = f"{checked.faults.count:,} that do not: {_by_rule(checked)}"
-        total = Problem(places(timeline.inputTableName), "rows that keep the rules", got, todo)
+        total = Problem(locations(timeline.inputTableName), "rows that keep the rules", got, todo)
         raise DataError([*checked.faults.problems(), total])
 
 
@@ -50,7 +50,7 @@ def require_rows(config: TimelineConfig, checked: Checked, counts: Counts) -> No
     """Checks that there is an event of an episode that is kept."""
     if not counts.figures["rows"]:
         got = f"none of {counted(checked.rows, 'row')}" + (f": {_by_rule(checked)}" if checked.faults.kinds else "")
-        total = Problem(places(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
+        total = Problem(locations(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
         raise NoRowsError([*checked.faults.problems(), total])
 
 
@@ -117,7 +117,7 @@ def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files:
         if figures[figure]:
             level(f"{counted(figures[figure], singular, plural)} {rest}")
 
-    places = ", ".join(files[file].place(line) for file, line in counts.duplicates)
+    places = ", ".join(files[file].location(line) for file, line in counts.duplicates)
     places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
     rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
     log(warning, "duplicate_rows", "row has", "rows have", rest)
@@ -170,7 +170,7 @@ def none_complete(config: TimelineConfig, checked: Checked, counts: Counts) -> N
         todo.append("Log in next_state_features what was seen at the limit")
     got = f"none of {counted(checked.rows, 'event')}: {_reasons(config, checked, counts)}"
     expected = "events of which it is known where they led"
-    return NoRowsError(Problem(places(config.timeline.inputTableName), expected, got, ". ".join(todo)))
+    return NoRowsError(Problem(locations(config.timeline.inputTableName), expected, got, ". ".join(todo)))
 
 
 def report_of(

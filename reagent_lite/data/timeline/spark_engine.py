@@ -95,7 +95,7 @@ class SparkEngine:
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes each file in one task; see Engine."""
         files = pairing.files
-        total = pairing.found.taken
+        total = pairing.checked.taken
         show(0, total)
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (

@@ -192,7 +192,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     require_taken(config, checked)
     pairing = Pairing(
         config=config,
-        found=checked,
+        checked=checked,
         files=timeline.numOutputShards or -(-checked.taken // _ROWS_PER_FILE) or 1,
         longest=longest_rows(config, engine.lengths),
     )
