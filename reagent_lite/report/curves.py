@@ -126,8 +126,8 @@ def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[flo
 def _line(name: str, tag: str, curved: Series) -> Line:
     points = thinned(curved[tag], _MOST_POINTS)
     low, high = (dict(curved.get(tag.replace("/mean", end), [])) for end in ("/lower", "/upper"))
-    band = tuple((low[x], high[x]) for x, _ in points if x in low and x in high)
-    return Line(name=name, points=points, band=band if len(band) == len(points) and tag.endswith("/mean") else ())
+    band = tuple((low.get(x, value), high.get(x, value)) for x, value in points)  # no width where it is undefined
+    return Line(name=name, points=points, band=band if low and tag.endswith("/mean") else ())
 
 
 def _mark(name: str, tag: str, series: Series) -> tuple[float, str] | None:

@@ -249,13 +249,14 @@ def test_curves_are_read_from_the_metrics(tmp_path: Path) -> None:
         {"step": 20, "simulation/return/mean": 6.0, "simulation/return/lower": 5.5, "simulation/return/upper": 6.5},
         {"step": 30, "simulation/return/mean": 7.0, "simulation/return/lower": 6.5, "simulation/return/upper": 7.5,
          "simulation/random_return/mean": 1.0},
+        {"step": 40, "simulation/return/mean": 8.0, "simulation/return/lower": None, "simulation/return/upper": None},
     ])  # fmt: skip
     charts = {chart.title: chart for chart in curves_of(read_series(file))}
     assert list(charts) == ["Return in simulation", "TD loss", "Extra"]
     assert [line.points for line in charts["TD loss"].lines] == [((10.0, 3.0), (20.0, 2.0))]  # one value is no curve
     (returns,) = charts["Return in simulation"].lines
-    assert returns.points == ((20.0, 6.0), (30.0, 7.0))  # of two at one step the later
-    assert returns.band == ((5.5, 6.5), (6.5, 7.5))
+    assert returns.points == ((20.0, 6.0), (30.0, 7.0), (40.0, 8.0))  # of two at one step the later
+    assert returns.band == ((5.5, 6.5), (6.5, 7.5), (8.0, 8.0))
     assert charts["Return in simulation"].mark == (1.0, "random actions")
     assert read_series(tmp_path / "none") == {}
 
