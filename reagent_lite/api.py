@@ -33,7 +33,7 @@ from reagent_lite.tasks import simulate as simulation
 if TYPE_CHECKING:
     from reagent_lite.config.columns import Columns
     from reagent_lite.data.formats.frames import Table
-    from reagent_lite.data.inspection.proposal import Inspected
+    from reagent_lite.data.inspection.inspected import Inspected
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
 _CPU = torch.device("cpu")
@@ -135,9 +135,9 @@ def inspect(
         ReagentLiteError: the log or the item table cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
-        from reagent_lite.data.inspection.proposal import Inspected
+        from reagent_lite.data.inspection.proposal import inspect_log
     tree = {"data_path": path_of(data), "rows": rows, "columns": columns or {}, "items": _table(items)}
-    return Inspected(check(InspectConfig, tree))
+    return inspect_log(check(InspectConfig, tree))
 
 
 def simulate(config: Source) -> simulation.SimulatedLog:

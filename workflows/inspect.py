@@ -47,7 +47,7 @@ def inspect(config: InspectConfig) -> Described:
         DataError: the log cannot be read, or no config fits it, with the reasons.
     """
     with needing("data", "data_path"):
-        from reagent_lite.data.inspection.proposal import Inspected
+        from reagent_lite.data.inspection.proposal import inspect_log
         from reagent_lite.data.stage import data_files, left_out, require_apart
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute() if config.output_path else None
@@ -56,7 +56,7 @@ def inspect(config: InspectConfig) -> Described:
         require_writable(target.parent, "output_path")
     for note in left_out(config.data_path):
         logger.warning(note)
-    inspected = Inspected(config)
+    inspected = inspect_log(config)
     for line in inspected.lines():
         logger.info(line)
     if target is not None:

@@ -39,6 +39,11 @@ def unchanged(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
     return state, actions
 
 
+def outcomes_of(batch: TransitionBatch) -> Tensor:
+    """Returns the reward and the metrics of each row, [B, T]."""
+    return torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
+
+
 class CPEHeads(nn.Module):
     """Reward model and value model of one policy; Le, Voloshin & Yue (2019), fitted Q evaluation.
 
@@ -81,7 +86,7 @@ class CPEHeads(nn.Module):
 
         next_propensities [B, K] are the evaluated policy's at `batch.next_state`; 0 for choices that are not allowed.
         """
-        outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
+        outcomes = outcomes_of(batch)
         with torch.no_grad():
             next_q = self._values(*self._read(batch.next_state, batch.next_actions))
             next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
@@ -127,7 +132,7 @@ class CPEHeads(nn.Module):
     def scale_sums(self, batch: TransitionBatch) -> Tensor:
         """Returns rows, and sums of discounts, outcomes and squared outcomes, [2 + 2 T] float64; padding left out."""
         real = (batch.weight > 0).double()
-        outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1).double()
+        outcomes = outcomes_of(batch).double()
         d = discount(self.gamma, batch.steps, batch.bootstrap).double()
         return torch.cat((real.sum().view(1), (real @ d).view(1), real @ outcomes, real @ outcomes.square()))
 

@@ -29,17 +29,17 @@ from reagent_lite.config.paths import DataPath
 from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.files import InputFile, OwnNames
+from reagent_lite.data.formats.files import ColumnNames, InputFile
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
+from reagent_lite.data.rows.column_mapping import ColumnMapping
 from reagent_lite.data.rows.columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
 from reagent_lite.data.rows.contract import are_events, propensity
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.hashes import Hashes, list_hashes, mix, name_hashes, row_hashes
+from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, list_hashes, mix, row_hashes
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
-from reagent_lite.data.rows.own_columns import OwnColumns
 from reagent_lite.errors import DataError, Problem, counted, listed, raise_any
 from reagent_lite.files import work_folder
 
@@ -106,10 +106,10 @@ class _EpisodesOfLog:
     """
 
     prefix: str
-    names: OwnNames | None
+    names: ColumnNames | None
 
     def meaning(self, name: str) -> str:
-        """Returns the field that a column holds; see OwnNames."""
+        """Returns the field that a column holds; see ColumnNames."""
         return name if self.names is None else self.names.meaning(name)
 
     def read(self, block: Block) -> Block:
@@ -150,7 +150,7 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
     """
     problems: list[Problem] = []
     for _, of_log in itertools.groupby(files, lambda file: file.log):
-        with_own_names = [(file, file.columns) for file in of_log if isinstance(file.columns, OwnColumns)]
+        with_own_names = [(file, file.columns) for file in of_log if isinstance(file.columns, ColumnMapping)]
         try:
             if first_block(
                 [replace(file, columns=replace(columns, beside_others=False)) for file, columns in with_own_names]
@@ -193,7 +193,7 @@ def _rows_of(block: Block) -> tuple[pa.Table, set[int]]:
     count = len(rows)
     table = pa.table(
         {
-            "episode": name_hashes(ids)[codes[rows]] if count else np.zeros(0, np.uint64),
+            "episode": hashes_of_codes(codes[rows], ids),
             "sequence": sequence[rows],
             "ordered": ordered[rows],
             "content": _contents(block, faults)[rows],
@@ -213,7 +213,7 @@ def _contents(block: Block, faults: Faults) -> Hashes:
         actions = _hashes_of(features(action, faults)[0])
     else:
         codes, distinct = strings(action, faults)
-        actions = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[codes]
+        actions = hashes_of_codes(codes, distinct.to_pylist())
     hashes = mix(_hashes_of(states) ^ actions)
     for values in (numbers(column_of(block, "reward"), faults), propensity(block, faults)[0]):
         number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, one zero

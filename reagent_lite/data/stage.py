@@ -24,7 +24,15 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.data.formats.files import InputFile, OwnNames, list_input, local_path, not_read, read_bytes, sha256_of
+from reagent_lite.data.formats.files import (
+    ColumnNames,
+    InputFile,
+    list_input,
+    local_path,
+    not_read,
+    read_bytes,
+    sha256_of,
+)
 from reagent_lite.data.formats.frames import Logs, paths_of
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
@@ -242,11 +250,11 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
             logs have.
         NoRowsError: empty folders, or folders whose manifest says that they have no rows, and no other log.
     """
-    from reagent_lite.data.rows.own_columns import OwnColumns
+    from reagent_lite.data.rows.column_mapping import ColumnMapping
 
     paths = paths_of(logs)
     several = not isinstance(paths, str)
-    own_names = OwnColumns.of(columns or {}, beside_others=several)
+    own_names = ColumnMapping.of(columns or {}, beside_others=several)
     files: dict[str, InputFile] = {}
     empty: list[Problem] = []
     for number, path in enumerate(logs_of(paths), int(several)):
@@ -266,7 +274,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     return tuple(files.values())
 
 
-def _files_of(path: str, own_names: OwnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
+def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
     from reagent_lite.data.formats.reading import READERS
 
     manifest = StageManifest.read(path)

@@ -13,6 +13,7 @@ import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import psutil
 import torch
@@ -144,9 +145,10 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
         self.kept = "training had not begun; run the same command again"
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
+        self._before.update({number: signal.signal(number, self._note) for number in stop_signals()})
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ import torch
 from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.config.paths import DataPath, shown
-from reagent_lite.data.copy.place import places_of
+from reagent_lite.data.copy.location import locations_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
@@ -158,15 +158,15 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     standing = standing_copy(path, actions, directory, columns, pairing, items)
     if standing is not None:
         return ok(name, f"up to date in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = [location.parent for location in places_of(path, actions, directory, columns, pairing, items)]
-    places = [folder for folder in folders if is_writable(folder)]
+    folders = [location.parent for location in locations_of(path, actions, directory, columns, pairing, items)]
+    writable = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
-    if not places:
+    if not writable:
         return failed(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_TIMES * (sum(file.size for file in files) - packed) + _PACKED_TIMES * packed
-    free = free_disk_bytes(places[0])
-    text = f"{places[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
+    free = free_disk_bytes(writable[0])
+    text = f"{writable[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, text) if free > need else warning(name, text, todo)
 
 
@@ -223,9 +223,7 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         else:
             yield failed("GPU toolkit", problem, "Or set simulation.backend to auto: environments then run on the CPU")
             return
-    backend = open_backend(
-        settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters, math=settings.math
-    )
+    backend = open_backend(settings, device)
     spec = backend.spec
     does = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
     text = f"{spec.name} {does}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"

@@ -14,7 +14,7 @@ import torch
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import shown
-from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.agreement import content_of
 from reagent_lite.data.copy.texts import require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn

@@ -163,7 +163,7 @@ class ExportedModel:
         return {key: self.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
 
     def learned_from(self, content: str) -> bool:
-        """Whether it was trained on rows with this facts.content_of; false if it was trained in simulation alone."""
+        """Whether it was trained on rows with this content, see `content_of`; false for simulation alone."""
         alone = (self.config.get("simulation") or {}).get("share") == 1
         return self.bundle.manifest["data_hash"] == content and not alone
 

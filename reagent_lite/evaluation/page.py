@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities
+from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities, outcomes_of
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.sums import EpisodeTable
@@ -250,7 +250,7 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
 def _page_of(
     batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None, names: tuple[str, ...]
 ) -> EvaluationPage:
-    outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
+    outcomes = outcomes_of(batch)
     if models is None:
         reward_model = q_values = outcomes.new_zeros(*batch.actions.mask.shape, len(names))
         next_value = torch.zeros_like(outcomes, dtype=torch.float64)

@@ -44,13 +44,7 @@ class Arena:
         self, config: EvaluateConfig, settings: PlayedEnvironmentConfig, models: Sequence[ExportedModel]
     ) -> None:
         device = torch.device("cuda", 0) if settings.backend == "cuda" else torch.device("cpu")
-        backend = open_backend(
-            settings.env,
-            backend=settings.backend,
-            device=device,
-            parameters=settings.env_parameters,
-            math=settings.math,
-        )
+        backend = open_backend(settings, device)
         problems = several_types(backend.spec, "simulation.env")
         for model in models:
             problems += misfits(model.bundle, backend.spec, f"{model.key} {model.path}")

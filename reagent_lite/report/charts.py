@@ -271,8 +271,8 @@ def _centred(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
     return _text(min(max(x, half), _WIDTH - half), y, words, anchor="middle", kind=kind)
 
 
-def _path(places: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in places)
+def _path(points: Sequence[Point]) -> str:
+    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
 
 
 def _tag(name: str, *inside: str, **attributes: str | float) -> Markup:

@@ -15,7 +15,7 @@ from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.config.paths import shown
-from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted

@@ -12,7 +12,7 @@ import torch
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import shown
-from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes

@@ -133,13 +133,7 @@ def compiled(settings: SimulationConfig, group: Group) -> Backend:
         torch.set_num_threads(group.cores)
 
     def opened() -> Backend:
-        return open_backend(
-            settings.env,
-            backend=settings.backend,
-            device=group.device,
-            parameters=settings.env_parameters,
-            math=settings.math,
-        )
+        return open_backend(settings, group.device)
 
     backend = opened() if group.is_first_on_node else None
     group.barrier()

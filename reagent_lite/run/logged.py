@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
-from reagent_lite.data.copy.facts import Agreement, Facts
+from reagent_lite.data.copy.agreement import Agreement, CopySummary
 from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import (
     TrainingCopy,
@@ -266,7 +266,7 @@ def _copy(
     if not group.is_first_on_node:
         copy = prepared(None)
     name = shown(path)
-    agreement = shards.agree(Facts.of(copy, group.node, given), name)
+    agreement = shards.agree(CopySummary.of(copy, group.node, given), name)
     if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
         require_own_rows(copy, shards, name)
     logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import shown
 from reagent_lite.console import logger
-from reagent_lite.data.copy.facts import Agreement
+from reagent_lite.data.copy.agreement import Agreement
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_columns

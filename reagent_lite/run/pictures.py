@@ -39,7 +39,7 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
     actors = encoder.actors(env, learner, epsilon=epsilon, temperature=target.temperature)
     env.reset()
     seen = [_row(env.observation)]
-    places = [_places(env)]
+    positions = [_positions(env)]
     actions = []
     rewards = []
     for _ in range(env.time_limit):
@@ -47,7 +47,7 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
         actions.append(int(env.action[0]))
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))
-        places.append(_places(env))
+        positions.append(_positions(env))
         if int(env.ended[0]):
             break
     return Episode(
@@ -58,11 +58,11 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
         ending="terminated" if env.terminated[0] else "truncated by the time limit" if env.truncated[0] else "",
         action_names=() if env.spec.candidates else env.spec.action_names,
         parameters=env.spec.parameters,
-        agents=_agents(env, places),
+        agents=_agents(env, positions),
     )
 
 
-def _places(env: VectorEnv) -> tuple[np.ndarray, ...]:
+def _positions(env: VectorEnv) -> tuple[np.ndarray, ...]:
     """Returns x, y and in_game of every agent, [A] each, or nothing if agents have no positions."""
     if env.in_game is None or not {"x", "y"} <= {field.name for field in env.spec.fields}:
         return ()
@@ -71,10 +71,10 @@ def _places(env: VectorEnv) -> tuple[np.ndarray, ...]:
     return x, y, env.in_game.cpu().numpy().copy()
 
 
-def _agents(env: VectorEnv, places: list[tuple[np.ndarray, ...]]) -> Agents | None:
-    if not places[0]:
+def _agents(env: VectorEnv, positions: list[tuple[np.ndarray, ...]]) -> Agents | None:
+    if not positions[0]:
         return None
-    x, y, in_game = (np.stack(each) for each in zip(*places, strict=True))
+    x, y, in_game = (np.stack(each) for each in zip(*positions, strict=True))
     kind = np.array(env.spec.agent_types)
     return Agents(x=x, y=y, in_game=in_game, kind=kind, kinds=env.spec.agent_type_names)
 

@@ -21,7 +21,7 @@ from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
-from reagent_lite.data.copy.place import parents_of
+from reagent_lite.data.copy.location import parents_of
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import is_writable

@@ -1,11 +1,11 @@
 """The protocol of both backends and the choice between them."""
 
 import functools
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import torch
 
-from reagent_lite.config.environment import GYMNASIUM
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import KernelBuildError
 from reagent_lite.sim.calls import ActCall, Call, Kernel
@@ -32,38 +32,29 @@ class Backend(Protocol):
         ...
 
 
-def open_backend(
-    env: str,
-    *,
-    backend: Literal["auto", "cuda", "cpu"],
-    device: torch.device,
-    parameters: dict[str, Any],
-    math: Literal["exact", "fast"],
-) -> Backend:
+def open_backend(settings: EnvironmentConfig, device: torch.device) -> Backend:
     """Returns an environment compiled for the CPU or a GPU, or an environment of Gymnasium.
 
     Args:
-        env: name of an environment of this package, path of a `.cuh` file, or `gymnasium:` and a name.
-        backend: `auto` takes CUDA if the device is a GPU; if that fails, it warns and takes the CPU.
+        settings: the environment; its backend `auto` takes CUDA if the device is a GPU, and if that fails, warns and
+            takes the CPU.
         device: the device of the learner; the CUDA build runs on it.
-        parameters: constants of the dynamics to replace, or arguments of gymnasium.make.
-        math: `exact` gives the same bits on every machine.
 
     Raises:
         SimulationError: unknown environment or parameter.
         KernelBuildError: the compiler refuses it, or there is no compiler.
     """
-    if env.startswith(GYMNASIUM):
-        return GymnasiumBackend(env, parameters)
-    path = find_environment(env)
-    if backend == "auto" and device.type == "cuda":
+    if settings.in_python:
+        return GymnasiumBackend(settings.env, settings.env_parameters)
+    path = find_environment(settings.env)
+    if settings.backend == "auto" and device.type == "cuda":
         try:
-            return CudaBackend(path, parameters, math, device)
+            return CudaBackend(path, settings.env_parameters, settings.math, device)
         except KernelBuildError as error:
             _warn(f"environments run on the CPU: {error}")
-    if backend != "cuda":
-        return CpuBackend(path, parameters, math)
-    return CudaBackend(path, parameters, math, device)
+    if settings.backend != "cuda":
+        return CpuBackend(path, settings.env_parameters, settings.math)
+    return CudaBackend(path, settings.env_parameters, settings.math, device)
 
 
 @functools.cache

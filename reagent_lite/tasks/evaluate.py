@@ -29,7 +29,7 @@ from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
-from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.agreement import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing

@@ -91,13 +91,7 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
     start = time.monotonic()
     target = Path(config.output_path).expanduser()
     with _keys_without_section():
-        backend = open_backend(
-            config.env,
-            backend=config.backend,
-            device=_device(config),
-            parameters=config.env_parameters,
-            math=config.math,
-        )
+        backend = open_backend(config, _device(config))
     spec = backend.spec
     schema = _schema(config, spec)
     others = _others(config, spec)

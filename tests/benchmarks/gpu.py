@@ -29,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from reagent_lite import __version__
 from reagent_lite.config import DqnConfig, WorkflowConfig, check
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
@@ -114,7 +115,7 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
         seconds: duration of each of five rounds, whose median counts.
     """
     kind = "cuda" if device.type == "cuda" else "cpu"
-    backend = open_backend(env, backend=kind, device=device, parameters={}, math="exact")  # type: ignore[arg-type]
+    backend = open_backend(EnvironmentConfig(env=env, backend=kind), device)  # type: ignore[arg-type]
     with on_stream(device):
         envs = VectorEnv(backend, num_envs=size)
         envs.reset()

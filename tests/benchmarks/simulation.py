@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from tests.benchmarks.peers import interpreter, printed_number
@@ -52,7 +53,7 @@ def rate(work: Callable[[], object], units: int) -> float:
 
 
 def ours(num: int) -> VectorEnv:
-    backend = open_backend("cartpole_v1", backend="cpu", device=torch.device("cpu"), parameters={}, math="exact")
+    backend = open_backend(EnvironmentConfig(env="cartpole_v1", backend="cpu"), torch.device("cpu"))
     env = VectorEnv(backend, num_envs=num)
     env.reset()
     env.act(None, epsilon=torch.ones(1))
@@ -73,7 +74,9 @@ def tag(name: str, agents: int, full: bool) -> dict[str, object]:
     constants = {"num_taggers": taggers, "use_full_observation": full}
     constants |= {"num_runners": agents - taggers} if name == "tag_continuous" else {}
     cpu = torch.device("cpu")
-    env = VectorEnv(open_backend(name, backend="cpu", device=cpu, parameters=constants, math="exact"), num_envs=games)
+    env = VectorEnv(
+        open_backend(EnvironmentConfig(env=name, backend="cpu", env_parameters=constants), cpu), num_envs=games
+    )
     env.reset()
     uniform, random = torch.ones(1), np.random.default_rng(0)
     actions = env.spec.num_actions

@@ -8,6 +8,7 @@ import torch
 from oracles import gridworld
 from torch import Tensor
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import SimulationError
 from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
@@ -36,7 +37,7 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 def coins(folder: Path, num_envs: int, *, time_limit: int = 100, source: str = COIN) -> VectorEnv:
     file = folder / "coin.cuh"
     file.write_text(source)
-    backend = open_backend(str(file), backend="cpu", device=CPU, parameters={}, math="exact")
+    backend = open_backend(EnvironmentConfig(env=str(file), backend="cpu"), CPU)
     return VectorEnv(backend, num_envs=num_envs, seed=5, time_limit=time_limit)
 
 
@@ -86,7 +87,7 @@ def test_a_time_limit_truncates(tmp_path: Path) -> None:
 
 def test_episodes_that_are_over_are_not_decided_any_more() -> None:
     """The policy acts in fewer and fewer environments; each episode is the same as if its environment played alone."""
-    backend = open_backend("gridworld", backend="cpu", device=CPU, parameters={}, math="exact")
+    backend = open_backend(EnvironmentConfig(env="gridworld", backend="cpu"), CPU)
     weight = torch.from_numpy(gridworld.optimal_q()).float()
     asked = []
 

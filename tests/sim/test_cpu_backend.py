@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def opened(env: str, **parameters: float) -> CpuBackend:
-    backend = open_backend(env, backend="auto", device=CPU, parameters=parameters, math="exact")
+    backend = open_backend(EnvironmentConfig(env=env, env_parameters=parameters), CPU)
     assert isinstance(backend, CpuBackend)
     return backend
 

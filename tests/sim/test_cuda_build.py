@@ -12,6 +12,7 @@ import pytest
 import torch
 from sim.conftest import COUNTER
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError
 from reagent_lite.sim import cuda_build, sources
 from reagent_lite.sim.backend import open_backend
@@ -126,9 +127,9 @@ def test_without_a_gpu(own: Path) -> None:
     with pytest.raises(KernelBuildError, match="simulation on a GPU: expected"):
         CudaBackend(own, {}, "exact", torch.device("cuda"))
     with pytest.raises(KernelBuildError, match="simulation on a GPU: expected"):
-        open_backend(str(own), backend="cuda", device=torch.device("cuda"), parameters={}, math="exact")
+        open_backend(EnvironmentConfig(env=str(own), backend="cuda"), torch.device("cuda"))
     for device in ("cuda", "cpu"):
-        chosen = open_backend(str(own), backend="auto", device=torch.device(device), parameters={}, math="exact")
+        chosen = open_backend(EnvironmentConfig(env=str(own)), torch.device(device))
         assert isinstance(chosen, CpuBackend)
 
 

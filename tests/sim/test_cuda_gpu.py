@@ -13,6 +13,7 @@ import torch
 from oracles.same_bits import CORNERS, bits, play
 from torch import Tensor
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cpu import CpuBackend
@@ -174,7 +175,7 @@ def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
     cuda("cartpole_v1")
 
     def chosen(backend: Literal["auto", "cuda", "cpu"], device: torch.device) -> type:
-        return type(open_backend("cartpole_v1", backend=backend, device=device, parameters={}, math="exact"))
+        return type(open_backend(EnvironmentConfig(env="cartpole_v1", backend=backend), device))
 
     cpu = torch.device("cpu")
     assert [chosen("auto", DEVICE), chosen("cuda", DEVICE), chosen("cuda", torch.device("cuda"))] == [CudaBackend] * 3

@@ -14,6 +14,7 @@ from oracles.pretended_gpu import GPU, pretended_gpu
 from oracles.same_bits import backends
 from torch import Tensor
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim import backend
 from reagent_lite.sim.backend import Backend, open_backend
@@ -109,7 +110,7 @@ def test_a_rollout_fills_the_same_replay() -> None:
 
 def auto() -> Backend:
     backend._warn.cache_clear()
-    return open_backend("cartpole_v1", backend="auto", device=GPU, parameters={}, math="exact")
+    return open_backend(EnvironmentConfig(env="cartpole_v1"), GPU)
 
 
 def test_a_driver_that_refuses_machine_code_is_given_the_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +129,7 @@ def test_a_driver_that_refuses_both_leaves_the_cpu(caplog: pytest.LogCaptureFixt
         gpu.refused = (".cubin", ".ptx")
         assert isinstance(auto(), CpuBackend)
         with pytest.raises(KernelBuildError, match=r"\.cubin: expected code"):
-            open_backend("cartpole_v1", backend="cuda", device=GPU, parameters={}, math="exact")
+            open_backend(EnvironmentConfig(env="cartpole_v1", backend="cuda"), GPU)
     (message,) = caplog.messages
     assert message.startswith("environments run on the CPU: ")
     assert "device kernel image is invalid" in message
@@ -147,7 +148,7 @@ def test_a_pycuda_that_cannot_be_imported_leaves_the_cpu(
         monkeypatch.delitem(sys.modules, "pycuda.driver")
         monkeypatch.syspath_prepend(str(tmp_path))
         assert isinstance(auto(), CpuBackend)
-        again = open_backend("cartpole_v1", backend="auto", device=GPU, parameters={}, math="exact")
+        again = open_backend(EnvironmentConfig(env="cartpole_v1"), GPU)
         assert isinstance(again, CpuBackend)
     (message,) = caplog.messages  # once, however many are opened
     assert "expected a PyCUDA that loads, got _driver.so: undefined symbol: cuDevSmResourceSplit" in message

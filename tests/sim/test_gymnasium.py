@@ -12,6 +12,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, flatten
 from sim.conftest import environments as kernels
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
@@ -72,7 +73,7 @@ def _registered() -> None:
 
 
 def environments(name: str, num: int, first: int = 0, limit: int | None = None, **parameters: Any) -> VectorEnv:
-    backend = open_backend(f"gymnasium:{name}", backend="auto", device=CPU, parameters=parameters, math="exact")
+    backend = open_backend(EnvironmentConfig(env=f"gymnasium:{name}", env_parameters=parameters), CPU)
     env = open_envs(backend, num_envs=num, first_env=first, seed=SEED, stream=STREAM, time_limit=limit)
     env.reset()
     return env

@@ -19,7 +19,7 @@ from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.inspection.proposal import Inspected
+from reagent_lite.data.inspection.proposal import inspect_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.export import load_bundle
@@ -203,13 +203,13 @@ def test_a_bad_table_ends_the_run_before_it_begins(run: Runner, tmp_path: Path) 
 def test_inspect_proposes_candidates_of_an_item_table(tmp_path: Path) -> None:
     items = write_items(tmp_path)
     log = write_lines(tmp_path / "log.jsonl", events())
-    inspected = Inspected(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
+    inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
     assert inspected.config is not None
     assert (inspected.workflow, inspected.problems) == ("parametric_dqn", ())
     assert inspected.config["data"] == {"items": str(items)}
     assert "actions" not in inspected.config
     assert trained(merged(inspected.config, config(log, tmp_path / "out"))).model is not None
     write_lines(items, [*ITEMS[1:]])
-    inspected = Inspected(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
+    inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
     assert inspected.config is None
     assert "expected an id of the 4 items" in inspected.problems[0]

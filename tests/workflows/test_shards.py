@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, load_config
-from reagent_lite.data.copy.facts import content_of
+from reagent_lite.data.copy.agreement import content_of
 from reagent_lite.data.copy.training_copy import open_training_copy
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan

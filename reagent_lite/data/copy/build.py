@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reagent_lite.data.copy.place import KIND, CopyManifest
+from reagent_lite.data.copy.location import KIND, CopyManifest
 from reagent_lite.data.copy.spooled_log import SpooledLog
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
@@ -30,7 +30,7 @@ def build(
         files: the input; none for the copy of a machine without rows.
         log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
         progress: called with (bytes read, total bytes).
-        settings: the settings of the copy, see `place.Place`.
+        settings: the settings of the copy, see `location.CopyLocation`.
         log_notes: sentences about several logs that the files are of.
 
     Raises:

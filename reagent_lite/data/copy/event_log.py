@@ -99,6 +99,7 @@ class EventLog(SpooledLog[PairedEvents]):
 
     Attributes:
         config: which events become which transitions.
+        report: rows read, kept and left out, as in the manifest of a timeline; empty before `transitions`.
     """
 
     vectors: ClassVar[dict[str, DTypeLike]] = {
@@ -108,6 +109,7 @@ class EventLog(SpooledLog[PairedEvents]):
     def __init__(self, folder: Path, config: TimelineConfig) -> None:
         super().__init__(folder, contract_of(config))
         self.config = config
+        self.report: dict[str, Any] = {}
         self._blocks: list[Checked] = []
         self._refused: dict[str, set[str]] = {}
         self._cut: list[NDArray[np.int64]] = []

@@ -8,13 +8,13 @@ from pathlib import Path
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.copy.place import KIND, CopyManifest, places_of
+from reagent_lite.data.copy.location import KIND, CopyManifest, locations_of
 from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import first_block
 from reagent_lite.data.logs import require_one_kind
+from reagent_lite.data.rows.column_mapping import OriginalNames, remembered
 from reagent_lite.data.rows.contract import Contract, are_events
-from reagent_lite.data.rows.own_columns import NamesAsTheyAre, remembered
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.stage import StageManifest, data_files, untouched
 from reagent_lite.errors import NoRowsError
@@ -22,7 +22,7 @@ from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
-    """Returns the names of a model's columns in another log, or in several; see own_columns.remembered.
+    """Returns the names of a model's columns in another log, or in several; see column_mapping.remembered.
 
     Raises:
         DataError: files that are not there, or cannot be read.
@@ -31,7 +31,7 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
     for log in logs_of(path) if columns else ():
         if StageManifest.read(log) is None:
             with suppress(NoRowsError):
-                plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in data_files(log))
+                plain = tuple(replace(file, columns=OriginalNames()) for file in data_files(log))
                 if (first := first_block(plain)) is not None:
                     known_columns |= remembered(columns, first.table.column_names)
     return known_columns
@@ -74,7 +74,7 @@ def standing_copy(
         items: the item table.
     """
     files = data_files(path, columns)
-    for place_of_copy in places_of(path, actions, directory, columns, timeline, items):
+    for place_of_copy in locations_of(path, actions, directory, columns, timeline, items):
         for folder in place_of_copy.copies():
             manifest = CopyManifest.whole(folder, KIND, place_of_copy.settings)
             if manifest is not None and untouched(manifest.inputs, files):

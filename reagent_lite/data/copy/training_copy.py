@@ -1,7 +1,7 @@
 """The training copy: a log's transitions as memory-mapped arrays, written once beside the data.
 
     inputs ─► 1 blocks of Arrow columns ─► 2 checked rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
-              formats/                     rows/               build.py                   build.py, place.py
+              formats/                     rows/               build.py                   build.py, location.py
 
 A copy is used again while its inputs are unchanged, which names, sizes and modification times show, else sha256. Next
 states are not stored where they are the following row's state, which halves the bytes.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.copy.place import CopyManifest, places_of
+from reagent_lite.data.copy.location import CopyManifest, locations_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Logs, location, paths_of
@@ -239,12 +239,12 @@ def prepare_training_copy(
     """
     path = paths_of(log)
     files = data_files(path, columns, items)
-    places = places_of(path, actions, directory, columns, timeline, items)
-    folder = next((folder for place_of_copy in places if (folder := place_of_copy.standing(files)) is not None), None)
+    locations = locations_of(path, actions, directory, columns, timeline, items)
+    folder = next((folder for location in locations if (folder := location.standing(files)) is not None), None)
     if folder is None:
-        chosen = next((place_of_copy for place_of_copy in places if is_writable(place_of_copy.parent)), None)
+        chosen = next((location for location in locations if is_writable(location.parent)), None)
         if chosen is None:
-            parents = ", ".join(str(place_of_copy.parent) for place_of_copy in places)
+            parents = ", ".join(str(location.parent) for location in locations)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
             manifest = _built(path, files, actions, temporary, timeline, progress, chosen.settings)

@@ -23,7 +23,7 @@ from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.columns import column_of, holds_maps, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
+from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, row_hashes
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary, texts_of
 from reagent_lite.data.rows.maps import candidate_features, candidate_lists, features
 from reagent_lite.data.rows.matrices import FeatureMatrix
@@ -156,6 +156,6 @@ def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
     codes, ids = strings(column_of(block, "mdp_id"), faults)
     sequence, present = sequence_numbers(column_of(block, "sequence_number"), faults)
     named = (codes >= 0) & present
-    episode = np.append(name_hashes(ids.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
+    episode = hashes_of_codes(np.where(named, codes, -1), ids.to_pylist())
     position = (block.file_number << _LINE_BITS) + block.lines
     return row_hashes(episode, np.where(named, sequence, position), seed), int((~named).sum())

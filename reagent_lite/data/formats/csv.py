@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, ColumnKind, kind_of
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, OwnNames
+from reagent_lite.data.formats.files import ColumnNames, InputFile
 from reagent_lite.data.formats.jsonl import (
     NamedArray,
     column_of,
@@ -166,7 +166,7 @@ def _require_records(text: bytes, line: int, path: str) -> None:
 
 
 def _header(
-    record: bytes, where: str, columns: Collection[str] | None, own_names: OwnNames | None
+    record: bytes, where: str, columns: Collection[str] | None, own_names: ColumnNames | None
 ) -> tuple[_HeaderCell, ...]:
     try:
         cells = next(csv.reader([record.decode()]))
@@ -183,7 +183,7 @@ def _header(
         if is_part and not feature:
             problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
-        # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
+        # a user's own column of one feature is put into its map with the others, see rows/column_mapping.py
         of_map = column if is_part else meaning.partition(".")[0] if meaning != name and "." in meaning else ""
         header.append(
             _HeaderCell(

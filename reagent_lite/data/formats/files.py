@@ -31,8 +31,8 @@ MINARI_DESCRIPTION = "metadata.json"
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
-class OwnNames(Protocol):
-    """A user's own names of the contract's columns; see rows/own_columns.py."""
+class ColumnNames(Protocol):
+    """A user's own names of the contract's columns; see rows/column_mapping.py."""
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
@@ -68,7 +68,7 @@ class InputFile:
     size: int
     modified_ns: int
     sha256: str = ""
-    columns: OwnNames | None = None
+    columns: ColumnNames | None = None
     features: tuple[int, ...] = ()
     log: int = 0
     items: ItemTable | None = field(default=None, compare=False, repr=False)
@@ -79,7 +79,7 @@ class InputFile:
         return f"{self.log}/{self.name}" if self.log else self.name
 
     def location(self, row: int | None = None) -> str:
-        """Returns how errors name the file or one of its rows; see frames.place."""
+        """Returns how errors name the file or one of its rows; see frames.location."""
         return location(self.path, row)
 
     @property
@@ -225,10 +225,8 @@ def _counted_names(names: list[str]) -> str:
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
     """Returns the files of a Minari dataset, its description first; none for another folder."""
     try:
-        places = (Path(folder, "data"), Path(folder))
-        data = next(
-            (folder_of_data for folder_of_data in places if (folder_of_data / MINARI_DESCRIPTION).is_file()), None
-        )
+        folders = (Path(folder, "data"), Path(folder))
+        data = next((described for described in folders if (described / MINARI_DESCRIPTION).is_file()), None)
         description = None if data is None else parse_json((data / MINARI_DESCRIPTION).read_bytes())
     except (OSError, ValueError):
         return ()

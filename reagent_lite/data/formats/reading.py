@@ -20,7 +20,7 @@ import pyarrow as pa
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import Block, Position, Reader, Show, num_threads
 from reagent_lite.data.formats.csv import read_csv
-from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames
+from reagent_lite.data.formats.files import MINARI, ColumnNames, InputFile
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
@@ -38,7 +38,7 @@ def parses_of(
         yield parse if own_names is None else partial(_renamed, own_names, parse)
 
 
-def _renamed(own_names: OwnNames, parse: Callable[[], Block]) -> Block:
+def _renamed(own_names: ColumnNames, parse: Callable[[], Block]) -> Block:
     block: Block = own_names.read(parse())
     return block
 

@@ -19,7 +19,7 @@ from reagent_lite.data.formats.csv import json_cell
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
-from reagent_lite.data.rows.own_columns import NamesAsTheyAre
+from reagent_lite.data.rows.column_mapping import OriginalNames
 
 ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
@@ -97,7 +97,7 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
         DataError: a file that cannot be read, with file and line.
         NoRowsError: no file has rows.
     """
-    plain = tuple(replace(file, columns=NamesAsTheyAre()) for file in files)
+    plain = tuple(replace(file, columns=OriginalNames()) for file in files)
     values: dict[str, Values] = {}
     read = 0
     whole = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.inspection.columns import LogColumn
-from reagent_lite.data.rows.own_columns import names_of
+from reagent_lite.data.rows.column_mapping import names_of
 
 NAMES: dict[str, tuple[str, ...]] = {
     field: tuple(names.split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,12 @@ def name_hashes(names: Iterable[str]) -> Hashes:
     """Returns [names] BLAKE2b of each mdp_id, 8 bytes, little endian."""
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
     return np.frombuffer(b"".join(digests), "<u8")
+
+
+def hashes_of_codes(codes: NDArray[np.integer], names: Sequence[str]) -> Hashes:
+    """Returns [n] hashes of the names that codes [n] are indices of, 0 where a code is -1."""
+    hashes: Hashes = np.append(name_hashes(names), np.uint64(0))[codes]
+    return hashes
 
 
 def row_hashes(episode: Hashes, sequence: NDArray[np.int64], seed: int) -> Hashes:

@@ -15,12 +15,12 @@ from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.jsonl import in_one_column
 from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.data.formats.schema import is_text
+from reagent_lite.data.rows.column_mapping import OriginalNames
 from reagent_lite.data.rows.columns import Column, column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_levels, texts_of
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.data.rows.own_columns import NamesAsTheyAre
 from reagent_lite.errors import DataError, NoRowsError, Problem, listed
 from reagent_lite.item_table import ItemTable
 
@@ -49,7 +49,7 @@ def read_items(path: str, id_column: str) -> ItemTable:
         DataError: a file that cannot be read; no items or no features; an item without an id, an id twice, a feature
             that is absent or no finite number, or with numbers and texts, with file and line.
     """
-    files = tuple(replace(file, columns=NamesAsTheyAre()) for file in list_input(path, tuple(READERS)))
+    files = tuple(replace(file, columns=OriginalNames()) for file in list_input(path, tuple(READERS)))
     try:
         parts = list(read_blocks(files, partial(_read, id_column), None, ALL_COLUMNS))
     except NoRowsError as error:

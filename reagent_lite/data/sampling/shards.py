@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.data import DataConfig
-from reagent_lite.data.copy.facts import FACTS, Agreement, Facts, agree
+from reagent_lite.data.copy.agreement import COPY_SUMMARY, Agreement, CopySummary, agree
 from reagent_lite.distributed.group import Group
 
 
@@ -65,18 +65,21 @@ class Shards:
         """First rank of each shard."""
         return tuple(self.of_rank.index(shard) for shard in range(max(self.of_rank) + 1))
 
-    def agree(self, facts: Facts, path: str) -> Agreement:
+    def agree(self, summary: CopySummary, path: str) -> Agreement:
         """Returns the description of the data at `path` on all machines together; every rank calls it.
 
         Args:
-            facts: the facts of this machine's data.
+            summary: summary of this machine's data.
             path: the same on all machines.
 
         Raises:
-            DataError: on every rank alike, see `facts.agree`.
+            DataError: on every rank alike, see `agreement.agree`.
         """
-        all_facts = [FACTS.validate_json(text) for text in self.group.gather_text(FACTS.dump_json(facts).decode())]
-        by_node = [all_facts[self.nodes.index(node)] for node in sorted(set(self.nodes))]
+        summaries = [
+            COPY_SUMMARY.validate_json(text)
+            for text in self.group.gather_text(COPY_SUMMARY.dump_json(summary).decode())
+        ]
+        by_node = [summaries[self.nodes.index(node)] for node in sorted(set(self.nodes))]
         return agree(by_node, path=path, replicas=not self.several)
 
     def counts(self, number: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.logs import tell_apart
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
+from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, name_hashes, row_hashes
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_unchanged, states_of
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
@@ -239,4 +239,4 @@ def episode_hashes(block: Block) -> Hashes:
     codes, names = strings(column_of(block, "mdp_id"), faults)
     faults.require_none()
     alone = row_hashes(np.array([block.file_number], np.uint64), block.lines, 0)
-    return np.where(codes < 0, alone, np.append(name_hashes(names.to_pylist()), np.uint64(0))[codes])
+    return np.where(codes < 0, alone, hashes_of_codes(codes, names.to_pylist()))

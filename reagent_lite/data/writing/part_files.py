@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ class PartFiles:
         self._columns = pa.schema([pa.field(name, columns.field(at).type) for at, name in enumerate(names)])
         self.rows: dict[int, int] = {}
         self._held: list[pa.RecordBatch] = []
-        self._writer: pa.parquet.ParquetWriter | None = None
+        self._file: tuple[pa.parquet.ParquetWriter, IO[bytes]] | None = None
 
     def __enter__(self) -> PartFiles:
         return self
@@ -58,9 +58,10 @@ class PartFiles:
                 with room_in(self._folder.parent, self._key):
                     self._end()
         finally:
-            if self._writer is not None:
-                self._writer.is_open = False  # after an error; its destructor writes if it is open
-                self._stream.close()
+            if self._file is not None:
+                writer, stream = self._file
+                writer.is_open = False  # after an error; its destructor writes if it is open
+                stream.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""
@@ -85,22 +86,22 @@ class PartFiles:
     def _begin(self, number: int) -> None:
         self._end()
         self.rows[number] = 0
-        self._stream = (self._folder / part_name(number)).open("wb")
-        self._writer = pa.parquet.ParquetWriter(self._stream, self._columns, **PARQUET)
+        stream = (self._folder / part_name(number)).open("wb")
+        self._file = pa.parquet.ParquetWriter(stream, self._columns, **PARQUET), stream
 
     def _end(self) -> None:
-        if self._writer is not None:
+        if self._file is not None:
             self._flush(whole_groups=False)
-            self._writer.close()
-            self._stream.close()
-            self._writer = None
+            for file in self._file:
+                file.close()
+            self._file = None
 
     def _flush(self, *, whole_groups: bool) -> None:
         table = pa.Table.from_batches(self._held, self._columns)
         rows = table.num_rows - (table.num_rows % ROW_GROUP_ROWS if whole_groups else 0)
-        if rows and self._writer is not None:
+        if rows and self._file is not None:
             # in one piece: pages end where chunks do
-            self._writer.write_table(table.slice(0, rows).combine_chunks(), ROW_GROUP_ROWS)
+            self._file[0].write_table(table.slice(0, rows).combine_chunks(), ROW_GROUP_ROWS)
         self._held = table.slice(rows).to_batches()
 
 

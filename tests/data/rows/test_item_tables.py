@@ -12,8 +12,8 @@ from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions, w
 from oracles.logs import write_lines
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy.facts import content_of
-from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.copy.agreement import content_of
+from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES

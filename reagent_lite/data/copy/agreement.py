@@ -1,7 +1,7 @@
-"""Compares and merges the data of several machines: each sends its facts, and all reach the same result.
+"""Compares and merges the data of several machines: each sends a summary, and all reach the same result.
 
-node 0: training copy ─► Facts ─┐
-node 1: training copy ─► Facts ─┴► agree ─► Agreement: rows by node; ids and names of all; one hash
+node 0: training copy ─► CopySummary ─┐
+node 1: training copy ─► CopySummary ─┴► agree ─► Agreement: rows by node; ids and names of all; one hash
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.rows.levels import ONE_KIND
@@ -42,7 +42,7 @@ def content_of(copy: TrainingCopy) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CopySummary:
     """A description of one machine's data.
 
     Attributes:
@@ -70,8 +70,8 @@ class Facts:
     normalization: dict[str, str]
 
     @classmethod
-    def of(cls, copy: TrainingCopy, node: int, given: Mapping[str, NormalizationSpec]) -> "Facts":
-        """Returns the facts of a training copy and of the normalization that files give."""
+    def of(cls, copy: TrainingCopy, node: int, given: Mapping[str, NormalizationSpec]) -> "CopySummary":
+        """Returns the summary of a training copy and of the normalization that files give."""
         return cls(
             node=node,
             rows=len(copy),
@@ -82,8 +82,8 @@ class Facts:
         )
 
 
-FACTS = TypeAdapter(Facts)
-"""Reads and writes facts as JSON."""
+COPY_SUMMARY = TypeAdapter(CopySummary)
+"""Reads and writes summaries as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,41 +107,41 @@ class Agreement:
     notes: tuple[str, ...]
 
 
-def agree(facts: Sequence[Facts], *, path: str, replicas: bool) -> Agreement:
+def agree(summaries: Sequence[CopySummary], *, path: str, replicas: bool) -> Agreement:
     """Returns the data of several machines together; a pure function, so every process reaches the same result.
 
     Args:
-        facts: the facts of every machine, in their order.
+        summaries: the summaries of all machines, in their order.
         path: the data's path, the same on all of them, for errors.
         replicas: whether each machine must have the same rows.
 
     Raises:
         DataError: data that cannot be merged, with the numbers of the machines; no rows on any.
     """
-    problems = [problem for other in facts[1:] for problem in _differences(facts[0], other, path, replicas)]
-    problems += _mixed(facts, path)
-    if not problems and not any(shard.rows for shard in facts):
-        problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
+    problems = [problem for other in summaries[1:] for problem in _differences(summaries[0], other, path, replicas)]
+    problems += _mixed(summaries, path)
+    if not problems and not any(shard.rows for shard in summaries):
+        problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(summaries)}"))
     raise_any(problems)
-    shards = facts[:1] if replicas else facts
+    shards = summaries[:1] if replicas else summaries
     contents = [shard.content for shard in shards]
-    notes = [(f"node {shard.node}: " if len(facts) > 1 else "") + note for shard in shards for note in shard.notes]
+    notes = [(f"node {shard.node}: " if len(summaries) > 1 else "") + note for shard in shards for note in shard.notes]
     return Agreement(
         rows=tuple(shard.rows for shard in shards),
-        state_ids=_union(facts, "state_ids"),
-        action_ids=_union(facts, "action_ids"),
-        metric_names=_union(facts, "metric_names"),
+        state_ids=_union(summaries, "state_ids"),
+        action_ids=_union(summaries, "action_ids"),
+        metric_names=_union(summaries, "metric_names"),
         content=contents[0] if len(shards) == 1 else hashlib.sha256("\n".join(contents).encode()).hexdigest(),
         counts=dict(sum((Counter(shard.counts) for shard in shards), Counter[str]())),
         notes=(*notes, *_absences(shards)),
     )
 
 
-def _union(facts: Sequence[Facts], column: str) -> tuple[Any, ...]:
-    return tuple(sorted({name for machine in facts for name in getattr(machine, column)}))
+def _union(summaries: Sequence[CopySummary], column: str) -> tuple[Any, ...]:
+    return tuple(sorted({name for machine in summaries for name in getattr(machine, column)}))
 
 
-def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Iterator[Problem]:
+def _differences(first: CopySummary, other: CopySummary, path: str, replicas: bool) -> Iterator[Problem]:
     where = f"{path} on node {other.node}"
     of_first = f"of node {first.node}"
     if other.action_names != first.action_names:
@@ -160,11 +160,11 @@ def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> Itera
         yield Problem(where, expected, got, "Copy the same data to every node, or set data.layout to shards")
 
 
-def _mixed(facts: Sequence[Facts], path: str) -> Iterator[Problem]:
+def _mixed(summaries: Sequence[CopySummary], path: str) -> Iterator[Problem]:
     """Yields features that are texts on one machine and numbers on another."""
     for side, ids in (("state", "state_ids"), ("action", "action_ids")):
-        texts = {feature: machine.node for machine in reversed(facts) for feature in machine.texts.get(side, ())}
-        for machine in facts:
+        texts = {feature: machine.node for machine in reversed(summaries) for feature in machine.texts.get(side, ())}
+        for machine in summaries:
             empty = machine.without_value.get(side, ())
             for feature in getattr(machine, ids):
                 if feature in texts and feature not in machine.texts[side] and feature not in empty:
@@ -172,11 +172,11 @@ def _mixed(facts: Sequence[Facts], path: str) -> Iterator[Problem]:
                     yield Problem(where, f"texts, as on node {texts[feature]}", "numbers", ONE_KIND)
 
 
-def _actions(facts: Facts) -> str:
-    return f"the actions {', '.join(facts.action_names)}" if facts.action_names else "candidates with features"
+def _actions(summary: CopySummary) -> str:
+    return f"the actions {', '.join(summary.action_names)}" if summary.action_names else "candidates with features"
 
 
-def _absences(shards: Sequence[Facts]) -> Iterator[str]:
+def _absences(shards: Sequence[CopySummary]) -> Iterator[str]:
     """Yields a sentence for each kind of name that one shard lacks and another has."""
     for column, what, counts_as in _ABSENCES:
         for shard in shards:

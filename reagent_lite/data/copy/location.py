@@ -61,7 +61,7 @@ class CopyManifest(StageManifest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CopyLocation:
     """A folder that may hold the training copies of a path.
 
     Attributes:
@@ -134,15 +134,15 @@ class Place:
         return folder
 
 
-def places_of(
+def locations_of(
     path: DataPath,
     actions: tuple[str, ...] | None,
     directory: str | None,
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
-) -> list[Place]:
-    """Returns the places that a copy may be in, best first.
+) -> list[CopyLocation]:
+    """Returns the locations that a copy may have, best first.
 
     Args:
         path: the input, of several logs in their order.
@@ -160,7 +160,7 @@ def places_of(
     input_paths = logs[0] if isinstance(path, str) else logs
     options = hashlib.sha256(json.dumps([settings, input_paths]).encode()).hexdigest()[:16]
     parents = parents_of(path, directory)
-    return [Place(parent=parent, stem=f"{name}-{options}", settings=settings) for parent in parents]
+    return [CopyLocation(parent=parent, stem=f"{name}-{options}", settings=settings) for parent in parents]
 
 
 def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:

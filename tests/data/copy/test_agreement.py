@@ -1,4 +1,4 @@
-"""What machines hold, compared and merged: a pure function of their facts."""
+"""What machines hold, compared and merged: a pure function of their summaries."""
 
 import hashlib
 from dataclasses import replace
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
 
-from reagent_lite.data.copy.facts import FACTS, Agreement, Facts, agree
+from reagent_lite.data.copy.agreement import COPY_SUMMARY, Agreement, CopySummary, agree
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 ACTIONS = ("a", "b")
-FIRST = Facts(
+FIRST = CopySummary(
     node=0, rows=3, action_names=ACTIONS, state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
     counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
     texts={"state": (), "action": ()}, without_value={"state": (), "action": ()},
@@ -64,7 +64,7 @@ WHERE = "state_norm_data_path on node 1: expected the parameters of node 0"
         (replace(FIRST, node=1, content="c1"), True, "got 3 rows, others. Copy the same"),
     ],
 )
-def test_what_cannot_be_merged_is_refused_with_its_machine(other: Facts, replicas: bool, message: str) -> None:
+def test_what_cannot_be_merged_is_refused_with_its_machine(other: CopySummary, replicas: bool, message: str) -> None:
     with pytest.raises(DataError) as caught:
         agree([FIRST, other], path="data.json", replicas=replicas)
     assert message in str(caught.value)
@@ -89,16 +89,16 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "log.jsonl", [{**row, "metrics": {"m": 1}} for row in random_rows(20)])
     copy = prepare_training_copy(str(file), actions=ACTIONS)
     spec = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.BINARY)})
-    facts = Facts.of(copy, 3, {"state": spec})
-    assert FACTS.validate_json(FACTS.dump_json(facts)) == facts
-    assert (facts.node, facts.rows, facts.state_ids, facts.metric_names) == (3, 20, (0, 1, 2), ("m",))
+    summary = CopySummary.of(copy, 3, {"state": spec})
+    assert COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(summary)) == summary
+    assert (summary.node, summary.rows, summary.state_ids, summary.metric_names) == (3, 20, (0, 1, 2), ("m",))
     other = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.PROBABILITY)})
-    assert facts.normalization != Facts.of(copy, 3, {"state": other}).normalization
-    named = FACTS.validate_json(FACTS.dump_json(replace(facts, state_ids=(id_of("age"), 3))))
+    assert summary.normalization != CopySummary.of(copy, 3, {"state": other}).normalization
+    named = COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(replace(summary, state_ids=(id_of("age"), 3))))
     assert [str(feature_id) for feature_id in named.state_ids] == ["age", "3"]
-    nothing = Facts.of(empty_training_copy(ACTIONS), 1, {})
+    nothing = CopySummary.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
-    assert FACTS.validate_json(FACTS.dump_json(nothing)) == nothing
+    assert COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(nothing)) == nothing
 
 
 def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) ->
     rows = random_rows(20)
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(20)]
     altered = [*rows[:-1], {**rows[-1], "reward": 7.0}]
-    facts = []
+    summaries = []
     for name, logged in (("one", rows), ("two", shuffled), ("three", altered)):
         file = write_lines(tmp_path / name / "log.jsonl", logged)
-        facts.append(Facts.of(prepare_training_copy(str(file), actions=ACTIONS), len(facts), {}))
-    first, second, third = facts
+        summaries.append(CopySummary.of(prepare_training_copy(str(file), actions=ACTIONS), len(summaries), {}))
+    first, second, third = summaries
     assert first.content == second.content != third.content
     assert agree([first, second], path="p", replicas=True).rows == (20,)
 

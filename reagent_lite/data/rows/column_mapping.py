@@ -25,7 +25,7 @@ _JSON_LINES = (".json", ".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, slots=True)
-class OwnColumns:
+class ColumnMapping:
     """Which of a log's columns hold the fields of the contract.
 
     Attributes:
@@ -37,7 +37,7 @@ class OwnColumns:
     beside_others: bool = False
 
     @classmethod
-    def of(cls, columns: Mapping[str, str | Sequence[str]], *, beside_others: bool = False) -> OwnColumns | None:
+    def of(cls, columns: Mapping[str, str | Sequence[str]], *, beside_others: bool = False) -> ColumnMapping | None:
         """Returns the names that a config gives, None where it gives none."""
         fields = [(name, source if isinstance(source, str) else tuple(source)) for name, source in columns.items()]
         return cls(tuple(fields), beside_others) if fields else None
@@ -116,7 +116,7 @@ def remembered(columns: Columns, names: Collection[str]) -> Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class NamesAsTheyAre:
+class OriginalNames:
     """Reads every column of a log under its own name."""
 
     def meaning(self, name: str) -> str:
