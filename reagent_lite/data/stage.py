@@ -10,10 +10,11 @@ manifest: names and sizes before, sha256 while reading.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -52,6 +53,7 @@ from reagent_lite.manifest import (
 )
 
 T = TypeVar("T")
+_adapter: Callable[[type[Any]], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
 
@@ -134,7 +136,7 @@ class StageManifest:
 
     def document(self) -> dict[str, Any]:
         """Returns the manifest as JSON has it."""
-        document: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        document: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
         return document
 
     @classmethod
@@ -214,12 +216,13 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
     """
     described_fields = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        return TypeAdapter(of).validate_json(json.dumps(described_fields))
+        described: T = _adapter(of).validate_json(json.dumps(described_fields))
     except ValidationError as error:
         first = error.errors()[0]
         field = f"{where}, {'.'.join(map(str, first['loc']))}"
         got = f"{first['msg']}: {first['input']!r:.200}"
         raise kind.error(Problem(field, kind.name, got, kind.outdated)) from error
+    return described
 
 
 def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:

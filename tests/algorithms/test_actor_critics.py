@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,14 +134,15 @@ def test_nothing_but_the_actor_learns_from_its_loss_and_the_target_follows() -> 
 
 
 SOLUTIONS = {
-    "crr": ({"crr": {"beta": 1.0}}, gridworld.crr_solution(1.0, 20.0)),
-    "iql": ({"iql": {"expectile": 0.7, "beta": 1.0}}, gridworld.iql_solution(0.7, 1.0, 100.0)),
+    "crr": ({"crr": {"beta": 1.0}}, partial(gridworld.crr_solution, 1.0, 20.0)),
+    "iql": ({"iql": {"expectile": 0.7, "beta": 1.0}}, partial(gridworld.iql_solution, 0.7, 1.0, 100.0)),
 }
 
 
 @pytest.mark.parametrize(("name", "parametric"), [("crr", False), ("iql", True)])
 def test_policy_and_values_of_the_gridworld_are_exact(name: str, parametric: bool) -> None:
-    section, (policy, values) = SOLUTIONS[name]
+    section, solution = SOLUTIONS[name]
+    policy, values = solution()
     learner = on_gridworld(name, section, parametric=parametric)
     state = torch.eye(25)
     allowed = torch.from_numpy(gridworld.allowed())

@@ -25,7 +25,8 @@ from typing import Any
 
 FAULTS = Path(__file__).with_name("faults")
 """Folder of the module that makes runs fail where REAGENT_LITE_FAULT says so."""
-READ_WHEN_LOADED = ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
+READ_WHEN_LOADED = {"OMP_NUM_THREADS": None, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Variables that libraries read when they are loaded, with the value that workflows sets where there is none."""
 _waiting: dict[tuple[str | None, ...], "_Waiting"] = {}
 _numbers = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="interpreters_")
@@ -134,7 +135,7 @@ class _Waiting:
 
 
 def _for(env: Mapping[str, str]) -> _Waiting:
-    values = tuple(env.get(name) for name in READ_WHEN_LOADED)
+    values = tuple(env.get(name, default) for name, default in READ_WHEN_LOADED.items())
     if values not in _waiting:
         _waiting[values] = _Waiting(values)
     return _waiting[values]
@@ -215,12 +216,16 @@ def _enter(pid: int) -> None:
 def _import_libraries() -> None:
     """Imports what takes long and starts no thread of its own, as onnxruntime does: threads do not survive a fork."""
     sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+    import numpy.ma  # noqa: F401
     import onnx  # noqa: F401
-    import tensorboard.compat.proto.event_pb2  # noqa: F401
-    import torch  # noqa: F401
+    import tensorboard.compat.proto.event_pb2
+    import tensorboard.plugins.hparams.summary_v2  # noqa: F401
+    import torch._dynamo  # noqa: F401  # DistributedDataParallel needs it
 
-    import reagent_lite.run.evaluators
-    import reagent_lite.run.samples  # noqa: F401
+    import reagent_lite.data.copy.first_look
+    import reagent_lite.run.launch
+    import reagent_lite.run.samples
+    import reagent_lite.run.stages  # noqa: F401
 
     del sys.path[1]
     assert "onnxruntime" not in sys.modules
@@ -229,6 +234,5 @@ def _import_libraries() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as workflows does before torch is loaded
     _import_libraries()
     _become(_wait_for_requests(socket.socket(fileno=int(sys.argv[1]))))
