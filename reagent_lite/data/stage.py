@@ -14,12 +14,12 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -53,7 +53,6 @@ from reagent_lite.manifest import (
 )
 
 T = TypeVar("T")
-_adapter: Callable[[type[Any]], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
 
@@ -136,7 +135,7 @@ class StageManifest:
 
     def document(self) -> dict[str, Any]:
         """Returns the manifest as JSON has it."""
-        document: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
+        document: dict[str, Any] = _adapter(cast(Any, type(self))).dump_python(self, mode="json")
         return document
 
     @classmethod
@@ -208,6 +207,11 @@ class StageManifest:
         return replace(self, files=seal_folder(folder, self.document(), self.files))
 
 
+@functools.cache
+def _adapter(of: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(of)
+
+
 def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -> T:
     """Returns the dataclass that a manifest's document describes.
 
@@ -216,7 +220,7 @@ def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -
     """
     described_fields = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        described: T = _adapter(of).validate_json(json.dumps(described_fields))
+        described: T = _adapter(cast(Any, of)).validate_json(json.dumps(described_fields))
     except ValidationError as error:
         first = error.errors()[0]
         field = f"{where}, {'.'.join(map(str, first['loc']))}"
