@@ -19,14 +19,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 FAULTS = Path(__file__).with_name("faults")
 """Folder of the module that makes runs fail where REAGENT_LITE_FAULT says so."""
+FORKED_WORKERS = "FORKED_WORKERS"
+"""Variable of a run whose workers are forks as well, if it is not empty."""
 READ_WHEN_LOADED = {"OMP_NUM_THREADS": None, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Variables that libraries read when they are loaded, with the value that workflows sets where there is none."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _waiting: dict[tuple[str | None, ...], "_Waiting"] = {}
 _numbers = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="interpreters_")
@@ -188,6 +193,10 @@ def _become(request: dict[str, Any]) -> None:
     os.close(nothing)
     if request["namespaces_of"] is not None:
         _enter(request["namespaces_of"])
+    if request["env"].pop(FORKED_WORKERS, ""):
+        request = _with_workers(request)
+    if request.get("standard_output") is not None:
+        os.dup2(request["standard_output"], 1)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -205,11 +214,69 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns in the run, whose workers will be forks, and returns a worker's request in each of them.
+
+    run ─► child, forked before the run has threads ─► its child ─► worker: its parent ends, and so it is the run's
+    """
+    run = os.getpid()
+    connection, of_child = socket.socketpair()
+    if os.fork():
+        of_child.close()
+        _LIBC.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+        _Worker.connection = connection
+        subprocess.Popen = _Worker  # type: ignore[misc]
+        return request
+    connection.close()
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+    handlers = [(number, signal.signal(number, signal.SIG_IGN)) for number in stops]
+    for line in of_child.makefile():
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            worker = os.fork()
+            if worker:
+                os.write(writing, f"{worker}\n".encode())
+                os._exit(0)
+            for descriptor in (reading, writing, of_child.detach()):
+                os.close(descriptor)
+            for number, handler in handlers:
+                signal.signal(number, handler)
+            while os.getppid() != run:
+                time.sleep(0.001)
+            return {**request, **json.loads(line)}
+        os.waitpid(between, 0)
+        of_child.sendall(os.read(reading, 32))
+        os.close(reading)
+        os.close(writing)
+    os._exit(0)
+
+
+class _Worker(subprocess.Popen[bytes]):
+    """A worker that a launcher starts, as a fork; any other process as always."""
+
+    connection: ClassVar[socket.socket]
+
+    def __init__(self, args: Any, **options: Any) -> None:
+        if args[:2] != [sys.executable, "-m"] or options.keys() != {"env", "stdout"}:
+            super().__init__(args, **options)
+            return
+        request = {"arguments": args[1:], "env": options["env"], "standard_output": options["stdout"]}
+        self.connection.sendall(json.dumps(request).encode() + b"\n")
+        self.args = args
+        self.pid = int(self.connection.recv(32))
+        self.returncode = None  # type: ignore[assignment]
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created = True
+        self._communication_started = False
+        self._sigint_wait_secs = 0.25
+        self._waitpid_lock = threading.Lock()
+
+
 def _enter(pid: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     for kind in ("net", "uts", "mnt"):
         with open(f"/proc/{pid}/ns/{kind}", "rb") as namespace:
-            if libc.setns(namespace.fileno(), 0):
+            if _LIBC.setns(namespace.fileno(), 0):
                 raise OSError(ctypes.get_errno(), f"setns {kind}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.interpreters import Interpreter, python_path
+from oracles.interpreters import FORKED_WORKERS, Interpreter, python_path
 from oracles.logs import random_rows, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
@@ -74,7 +74,7 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         config.write_text(json.dumps(tree))
         command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
-                       "REAGENT_LITE_CACHE": str(kernels)}  # fmt: skip
+                       "REAGENT_LITE_CACHE": str(kernels), FORKED_WORKERS: "1"}  # fmt: skip
         return end(Interpreter(command, cwd=tmp_path, env=environment), timeout)
 
     return start
