@@ -12,7 +12,7 @@ from hypothesis import settings
 from reagent_lite.distributed.worker import STOP_SIGNALS
 
 sys.path.insert(0, str(Path(__file__).parent))
-# [m] threads of several tests that wait for each other on few cores take up to 16 times as long
+# threads of several tests that wait for each other on few cores take up to 16 times as long
 torch.set_num_threads(1)
 # a busy machine takes any time for an example
 settings.register_profile("busy", deadline=None)

@@ -81,17 +81,23 @@ class Played:
         all_episodes = torch.cat(list(earned.values()), dim=1)
         lowest = all_episodes.amin(1)
         highest = all_episodes.amax(1)
+        pairs = {key: earned[MODEL] - values for key, values in earned.items() if key != MODEL}
+        largest = [values.abs().amax(1) for values in pairs.values()]  # as much the other way round is possible
+        means = mean_returns(
+            torch.cat((*earned.values(), *pairs.values())),
+            torch.cat((*[lowest] * len(earned), *(-most for most in largest))),
+            torch.cat((*[highest] * len(earned), *largest)),
+            level,
+        )
+        estimated = list(zip(means[::2], means[1::2], strict=True))
         policies = {}
-        for key, table in tables.items():
-            total, discounted = mean_returns(earned[key], lowest, highest, level)
+        for (key, table), (total, discounted) in zip(tables.items(), estimated[: len(tables)], strict=True):
             length, cut_share = table[2:].mean(1).tolist()
             policies[key] = PlayedPolicy(total=total, discounted=discounted, length=length, cut_share=cut_share)
-        differences = {}
-        for key in tables.keys() - {MODEL}:
-            pairs = earned[MODEL] - earned[key]
-            largest = pairs.abs().amax(1)  # an episode may differ as much the other way round
-            total, discounted = mean_returns(pairs, -largest, largest, level)
-            differences[key] = Earned(total=total, discounted=discounted)
+        differences = {
+            key: Earned(total=total, discounted=discounted)
+            for key, (total, discounted) in zip(pairs, estimated[len(tables) :], strict=True)
+        }
         return cls(
             env=spec.name,
             parameters={

@@ -297,7 +297,7 @@ def _import_libraries() -> None:
     del sys.path[1]
     assert "onnxruntime" not in sys.modules
     gc.collect()
-    gc.freeze()  # [m] 1.5 s of a fork's time: its garbage collector does not touch, and so not copy, what is there now
+    gc.freeze()  # 1.5 s of a fork's time: its garbage collector does not touch, and so not copy, what is there now
 
 
 if __name__ == "__main__":
