@@ -13,6 +13,7 @@ import pytest
 import torch
 from cluster.hosts import Hosts, Names
 from cluster.training import SECONDS, Job, alone, learned, parts, same
+from oracles.interpreters import FORKED_WORKERS
 
 from reagent_lite.export import load_bundle
 
@@ -32,7 +33,7 @@ def test_the_seven_steps_and_a_killed_worker(two_hosts: Hosts, job: Make, lines:
     (two_hosts[0].seen_from_here(two_hosts.share) / "run.rdzv").write_bytes(b"")
     whole = {"data": {"global_minibatch_size": len(lines)}, "epochs": 10}
     work = job(**whole)
-    started = work.start_all()
+    started = work.start_all(env={FORKED_WORKERS: "1"})
     work.done()
     outcome = json.loads(started[0].stdout.splitlines()[-1])
     assert (outcome["steps"], outcome["rows"]) == (10, 10 * len(lines))

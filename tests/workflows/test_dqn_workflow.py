@@ -209,10 +209,10 @@ def test_weight_decay_is_of_the_head(categorical: bool, decay: float) -> None:
 @pytest.mark.parametrize(
     ("workflow", "sarsa"),
     [
-        pytest.param("dqn", False, id="dqn-maxq"),
-        pytest.param("dqn", True, id="dqn-sarsa", marks=pytest.mark.slow),
-        pytest.param("parametric_dqn", False, id="parametric_dqn-maxq", marks=pytest.mark.slow),
-        pytest.param("parametric_dqn", True, id="parametric_dqn-sarsa"),
+        pytest.param("dqn", False, id="dqn-maxq", marks=pytest.mark.slow),
+        pytest.param("dqn", True, id="dqn-sarsa"),
+        pytest.param("parametric_dqn", False, id="parametric_dqn-maxq"),
+        pytest.param("parametric_dqn", True, id="parametric_dqn-sarsa", marks=pytest.mark.slow),
     ],
 )
 def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sarsa: bool) -> None:
