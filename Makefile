@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 # a GPU and a toolkit to build PyCUDA with, or nothing
 CUDA := $(shell command -v nvcc >/dev/null 2>&1 && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo ,cuda)
 
-# of the tests: one more than cores, as a quarter of the time tests wait for something that has to take its time; 4 at most
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) + 1))')
+# of the tests: two more than cores, as tests of several processes mostly wait; 4 at most
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) + 2))')
 
 .PHONY: setup demo test lint tests slow benchmark gpu clean
 

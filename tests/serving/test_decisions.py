@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from oracles.bundles import bilinear_bundle, linear_bundle
 from serving.conftest import ITEMS, NAMES, Open, Worker, acted, drawn
@@ -261,6 +260,8 @@ def test_the_openapi_holds(kind: str, opened: Open, tmp_path: Path) -> None:
     else:
         linear_bundle(bundle, np.array([[1.0], [0], [-1]]), NAMES, (3,))
     worker = opened(bundle)
+    import schemathesis  # takes a second, which other tests need not wait for
+
     schema = schemathesis.openapi.from_asgi("/openapi.json", worker.app)
     operations = [operation.ok() for operation in schema.get_all_operations()]
     assert {"POST /decide", "POST /reward", "GET /healthz"} <= {operation.label for operation in operations}
@@ -269,7 +270,7 @@ def test_the_openapi_holds(kind: str, opened: Open, tmp_path: Path) -> None:
         @given(case=operation.as_strategy())
         @settings(max_examples=20, deadline=None, derandomize=True, database=None,
                   suppress_health_check=list(HealthCheck))  # fmt: skip
-        def conforms(case: schemathesis.Case) -> None:
+        def conforms(case: Any) -> None:
             case.call_and_validate()
 
         conforms()

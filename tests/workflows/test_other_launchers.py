@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +40,16 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     write_log(tmp_path / "log.jsonl", 300)
     port = free_port()
     nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
+        Interpreter(
+            ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
              "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn", "--config",
              config(tmp_path)],
-            env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
         )
         for node in (1, 0)
     ]  # fmt: skip
     ended = [node.communicate(timeout=120) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], ended
+    assert [node.wait() for node in nodes] == [0, 0], ended
     (outcome,) = [json.loads(line) for out, _ in ended for line in out.splitlines() if line.startswith("{")]
     assert "64 rows = 2 processes x 32" in ended[1][1]
     trained(tree(tmp_path, "alone"))
