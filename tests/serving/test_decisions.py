@@ -259,7 +259,8 @@ def test_the_openapi_holds(kind: str, opened: Open, tmp_path: Path) -> None:
         bilinear_bundle(bundle, np.eye(1), (3,), (7,), ITEMS if kind == "items" else None)
     else:
         linear_bundle(bundle, np.array([[1.0], [0], [-1]]), NAMES, (3,))
-    worker = opened(bundle)
+    # schemathesis starts the application and does not stop it
+    worker = opened(bundle, poll_seconds=3600)
     import schemathesis  # takes a second, which other tests need not wait for
 
     schema = schemathesis.openapi.from_asgi("/openapi.json", worker.app)
