@@ -234,6 +234,7 @@ def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
+            parent = os.getpid()
             worker = os.fork()
             if worker:
                 os.write(writing, f"{worker}\n".encode())
@@ -242,8 +243,10 @@ def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
                 os.close(descriptor)
             for number, handler in handlers:
                 signal.signal(number, handler)
-            while os.getppid() != run:
+            while os.getppid() == parent:
                 time.sleep(0.001)
+            if os.getppid() != run:
+                os._exit(1)  # the run has ended
             return {**request, **json.loads(line)}
         os.waitpid(between, 0)
         of_child.sendall(os.read(reading, 32))

@@ -14,6 +14,7 @@ import torch
 from oracles.logs import random_rows, write_lines
 from oracles.runs import ALONE, checked, merged, quick
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.distributed.group import Group, ProcessRanks
@@ -241,7 +242,6 @@ def test_compiled_updates_teach_the_same(
 
     expected = learned(False)
     torch.compiler.reset()
-    counters = torch._dynamo.utils.counters  # imported here, as it takes a second
     counters.clear()
     got = learned(True)
     assert not counters["graph_break"]
