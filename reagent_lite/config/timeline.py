@@ -135,7 +135,7 @@ class QuerySection(Section):
 
 
 class TimelineConfig(Section):
-    """`python -m workflows.timeline`: pairs logged decisions by episode to transitions."""
+    """`python -m workflows.timeline`: pairs logged decisions by episode to transitions, or to checked events."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
@@ -144,6 +144,9 @@ class TimelineConfig(Section):
     """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
     """Memory for events on this machine, above which they go to the disk; absent: 60 % of the free memory."""
+    output: Literal["transitions", "events"] = "transitions"
+    """transitions: pairs of rows. events: the checked rows as they are, in files of whole episodes; training pairs them
+    while it reads. They take about half the room of transitions, as for shards of a log that outgrows a machine."""
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
     absent: beside the output."""
@@ -175,6 +178,12 @@ class TimelineConfig(Section):
             ("items",),
             "absent with actionDiscrete true",
             "Items have features; named actions have none",
+        ),
+        NoEffect(
+            lambda config: config.output == "events",
+            ("timeline.addTerminalStateRow", "timeline.timeWindowLimit", "timeline.steps"),
+            "absent with output events",
+            "Events are paired where they are read: give it in the config of the training",
         ),
         WITHOUT_ITEMS,
     )

@@ -1,7 +1,7 @@
 """Rows of whole episodes become transitions, in Python alone: an engine only sorts them.
 
     sorted events ─► whole episodes ─► kept: no refused episode, one row per (mdp_id, sequence_number), no outlier
-                                       paired: each row with what follows its span, up to `steps` rows
+                                       paired: each row with what follows its span, up to `steps` rows; not for events
                                        written: files of Parquet, whole episodes each
 
 The arithmetic on rows is that of episodes.py, which the training copy shares.
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig, TimelineSection
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
@@ -31,6 +32,8 @@ from reagent_lite.data.writing.part_files import PartFiles
 
 OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
 """Config keys of the folders of a timeline, in their order."""
+_ALL_COMPLETE = {"last_rows_without_an_end": 0, "truncated_rows_without_next_state": 0}
+"""Figures of rows that pairing leaves out."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
 
 
@@ -50,7 +53,7 @@ def whole_episodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Makes the transitions of one timeline.
+    """Makes the transitions of one timeline, or its files of events.
 
     Attributes:
         config: the config of the timeline.
@@ -67,7 +70,7 @@ class Pairing:
     def write(
         self, tables: Iterable[pa.Table], folders: Sequence[Path], show: Show
     ) -> tuple[list[dict[int, int]], Counts]:
-        """Writes the transitions of sorted events as files part-00000.parquet and so on.
+        """Writes the rows made of sorted events as files part-00000.parquet and so on.
 
         Args:
             tables: whole episodes of events each, sorted by events.ORDER.
@@ -109,11 +112,39 @@ class Pairing:
         return PartFiles(folder, key, columns.names[:-2], columns)
 
     def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
-        """Returns the transitions of whole episodes, with `_folder` and `part` as the last columns, and counts them."""
+        """Returns the rows made of whole episodes, with `_folder` and `part` as the last columns, and counts them."""
         events, rows = self._kept(events, counts)
-        counts.figures.update(rows.figures())
         _count_ids(events, self.config, counts)
-        return _transitions(_Transitions(events=events, spans=rows.spans()), self)
+        if self.config.output == "events":
+            counts.figures.update({**rows.figures(), **_ALL_COMPLETE, "complete_rows": len(rows)})
+            at = np.arange(len(rows))
+            columns = self._columns_of_events(events)
+        else:
+            counts.figures.update(rows.figures())
+            spans = rows.spans()
+            at = spans.at
+            columns = _transitions(_Transitions(events=events, spans=spans), self)
+        places, folders = (to_numpy(in_one_piece(events.column(name)))[at] for name in ("_place", "_folder"))
+        part = (places * self.files // HASHES).astype(np.int32)
+        return pa.RecordBatch.from_pydict(columns | {"_folder": pa.array(folders), "part": pa.array(part)})
+
+    def type_of_extra(self, name: str) -> pa.DataType:
+        """Returns the type that holds the values of a further column."""
+        return _TYPES[type_of(self.checked.kinds.get(name, set()))]
+
+    def _columns_of_events(self, events: pa.Table) -> dict[str, pa.Array]:
+        """Returns the columns of events that some row has a value in, and those that every log has."""
+        timeline = self.config.timeline
+        left_out = set() if timeline.includePossibleActions else {"possible_actions", "possible_next_actions"}
+        columns = {
+            name: in_one_piece(events.column(name))
+            for name, column in COLUMNS.items()
+            if name in EVENT_COLUMNS or (column.event and name in self.checked.seen - left_out)
+        }
+        columns |= {name: in_one_piece(events.column(name)) for name in timeline.rewardColumns if name not in COLUMNS}
+        for name in timeline.extraFeatureColumns:
+            columns[name] = in_one_piece(events.column(name)).cast(self.type_of_extra(name))
+        return columns
 
     def _kept(self, events: pa.Table, counts: Counts) -> tuple[pa.Table, Episodes]:
         """Returns the events of episodes that are kept, each once."""
@@ -195,7 +226,7 @@ class _Transitions:
         return source.take(pa.array(following, mask=~some))
 
 
-def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
+def _transitions(rows: _Transitions, pairing: Pairing) -> dict[str, pa.Array]:
     """Returns the columns of transitions, in order."""
     timeline = pairing.config.timeline
     seen = pairing.checked.seen
@@ -229,12 +260,9 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> pa.RecordBatch:
         none = pa.array([[]], rows.column("possible_actions").type)
         columns["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
     for name in timeline.extraFeatureColumns:
-        kind = _TYPES[type_of(pairing.checked.kinds.get(name, set()))]
+        kind = pairing.type_of_extra(name)
         columns |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
-    columns |= {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
-    places = to_numpy(rows.column("_place"))[at]
-    part = pa.array((places * pairing.files // HASHES).astype(np.int32))
-    return pa.RecordBatch.from_pydict(columns | {"_folder": rows.own("_folder"), "part": part})
+    return columns | {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
 
 
 def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:

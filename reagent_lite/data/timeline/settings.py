@@ -15,8 +15,9 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
     for key in ("inputTableName", "outputTableName"):
         del timeline[key]
     timeline["evalTableName"] = config.timeline.evalTableName is not None
-    columns = {"columns": config.columns} if config.columns else {}
-    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **columns}
+    given: dict[str, Any] = {"columns": config.columns} if config.columns else {}
+    given |= {"output": config.output} if config.output != "transitions" else {}
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **given}
 
 
 def items_setting(items: ItemTable | None) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""The timeline as a stage: from logged decisions to folders of transitions; folders that are up to date are kept.
+"""The timeline as a stage: from logged decisions to folders of transitions or events; what is up to date is kept.
 
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
 3 check    files ─► checked events, with what is wrong with them: an error, or their episodes are left out     events.py
 4 sort     by episode and sequence_number, here or in an existing Spark                                   *_engine.py
-5 pair     each row with what follows it, up to `steps` rows                                                 pairing.py
+5 pair     each row with what follows it, up to `steps` rows; left to training for an output of events       pairing.py
 6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
 
@@ -78,7 +78,7 @@ class Engine(Protocol):
         ...
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
-        """Sorts the events by events.ORDER, and writes their transitions.
+        """Sorts the events by events.ORDER, and writes what `pairing` makes of them.
 
         Returns:
             (rows of each file that has some, by folder; figures).
@@ -95,7 +95,7 @@ class TimelineOutcome:
     """Outcome of a run; printed as the last line of standard output.
 
     Attributes:
-        train, eval: folders of transitions; eval is None where none was asked for.
+        train, eval: folders of the rows made; eval is None where none was asked for.
         train_rows, eval_rows: in them.
         episodes: how many were paired.
         refused_rows: rows that broke a rule; their episodes were left out.
@@ -153,12 +153,11 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
         machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
-        machine_logger.info(
-            f"{folder}: {counted(manifest.rows, 'transition')} in {counted(len(manifest.files), 'file')}"
-        )
+        rows = counted(manifest.rows, config.output.removesuffix("s"))
+        machine_logger.info(f"{folder}: {rows} in {counted(len(manifest.files), 'file')}")
         if not manifest.rows:
             machine_logger.warning(
-                f"{folder} has no transitions: there are too few episodes for eval_percent, or none is whole"
+                f"{folder} has no {config.output}: there are too few episodes for eval_percent, or none is whole"
             )
     return TimelineOutcome(
         train=str(folders[0]),
@@ -198,7 +197,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
-        with progress("pairing and writing transitions", "rows") as show:
+        with progress(f"writing {config.output}", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
         require_one_order(checked.orders, counts.figures["duplicate_rows"])
         require_rows(config, checked, counts)

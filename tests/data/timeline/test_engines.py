@@ -31,17 +31,24 @@ Row = dict[str, Any]
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
 
-def config_of(engine: str, query: Row | None) -> Row:
-    return {"engine": engine, "query": query or {}} | ({"master": "local[2]"} if engine == "spark" else {})
+def config_of(engine: str, query: Row | None, output: str = "transitions") -> Row:
+    master = {"master": "local[2]"} if engine == "spark" else {}
+    return {"engine": engine, "output": output, "query": query or {}} | master
 
 
 def make(
-    capsys: pytest.CaptureFixture[str], engine: str, events: Path, out: Path, query: Row | None = None, **timeline: Any
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    events: Path,
+    out: Path,
+    query: Row | None = None,
+    output: str = "transitions",
+    **timeline: Any,
 ) -> Row:
     """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
     out.mkdir(parents=True)
     capsys.readouterr()
-    events_oracle.make(out, events, config_of(engine, query), **timeline)
+    events_oracle.make(out, events, config_of(engine, query, output), **timeline)
     logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
     files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("part-*")}
     return {
@@ -62,6 +69,9 @@ SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
         "rewardColumns": ["reward", "metrics", "visits"]}, {}),
     "parametric, two steps": (True, "arrow", 1, {
         "steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
+        "eval_percent": 50}, {}),
+    "events": (False, "jsonl", 2, {
+        "output": "events", "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
         "eval_percent": 50}, {}),
 }  # fmt: skip
 
