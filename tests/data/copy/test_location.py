@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -18,7 +19,6 @@ from oracles.event_files import data_of, small_blocks
 from oracles.logs import write_lines
 
 from reagent_lite.data.copy import build as build_module
-from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import read_blocks
@@ -34,18 +34,6 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def written(folder: Path, *rows: dict[str, Any]) -> str:
     return str(write_lines(folder / "log.json", rows))
-
-
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Records every build from now on."""
-    folders: list[Path] = []
-
-    def recorded(*arguments: Any) -> Any:
-        folders.append(arguments[2])
-        return build(*arguments)
-
-    monkeypatch.setattr(build_module, "build", recorded)
-    return folders
 
 
 @pytest.mark.parametrize(("where", "name"), [(build_module, "build"), (Path, "rename"), (shutil, "rmtree")])
@@ -75,24 +63,22 @@ def test_of_two_equal_builds_at_once_the_first_stays(
 
 
 def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = builds(monkeypatch)
+    built = Mock(wraps=build_module.build)
+    monkeypatch.setattr(build_module, "build", built)
     path = written(tmp_path, row(), row())
     first = prepare_training_copy(path, actions=ACTIONS)
     assert prepare_training_copy(path, actions=ACTIONS).folder == first.folder
-    assert len(built) == 1
     os.utime(path, (1, 1))  # touched, not changed
     assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
-    assert len(built) == 1
+    assert built.call_count == 1
     manifest = json.loads((first.folder / "manifest.json").read_text())
     assert [entry["modified_ns"] for entry in manifest["inputs"]] == [10**9]
     written(tmp_path, row(reward=2.0), row())  # same size
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
-    assert len(built) == 2
     prepare_training_copy(path, actions=("right", "left"))
-    assert len(built) == 3
+    assert built.call_count == 3
     # The copy that was replaced is gone, and the arrays opened before still read.
-    assert not first.folder.exists()
-    assert len(list(first.folder.parent.iterdir())) == 2
+    assert (first.folder.exists(), len(list(first.folder.parent.iterdir()))) == (False, 2)
     assert first.reward.tolist() == [1, 1]
 
 
@@ -105,14 +91,12 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
 ) -> None:
     small_blocks(monkeypatch, 64)
     file = tmp_path / name
-    old, new = (data_of([row(reward=reward)] * 12, form) for reward in (1.0, 2.0))
-    file.write_bytes(old)
+    file.write_bytes(data_of([row(reward=1.0)] * 12, form))
 
     def rewrite(done: int, total: int) -> None:
-        file.write_bytes(new)
+        file.write_bytes(data_of([row(reward=2.0)] * 12, form))
         os.utime(file, ns=(0, 10**9))
 
-    assert len(old) == len(new)
     with pytest.raises(DataError, match=f"{name}: expected a file that stays"):
         prepare_training_copy(str(file), actions=ACTIONS, progress=rewrite)
     assert prepare_training_copy(str(file), actions=ACTIONS).reward.tolist() == [2.0] * 12
@@ -122,19 +106,21 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
 def test_the_hash_is_that_of_the_rows(tmp_path: Path, name: str, form: str) -> None:
     """Also where a file of the same size and time takes the name before the reading has ended."""
     file = tmp_path / name
-    old, new = (data_of([row(reward=reward)] * 12, form) for reward in (1.0, 2.0))
-    file.write_bytes(old)
+    file.write_bytes(data_of([row(reward=1.0)] * 12, form))
+    expected = hashlib.sha256(file.read_bytes()).hexdigest()
     files = list_input(str(file), (file.suffix,))
     hashes: list[str] = []
 
     def replace(done: int, total: int) -> None:
-        (tmp_path / "new").write_bytes(new)
+        (tmp_path / "new").write_bytes(data_of([row(reward=2.0)] * 12, form))
         os.utime(tmp_path / "new", ns=(0, files[0].modified_ns))
         os.replace(tmp_path / "new", file)
 
-    for block in read_blocks(files, lambda block: block, replace, hashes=hashes):
-        assert set(block.table.column("reward").to_pylist()) == {1.0}
-    assert hashes == [hashlib.sha256(old).hexdigest()]
+    rewards = read_blocks(
+        files, lambda block: block.table.column("reward").unique().to_pylist(), replace, hashes=hashes
+    )
+    assert all(values == [1.0] for values in rewards)
+    assert hashes == [expected]
 
 
 def planted(**changes: Any) -> Callable[[Path], object]:
@@ -203,20 +189,16 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, blocks: int, fi
 
 def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    data = tmp_path / "data"
-    data.mkdir()
-    path = written(data, row())
-    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == data / ".reagent-lite"
-    chosen = tmp_path / "chosen"
+    path = written(tmp_path / "data", row())
+    beside, chosen, cache = tmp_path / "data/.reagent-lite", tmp_path / "chosen", tmp_path / "cache/reagent-lite"
+    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == beside
     assert prepare_training_copy(path, actions=ACTIONS, directory=str(chosen)).folder.parent == chosen
-    shutil.rmtree(data / ".reagent-lite")
-    data.chmod(0o555)  # root may write there all the same
-    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == tmp_path / "cache/reagent-lite"
-    data.chmod(0o755)
-    filesystem = fsspec.filesystem("memory")
-    filesystem.pipe("/copies/log.json", (json.dumps(row()) + "\n").encode())
+    shutil.rmtree(beside)
+    (tmp_path / "data").chmod(0o555)  # root may write there all the same
+    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == cache
+    (tmp_path / "data").chmod(0o755)
+    fsspec.filesystem("memory").pipe("/copies/log.json", (json.dumps(row()) + "\n").encode())
     remote = prepare_training_copy("memory://copies/log.json", actions=ACTIONS)
-    assert remote.folder.parent == tmp_path / "cache/reagent-lite"
-    assert remote.source_line(0) == "memory://copies/log.json:1"
-    with pytest.raises(DataError, match=f"{data}/log.json/in: .* can be written"):
+    assert (remote.folder.parent, remote.source_line(0)) == (cache, "memory://copies/log.json:1")
+    with pytest.raises(DataError, match=f"{path}/in: .* can be written"):
         prepare_training_copy(path, actions=ACTIONS, directory=f"{path}/in")

@@ -28,9 +28,9 @@ def known(values: npt.ArrayLike, settings: NormParams) -> Values:
     return Values(FeatureSummary.of(numbers, settings.max_unique_enum_values), np.sort(numbers))
 
 
-def fitted(name: str, values: npt.ArrayLike, settings: NormParams | None = None) -> FeatureSpec:
-    settings = settings or NormParams()
-    return fit_feature(7, FeatureType(name), known(values, settings), settings)
+def fitted(name: str, values: npt.ArrayLike, **settings: Any) -> FeatureSpec:
+    norm_params = NormParams(**settings)
+    return fit_feature(7, FeatureType(name), known(values, norm_params), norm_params)
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,16 @@ def test_fit_constant_is_itself_and_one() -> None:
     # 0.1 summed thirty times and divided is not 0.1: the mean of a constant is not computed.
     result = fitted("CONTINUOUS", np.full(30, 0.1))
     assert (result.mean, result.stddev) == (0.1, 1.0)
-    constant = [
-        FeatureSummary.of(np.array(values), 1).is_constant for values in ([0.1] * 30, [0.0, 1e-45], [0.0, 1e-30])
-    ]
-    assert constant == [True, True, False]
+    for values, constant in (([0.1] * 30, True), ([0.0, 1e-45], True), ([0.0, 1e-30], False)):
+        assert FeatureSummary.of(np.array(values), 1).is_constant == constant
 
 
 def test_fit_quantile_is_mquantiles() -> None:
-    result = fitted("QUANTILE", HEAVY_TAILED)
     oracle = stats.mstats.mquantiles(HEAVY_TAILED, np.arange(21) / 20, alphap=0, betap=1)
-    np.testing.assert_allclose(result.quantiles, oracle, rtol=1e-12)
+    np.testing.assert_allclose(fitted("QUANTILE", HEAVY_TAILED).quantiles, oracle, rtol=1e-12)
     # Linear in the empirical distribution of 1..20: the share p is reached at 20 p; p = 0 gives the minimum.
-    eighths = fitted("QUANTILE", np.arange(1.0, 21.0), NormParams(quantile_size=8))
-    assert eighths.quantiles == (1.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0)
+    eighths = (1.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0)
+    assert fitted("QUANTILE", np.arange(1.0, 21.0), quantile_size=8).quantiles == eighths
     assert fitted("QUANTILE", [0.0] * 90 + [1.0] * 5 + [2.0] * 5).quantiles == (0.0, 1.0, 2.0)
 
 
