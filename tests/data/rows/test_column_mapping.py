@@ -113,7 +113,7 @@ def test_a_column_that_is_not_there_is_named_with_the_nearest(
 
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
-    [("", NoRowsError, ""), ('1,2,TRUE,left 5"\n', DataError, r"log\.csv:2: expected quotation marks")],
+    [("", NoRowsError, "expected rows"), ('1,2,TRUE,left 5"\n', DataError, r"log\.csv:2: expected quotation marks")],
 )
 def test_a_header_without_rows_or_with_a_broken_one(
     tmp_path: Path, text: str, kind: type[DataError], words: str

@@ -28,27 +28,21 @@ def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
     copy = timeline(tmp_path)
     spans = n_steps(copy, 2, 0.9)
     np.testing.assert_allclose(spans.reward, [0.9, 4.6, 8.5, 5.0], rtol=1e-6)
-    assert spans.steps.tolist() == [2, 2, 2, 1]
-    assert spans.at_end(np.arange(4)).tolist() == [1, 2, 3, 3]
+    assert (spans.steps.tolist(), spans.at_end(np.arange(4)).tolist()) == ([2, 2, 2, 1], [1, 2, 3, 3])
     assert spans.at_end(copy.bootstrap).tolist() == [1, 1, 0, 0]
     beyond = n_steps(copy, 50, 0.5)
     np.testing.assert_allclose(beyond.reward, [0 + 0.5 + 1 + 0.625, 1 + 2 + 1.25, 4 + 2.5, 5], rtol=1e-6)
     assert beyond.steps.tolist() == [4, 3, 2, 1]
-
-
-def test_boost_of_later_actions_is_in_the_sum(tmp_path: Path) -> None:
-    spans = n_steps(timeline(tmp_path), 2, 0.9, np.array([10.0, 0.0]))
-    np.testing.assert_allclose(spans.reward, [9.9, 13.6, 17.5, 5.0], rtol=1e-6)
+    # boosts of later actions are in the sum
+    boosted = n_steps(copy, 2, 0.9, np.array([10.0, 0.0]))
+    np.testing.assert_allclose(boosted.reward, [9.9, 13.6, 17.5, 5.0], rtol=1e-6)
 
 
 def test_episodes_do_not_run_into_each_other(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))
     copy = prepare_training_copy(str(file), actions=("a", "b"))
-    spans = n_steps(copy, 4, 1.0)
-    expected = [
-        copy.reward[start + i : min(start + i + 4, start + 10)].sum() for start in (0, 10, 20) for i in range(10)
-    ]
-    np.testing.assert_allclose(spans.reward, expected, rtol=1e-5, atol=1e-6)
+    expected = [copy.reward[i : min(i + 4, i // 10 * 10 + 10)].sum() for i in range(30)]
+    np.testing.assert_allclose(n_steps(copy, 4, 1.0).reward, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_time_is_divided_by_its_unit(tmp_path: Path) -> None:
@@ -81,16 +75,18 @@ def test_rows_that_cannot_be_learned_from_are_named(
         use(timeline(tmp_path, **last))
 
 
-def test_sarsa_leaves_out_time_limits_without_a_next_action(tmp_path: Path) -> None:
-    copy = timeline(tmp_path, next_action=None, terminal=False, truncated=True)
-    usable, notes = learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False)
-    assert usable.tolist() == [0, 1, 2]
-    assert notes == ("1 row ends at a time limit without a next action; SARSA leaves that out",)
-    assert learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False) == (None, ())
+LEFT_OUT: list[tuple[dict[str, object], bool, str]] = [
+    ({"next_action": None, "terminal": False, "truncated": True}, False,
+     "1 row ends at a time limit without a next action; SARSA leaves that out"),
+    ({"action": None}, True, "1 row has no action and no part in the loss"),
+]  # fmt: skip
 
 
-def test_unknown_actions_are_left_out_and_counted(tmp_path: Path) -> None:
-    copy = timeline(tmp_path, action=None)
-    usable, notes = learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False)
-    assert usable.tolist() == [0, 1, 2]
-    assert notes == ("1 row has no action and no part in the loss",)
+@pytest.mark.parametrize(("last", "maxq", "note"), LEFT_OUT)
+def test_rows_without_an_action_that_is_needed_are_left_out(
+    tmp_path: Path, last: dict[str, object], maxq: bool, note: str
+) -> None:
+    copy = timeline(tmp_path, **last)
+    usable, notes = learnable_rows(copy, single_steps(copy), maxq=maxq, unit_reward=False)
+    assert (usable.tolist(), notes) == ([0, 1, 2], (note,))
+    assert maxq or learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False) == (None, ())
