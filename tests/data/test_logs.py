@@ -150,8 +150,7 @@ def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tm
     """The timeline of two logs has episodes "2/0"; a second log of "0" beside it may not be called so."""
     outcome = make(tmp_path, tmp_path, inputTableName=logs(tmp_path, episode("0", 1), episode("0", 2)))
     made = write_lines(tmp_path / "third.jsonl", [{**row, "next_action": None} for row in episode("0", 3)])
-    copy = prepare_training_copy((outcome.train, str(made)), actions=ACTIONS)
-    assert [row[:2] for row in rows_in(copy)] == [
+    assert [row[:2] for row in rows_in(prepare_training_copy((outcome.train, str(made)), actions=ACTIONS))] == [
         (episode_code(name), at) for name, at in [("0", 1), ("2/0", 2), ("3/0", 3)]
     ]
 

@@ -76,8 +76,7 @@ def test_next_states_of_several_rows_are_stored_once(tmp_path: Path) -> None:
     """Of spans of two rows the next state is the row after the next: no state but those of the rows is needed."""
     copy = copied(tmp_path, [event("a", n, float(n), 1.0, terminal=n == 5) for n in range(6)], steps=2, gamma=0.5)
     assert copy.state.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
-    assert copy.next_index.tolist() == [2, 3, 4, 5, 4, 5]
-    assert copy.reward.tolist() == [1.5, 1.5, 1.5, 1.5, 1.5, 1.0]
+    assert (copy.next_index.tolist(), copy.reward.tolist()) == ([2, 3, 4, 5, 4, 5], [1.5, 1.5, 1.5, 1.5, 1.5, 1.0])
     assert copy.bootstrap.tolist() == [1, 1, 1, 1, 0, 0]
 
 

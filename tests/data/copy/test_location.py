@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,9 +56,7 @@ def test_of_two_equal_builds_at_once_the_first_stays(
 
     monkeypatch.setattr(where, name, overtaken)
     second = prepare_training_copy(path, actions=ACTIONS)
-    (first,) = opened
-    assert first.folder == second.folder
-    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
+    assert [copy.folder for copy in opened] == [second.folder] == [*second.folder.parent.iterdir()]
 
 
 def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,43 +159,39 @@ def test_a_damaged_copy_is_refused_and_built_again(tmp_path: Path, damage: str) 
 
 def test_a_copy_is_read_only_and_a_failed_build_leaves_none(tmp_path: Path) -> None:
     copy = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS)
-    with pytest.raises(ValueError, match="read-only"):
-        copy.reward[0] = 1.0
+    assert not copy.reward.flags.writeable
     assert copy.num_bytes == sum(file.stat().st_size - 128 for file in copy.folder.glob("*.npy"))
     with pytest.raises(DataError):
         prepare_training_copy(written(tmp_path / "bad", row(reward=None)), actions=ACTIONS)
     assert not (tmp_path / "bad" / ".reagent-lite").exists()
 
 
-@pytest.mark.parametrize(("blocks", "files"), [(0, 200), (20, 200), (50, 200), (1000, 4), (1000, 20)])
+@pytest.mark.parametrize(("blocks", "files"), [(0, 200), (20, 200), (1000, 4), (1000, 20)])
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, blocks: int, files: int) -> None:
     path = written(tmp_path, *(row(mdp_id=str(i), sequence_number=0) for i in range(2000)))
+    words = (
+        r"expected room for the training copy, more than [\d,]+ bytes, got .+: [\d,]+ bytes free before, [\d,]+ now. "
+        "Make room, or let data.training_copy_dir"
+    )
     with small_disk(tmp_path / "disk", size=f"{(1 + blocks) * 4096}", files=files) as disk:
-        place = disk / "copies"
-        try:
-            assert len(prepare_training_copy(path, actions=ACTIONS, directory=str(place))) == 2000
-        except DataError as error:
-            (problem,) = error.problems
-            assert re.fullmatch(r"room for the training copy, more than [\d,]+ bytes", problem.expected)
-            assert re.fullmatch(r".+: [\d,]+ bytes free before, [\d,]+ now", problem.got)
-            assert "data.training_copy_dir" in problem.todo
-            assert not [file for file in disk.rglob("*") if file.is_file()]
-            return
-        assert blocks > 32
+        with pytest.raises(DataError, match=words):
+            prepare_training_copy(path, actions=ACTIONS, directory=str(disk / "copies"))
+        assert not [file for file in disk.rglob("*") if file.is_file()]
 
 
 def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = written(tmp_path / "data", row())
-    beside, chosen, cache = tmp_path / "data/.reagent-lite", tmp_path / "chosen", tmp_path / "cache/reagent-lite"
-    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == beside
-    assert prepare_training_copy(path, actions=ACTIONS, directory=str(chosen)).folder.parent == chosen
-    shutil.rmtree(beside)
+    fsspec.filesystem("memory").pipe("/copies/log.json", Path(path).read_bytes())
+    copies = [
+        prepare_training_copy(path, actions=ACTIONS, directory=place) for place in (None, str(tmp_path / "chosen"))
+    ]
+    shutil.rmtree(tmp_path / "data/.reagent-lite")
     (tmp_path / "data").chmod(0o555)  # root may write there all the same
-    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == cache
-    (tmp_path / "data").chmod(0o755)
-    fsspec.filesystem("memory").pipe("/copies/log.json", (json.dumps(row()) + "\n").encode())
-    remote = prepare_training_copy("memory://copies/log.json", actions=ACTIONS)
-    assert (remote.folder.parent, remote.source_line(0)) == (cache, "memory://copies/log.json:1")
+    copies += [prepare_training_copy(log, actions=ACTIONS) for log in (path, "memory://copies/log.json")]
+    assert [str(copy.folder.parent.relative_to(tmp_path)) for copy in copies] == [
+        "data/.reagent-lite", "chosen", "cache/reagent-lite", "cache/reagent-lite",
+    ]  # fmt: skip
+    assert copies[-1].source_line(0) == "memory://copies/log.json:1"
     with pytest.raises(DataError, match=f"{path}/in: .* can be written"):
         prepare_training_copy(path, actions=ACTIONS, directory=f"{path}/in")

@@ -174,8 +174,7 @@ def test_shards_with_different_levels_give_what_all_rows_give(most: int, tmp_pat
     together = category(fitted(merge.summary(), most))
     whole = write_cells(tmp_path / "whole.csv", shards[1] + shards[0])
     log = summarize_log(data_files(str(whole), COLUMNS), settings).columns["state_features"]
-    assert together == category(fitted(log, most))
-    assert together.levels == tuple("ABCDE"[:most])
+    assert (together, together.levels) == (category(fitted(log, most)), tuple("ABCDE"[:most]))
 
 
 def test_numerals_as_texts_are_a_category_with_a_note(tmp_path: Path) -> None:

@@ -117,10 +117,11 @@ def test_the_terminal_rule(
 ) -> None:
     base = row() if actions else row(action=ONE, next_action=ONE)
     copy = copied(tmp_path, {**base, **changes}, base, actions=actions)
-    assert copy.bootstrap.tolist() == [bootstrap, 1]
-    assert copy.truncated.tolist() == [int(bool(changes.get("truncated"))), 0]
-    if not bootstrap:
-        assert copy.next_action[0] == -1
+    assert (copy.bootstrap.tolist(), copy.truncated.tolist()) == (
+        [bootstrap, 1],
+        [int(bool(changes.get("truncated"))), 0],
+    )
+    assert bootstrap or copy.next_action[0] == -1
 
 
 def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
@@ -145,79 +146,59 @@ def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, 
     order = find_order(slots, [pa.array(["a", "b", "c", "d"])], sequence)
     episode = np.where(slots >= 0, slots, 3 + np.cumsum(slots < 0))
     in_order = range(len(rows)) if (slots < 0).all() else np.lexsort((sequence, episode))
-    assert order.rows.tolist() == list(in_order)
-    assert order.episode.tolist() == episode[order.rows].tolist()
+    assert (order.rows.tolist(), order.episode.tolist()) == (list(in_order), episode[order.rows].tolist())
     assert len(set(order.episode_hashes().tolist())) == order.num_episodes  # rows without mdp_id are episodes too
     assert order.sequence.tolist() == sequence[order.rows].tolist()
 
 
-def test_duplicates_are_kept_and_counted(tmp_path: Path) -> None:
-    copy = copied(
-        tmp_path, *(row(mdp_id="a", sequence_number=1, reward=n, state_features={"0": 2.0}) for n in range(3))
-    )
-    assert (copy.reward.tolist(), copy.counts["duplicate_rows"]) == ([0, 1, 2], 2)
-    # The next row's state is right, but it is not later.
-    assert (copy.next_index.tolist(), copy.follows.any()) == ([1, 2, 3], False)
-
-
 LOW, HIGH = {"1": 1.0, "4": 0.0}, {"1": 2.0}
-
-
-def test_equal_candidates_of_a_list_are_one(tmp_path: Path) -> None:
-    base = row(mdp_id="a", sequence_number=1, next_action=LOW, possible_next_actions=[HIGH, LOW, HIGH])
-    copy = copied(
-        tmp_path,
+AFTER = row(mdp_id="a", next_action=LOW, possible_next_actions=[HIGH, LOW, HIGH], sequence_number=1)
+ALONE = row(mdp_id="a", next_action=LOW, possible_next_actions=[LOW, HIGH], action=LOW, propensity=0.25)
+BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], set[str]]] = {
+    # the next row's state is right, but it is not later
+    "duplicates are kept and counted": (
+        [row(mdp_id="a", sequence_number=1, reward=n, state_features={"0": 2.0}, action=LOW, next_action=LOW)
+         for n in range(3)],
+        {"reward": [0, 1, 2], "next_index": [1, 2, 3], "follows": [False] * 3}, {"duplicate_rows": 2}, set(),
+    ),
+    "equal candidates of a list are one": (
         # 1 + 1e-9 is 1 as float32, -0.0 equals 0.0, null is absent
-        {**base, "action": HIGH, "possible_actions": [LOW, {"1": 1 + 1e-9, "4": -0.0}, HIGH, {**HIGH, "4": None}]},
-        {**base, "action": {}, "possible_actions": [LOW, {}, {"4": None}, {}], "mdp_id": "b"},
-        actions=None,
-    )
-    lists = np.split(copy.candidates, copy.list_offsets[1:-1])
-    np.testing.assert_equal(
-        [lists[number].tolist() for number in (*copy.actions_list, copy.next_list[0])],
-        [[[1, 0], [2, NAN]], [[1, 0], [NAN, NAN]], [[2, NAN], [1, 0]]],
-    )
-    assert copy.action.tolist() == copy.next_action.tolist() == [1, 1]
+        [{**AFTER, "action": HIGH, "possible_actions": [LOW, {"1": 1 + 1e-9, "4": -0.0}, HIGH, {**HIGH, "4": None}]},
+         {**AFTER, "action": {}, "possible_actions": [LOW, {}, {"4": None}, {}], "mdp_id": "b"}],
+        {"candidates": [[1, 0], [2, NAN], [2, NAN], [1, 0], [1, 0], [NAN, NAN]], "list_offsets": [0, 2, 4, 6],
+         "actions_list": [0, 2], "next_list": [1, 1], "action": [1, 1], "next_action": [1, 1]}, {}, set(),
+    ),
+    "candidates that are unknown are the action alone": (
+        [{**ALONE, "possible_actions": [HIGH, LOW], "sequence_number": 1},
+         {**ALONE, "possible_actions": [], "sequence_number": 2},
+         {**ALONE, "possible_actions": [], "action": None, "sequence_number": 3},
+         {**ALONE, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4}],
+        {"action": [1, 0, -1, 0], "propensity": [0.25, 1, 0.25, 1]}, {"candidates_unknown_rows": 2},
+        {"2 of 4 rows have an empty possible_actions; the action taken is the only candidate there",
+         "1 of 4 rows has no action and no part in training"},
+    ),
+}  # fmt: skip
 
 
-def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> None:
-    base = row(action=LOW, next_action=LOW, possible_next_actions=[LOW, HIGH], mdp_id="a", propensity=0.25)
-    copy = copied(
-        tmp_path,
-        {**base, "possible_actions": [HIGH, LOW], "sequence_number": 1},
-        {**base, "possible_actions": [], "sequence_number": 2},
-        {**base, "possible_actions": [], "action": None, "sequence_number": 3},
-        {**base, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4},
-        actions=None,
-    )
-    assert copy.action.tolist() == [1, 0, -1, 0]
-    assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
-    assert copy.counts["candidates_unknown_rows"] == 2
-    assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
-    assert "1 of 4 rows has no action and no part in training" in copy.notes
+@pytest.mark.parametrize(("rows", "arrays", "counts", "notes"), BY_HAND.values(), ids=BY_HAND)
+def test_rows_of_candidates_by_hand(
+    tmp_path: Path, rows: list[dict[str, Any]], arrays: dict[str, Any], counts: dict[str, int], notes: set[str]
+) -> None:
+    copy = copied(tmp_path, *rows, actions=None)
+    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in arrays}, arrays)
+    assert (counts.items() <= copy.counts.items(), notes <= {*copy.notes}) == (True, True)
 
 
 def test_list_hashes_see_every_difference() -> None:
-    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[int]:
-        features = FeatureMatrix(ids, np.array(values, np.float32).reshape(-1, len(ids)))
-        first, second = list_hashes(Lists(np.array(lengths), features))
-        assert not set(first[np.array(lengths) > 0].tolist()) & set(second.tolist())
-        return list(map(int, first))
+    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[tuple[int, int]]:
+        features = FeatureMatrix(ids, np.array(values, np.float32))
+        return [*zip(*(hashes.tolist() for hashes in list_hashes(Lists(np.array(lengths), features))), strict=True)]
 
     seen = [
         *hashed([1, 1, 1, 0], (1, 2), [[1, NAN], [NAN, 1], [NAN, NAN]]),
         *hashed([2, 2], (1, 2), [[1, NAN], [NAN, 1], [NAN, 1], [1, NAN]]),
     ]
-    assert len(set(seen)) == 6
+    # both hashes tell all of them apart; only those of a list without candidates are equal
+    assert (len({first for first, _ in seen}), len({code for codes in seen for code in codes})) == (6, 11)
     # The order of columns and columns of absent features make no difference.
     assert hashed([2, 0], (5, 2, 1), [[NAN, NAN, 1], [NAN, 1, NAN]]) == [seen[4], seen[3]]
-
-
-def test_shards_and_late_features(tmp_path: Path) -> None:
-    write_lines(tmp_path / "shards/b.json", [row(mdp_id="a", sequence_number=2, state_features={"9": 1.0})])
-    write_lines(tmp_path / "shards/a.json", [row(mdp_id="a", sequence_number=1, state_features={"-2": 5.0})])
-    write_lines(tmp_path / "shards/c.json", [])
-    copy = prepare_training_copy(tmp_path / "shards", actions=ACTIONS)
-    np.testing.assert_equal(copy.state[:2].tolist(), [[5, NAN, NAN], [NAN, NAN, 1]])
-    assert (copy.state_ids, copy.origin_file.tolist()) == ((-2, 0, 9), [0, 1])
-    assert copy.source_line(1) == f"{tmp_path}/shards/b.json:1"

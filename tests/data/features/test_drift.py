@@ -14,7 +14,7 @@ from oracles.transitions import code_of_text
 from scipy import stats
 
 from reagent_lite.config.drift import DriftConfig
-from reagent_lite.data.features.drift import FeatureDrift, distance, drift_between, stability_index
+from reagent_lite.data.features.drift import distance, drift_between, stability_index
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError
@@ -87,10 +87,6 @@ def test_chance_stays_below_what_is_said() -> None:
     assert 0 < distances <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 600)  # its limit is asymptotic, from above
 
 
-def drifts(training: ColumnSummary, reference: ColumnSummary) -> list[FeatureDrift]:
-    return list(drift_between(training, reference, DriftConfig(), where="both").features)
-
-
 def test_verdicts_and_their_order() -> None:
     base = stats.norm.ppf((np.arange(NUM) + 0.5) / NUM)
     a_tenth, more = np.arange(NUM) % 10 == 0, np.arange(NUM) % 10 < 3
@@ -111,14 +107,6 @@ def test_verdicts_and_their_order() -> None:
     assert (drift.only_in_training, drift.only_in_reference) == ((8,), (9,))
 
 
-def test_small_samples_are_stable_by_chance() -> None:
-    """Twenty values in every second of ten bins, 0.2 or half a value of 20 against 0.1: large, and yet chance."""
-    values = np.repeat([0, 1, 4, 5, 8, 9, 12, 13, 16, 17], 2)
-    (drift,) = drifts(column(f0=values), column(f0=np.arange(20)))
-    assert (drift.psi, drift.verdict) == (index_of(*DECILES, *[(0.025, 0.1)] * 5), "stable")
-    assert drift.psi_by_chance == pytest.approx(0.1 * 16.919, rel=1e-4)
-
-
 def levels(rows: int, **counts: int) -> ColumnSummary:
     """A category, feature 1, in a data set of so many rows."""
     codes = np.full((rows, 1), np.nan, np.float32)
@@ -127,21 +115,34 @@ def levels(rows: int, **counts: int) -> ColumnSummary:
     return ColumnSummary.of(FeatureMatrix((1,), codes), np.zeros(rows, np.uint64), 100, {1: of_code})
 
 
-def test_index_of_a_category_is_over_its_levels_and_all_others() -> None:
-    """A 60 → 30, B 40 → 50, new levels 0 → 20 of 100: an empty bin counts as half a value."""
-    (drift,) = drifts(levels(125, A=30, B=50, C=15, D=5), levels(100, A=60, B=40))
-    assert drift.psi == index_of((0.3, 0.6), (0.5, 0.4), (0.2, 0.005))
-    assert (drift.ks, drift.mean, drift.reference_mean) == (None, None, None)
-    assert (drift.other, drift.reference_other) == (0.2, 0.0)
-    assert (drift.present, drift.reference_present, drift.verdict) == (0.8, 1.0, "large")
+DRIFTS: dict[str, tuple[ColumnSummary, ColumnSummary, dict[str, Any]]] = {
+    # twenty values in every second of ten bins, 0.2 or half a value of 20 against 0.1: large, and yet chance
+    "small samples are stable by chance": (
+        column(f1=np.repeat([0, 1, 4, 5, 8, 9, 12, 13, 16, 17], 2)), column(f1=np.arange(20)),
+        {"psi": index_of(*DECILES, *[(0.025, 0.1)] * 5), "verdict": "stable",
+         "psi_by_chance": pytest.approx(0.1 * 16.919, rel=1e-4)},
+    ),
+    # A 60 → 30, B 40 → 50, new levels 0 → 20 of 100: an empty bin counts as half a value
+    "the index of a category is over its levels and all others": (
+        levels(125, A=30, B=50, C=15, D=5), levels(100, A=60, B=40),
+        {"psi": index_of((0.3, 0.6), (0.5, 0.4), (0.2, 0.005)), "ks": None, "mean": None, "reference_mean": None,
+         "other": 0.2, "reference_other": 0.0, "present": 0.8, "reference_present": 1.0, "verdict": "large"},
+    ),
+    "a feature without values on one side": (
+        column(f1=np.full(50, np.nan)), column(f1=np.arange(50)),
+        {"psi": None, "ks": None, "mean": None, "present": 0.0, "verdict": "large"},
+    ),
+    "integers that the reference has not are counted": (
+        column(f1=[0, 1, 2, 7] * 10), column(f1=[0, 1, 2, 3] * 10), {"other": 0.25, "reference_other": 0.0},
+    ),
+    "other numbers are not": (column(f1=[0.5, 1] * 10), column(f1=[0.5, 1] * 10), {"other": None}),
+}  # fmt: skip
 
 
-def test_a_feature_without_values_on_one_side_and_integers_that_the_reference_has_not() -> None:
-    (none,) = drifts(column(f0=np.full(50, np.nan)), column(f0=np.arange(50)))
-    assert (none.psi, none.ks, none.mean, none.present, none.verdict) == (None, None, None, 0.0, "large")
-    (integers,) = drifts(column(f1=[0, 1, 2, 7] * 10), column(f1=[0, 1, 2, 3] * 10))
-    assert (integers.other, integers.reference_other) == (0.25, 0.0)
-    assert drifts(column(f1=[0.5, 1] * 10), column(f1=[0.5, 1] * 10))[0].other is None
+@pytest.mark.parametrize(("training", "reference", "expected"), DRIFTS.values(), ids=DRIFTS)
+def test_drift_of_a_feature(training: ColumnSummary, reference: ColumnSummary, expected: dict[str, Any]) -> None:
+    (drift,) = drift_between(training, reference, DriftConfig(), where="both").features
+    assert {name: getattr(drift, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -154,4 +155,4 @@ def test_a_feature_without_values_on_one_side_and_integers_that_the_reference_ha
 )
 def test_what_cannot_be_compared_is_refused(training: ColumnSummary, reference: ColumnSummary, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        drifts(training, reference)
+        drift_between(training, reference, DriftConfig(), where="both")

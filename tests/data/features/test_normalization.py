@@ -33,8 +33,7 @@ ENUMS = {"1": [12, 4, 2], "3": [15, 3]}
 
 def read(folder: Path, document: object) -> NormalizationSpec:
     """Writes norm.json, of a text or as JSON, and reads it."""
-    text = document if isinstance(document, str) else json.dumps(document)
-    (folder / "norm.json").write_text(text)
+    (folder / "norm.json").write_text(document if isinstance(document, str) else json.dumps(document))
     return read_normalization(str(folder / "norm.json"))
 
 

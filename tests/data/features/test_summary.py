@@ -55,8 +55,7 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
     merges[0].add(returned)
     merged = merges[0].summary()
     expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
-    assert merged.rows == len(rows)
-    assert sorted(merged.hashes.tolist()) == [rows[number][0] for number in expected]
+    assert (merged.rows, sorted(merged.hashes.tolist())) == (len(rows), [rows[number][0] for number in expected])
     for feature_id in range(4):
         chosen = sorted(number for number in expected if rows[number][1] == feature_id)
         assert merged.sampled(feature_id).tolist() == chosen
@@ -64,6 +63,5 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
 
 def test_names_of_features_come_back_from_bytes() -> None:
     matrix = FeatureMatrix((3, id_of("age")), np.ones((2, 2), np.float32))
-    sent = ColumnSummary.of(matrix, np.zeros(2, np.uint64), 4)
-    returned = ColumnSummary.from_bytes(sent.to_bytes())
+    returned = ColumnSummary.from_bytes(ColumnSummary.of(matrix, np.zeros(2, np.uint64), 4).to_bytes())
     assert [str(feature_id) for feature_id in (*returned.sample.ids, *returned.features)] == ["3", "age", "3", "age"]

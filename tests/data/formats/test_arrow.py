@@ -56,8 +56,7 @@ def test_rows_lines_and_unknown_columns(
 ) -> None:
     """A batch of 30 rows becomes blocks of at most 40 values."""
     file = written(tmp_path, data_of(TABLE, make, compression=compression, rows=30))
-    assert rows_of(file) == [row | {"price": None} for row in TABLE.to_pylist()]
-    assert len(blocks_of(file)) == 1
+    assert (rows_of(file), len(blocks_of(file))) == ([row | {"price": None} for row in TABLE.to_pylist()], 1)
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 40)
     blocks = blocks_of(file)
     assert len(blocks) > 3
@@ -221,5 +220,4 @@ def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) ->
 
 def test_a_buffer_may_end_with_a_part_of_a_value() -> None:
     array = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(np.arange(3, dtype=np.int32).tobytes()[:11])])
-    assert to_numpy(array).tolist() == [0, 1]
-    assert to_numpy(array[1:]).tolist() == [1]
+    assert (to_numpy(array).tolist(), to_numpy(array[1:]).tolist()) == ([0, 1], [1])

@@ -188,10 +188,9 @@ def read_json(file: Path) -> list[tuple[int, Row]]:
         assert len(dict(pairs)) == len(pairs)
         return dict(pairs)
 
-    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return [
         (number, json.loads(line.decode(), object_pairs_hook=once))
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
         if line.strip()
     ]
 

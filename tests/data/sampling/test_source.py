@@ -15,7 +15,7 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan
-from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, build_rows, no_rows
+from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows, LoggedSource, build_rows, no_rows
 from reagent_lite.data.sampling.spans import learnable_rows, single_steps
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
@@ -30,6 +30,12 @@ def spec_of(kind: FeatureType, ids: Iterable[int], **parameters: Any) -> Normali
 PLAIN = partial(spec_of, FeatureType.DO_NOT_PREPROCESS)
 
 
+def columns_of(matrix: Any, ids: tuple[int, ...], spec: NormalizationSpec, file: Path) -> FeatureColumns:
+    transform = Reordered(ids, spec, Preprocessor(spec))
+    prepare_columns(matrix, transform, spec.width, file)
+    return open_columns(matrix, transform, spec.width, file, CPU)
+
+
 def shard(
     folder: Path,
     logged: list[dict[str, Any]],
@@ -37,28 +43,22 @@ def shard(
     metrics: tuple[str, ...] | None = None,
 ) -> LoggedRows:
     """Rows of a log over features 0 to 2 as they are, unless a normalization is given; candidates where it has some."""
-    file, parametric = write_lines(folder / "log.jsonl", logged), isinstance(logged[0]["action"], dict)
-    actions = None if parametric else ("a", "b")
-    copy = prepare_training_copy(str(file), actions=actions, directory=str(folder / "copy"))
-    matrices = [(copy.state, copy.state_ids, state or PLAIN((0, 1, 2)))]
-    matrices += [(copy.candidates, copy.action_ids, PLAIN(copy.action_ids))] if parametric else []
-    columns = []
-    for number, (matrix, ids, spec) in enumerate(matrices):
-        transform = Reordered(ids, spec, Preprocessor(spec))
-        prepare_columns(matrix, transform, spec.width, folder / f"{number}_x.npy")
-        columns.append(open_columns(matrix, transform, spec.width, folder / f"{number}_x.npy", CPU))
+    actions = None if isinstance(logged[0]["action"], dict) else ("a", "b")
+    copy = prepare_training_copy(write_lines(folder / "log.jsonl", logged), actions=actions)
+    columns = [columns_of(copy.state, copy.state_ids, state or PLAIN((0, 1, 2)), folder / "state.npy")]
+    if copy.parametric:
+        columns.append(columns_of(copy.candidates, copy.action_ids, PLAIN(copy.action_ids), folder / "action.npy"))
     spans = single_steps(copy)
     usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
     return build_rows(copy, spans, usable, *columns, metric_names=metrics)
 
 
-Logged = tuple[list[dict[str, Any]], LoggedRows]
+LOGGED = random_rows(57)
 
 
 @pytest.fixture(scope="module")
-def discrete(tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    logged = random_rows(57)
-    return logged, shard(tmp_path_factory.mktemp("discrete"), logged)
+def discrete(tmp_path_factory: pytest.TempPathFactory) -> LoggedRows:
+    return shard(tmp_path_factory.mktemp("discrete"), LOGGED)
 
 
 def read(rows: LoggedRows, plan: ReadPlan, rank: int = 0) -> list[TransitionBatch]:
@@ -70,14 +70,13 @@ def dense(features: dict[str, float]) -> list[float]:
     return [float(np.float32(features.get(str(i), 0.0))) for i in range(3)]
 
 
-def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: Logged) -> None:
-    logged, rows = discrete
-    batches = read(rows, ReadPlan(shards=(57,), minibatch=8, epochs=2))
+def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) -> None:
+    batches = read(discrete, ReadPlan(shards=(57,), minibatch=8, epochs=2))
     assert [len(batch) for batch in batches] == [8] * 7 + [1] + [8] * 7 + [1]
     expected = [
         (dense(r["state_features"]), "ab".index(r["action"]), float(np.float32(r["reward"])),
          dense(r["next_state_features"]) if any(r["possible_next_actions"]) else None)
-        for r in logged
+        for r in LOGGED
     ]  # fmt: skip
     for epoch in (batches[:8], batches[8:]):
         seen = [
@@ -88,29 +87,28 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: Logged) -> Non
         assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
-def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: Logged) -> None:
-    rows = discrete[1]
-    ends, others = (np.flatnonzero(rows.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
-    assert (rows.only(ends).continues, rows.only(np.append(ends, others[0])).continues) == (False, True)
-    assert replace(rows, usable=None).continues
-    assert not replace(rows, usable=None, scalars=rows.scalars[ends]).continues
+def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: LoggedRows) -> None:
+    ends, others = (np.flatnonzero(discrete.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
+    assert (discrete.only(ends).continues, discrete.only(np.append(ends, others[0])).continues) == (False, True)
+    assert replace(discrete, usable=None).continues
+    assert not replace(discrete, usable=None, scalars=discrete.scalars[ends]).continues
 
 
 @pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
-def test_shares_sum_to_the_world_size_in_every_step(discrete: Logged, world: int, per_step: int) -> None:
+def test_shares_sum_to_the_world_size_in_every_step(discrete: LoggedRows, world: int, per_step: int) -> None:
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, reads=(0,) * world, minibatches_per_step=per_step)
-    weights = [[float(b.weight.sum()) for b in read(discrete[1], plan, rank)] for rank in range(world)]
+    weights = [[float(b.weight.sum()) for b in read(discrete, plan, rank)] for rank in range(world)]
     np.testing.assert_allclose(np.reshape(weights, (world, -1, per_step)).sum((0, 2)), world, rtol=1e-6)
 
 
-def test_position_is_a_step_number(discrete: Logged) -> None:
+def test_position_is_a_step_number(discrete: LoggedRows) -> None:
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=3, minibatches_per_step=2)
-    source, other = (LoggedSource(discrete[1], plan, 0, CPU) for _ in range(2))
+    source, other = (LoggedSource(discrete, plan, 0, CPU) for _ in range(2))
     for _ in range(10):
         next(source)
     assert source.state_dict() == {"step": 5}
     other.load_state_dict(source.state_dict())
-    for batch in read(discrete[1], plan)[10:]:
+    for batch in read(discrete, plan)[10:]:
         assert torch.equal(next(other).reward, batch.reward)
 
 
@@ -129,10 +127,8 @@ def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkey
 
 def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     logged = candidate_rows(60)
-    rows = shard(tmp_path, logged)
-    (batch,) = read(rows, ReadPlan(shards=(60,), minibatch=60, epochs=1))
+    (batch,) = read(shard(tmp_path, logged), ReadPlan(shards=(60,), minibatch=60, epochs=1))
     assert batch.actions.features is not None
-    assert batch.next_actions.features is not None
     rows_read = sorted(
         (round(float(batch.reward[i]), 4), int(batch.actions.mask[i].sum()), int(batch.next_actions.mask[i].sum()),
          [round(x, 4) for x in batch.actions.features[i, batch.action[i]].tolist()])
@@ -158,11 +154,8 @@ def test_released_pages_are_not_resident_and_come_back(
     monkeypatch.setattr("reagent_lite.data.sampling.normalized._SMALL_BYTES", small_bytes)
     raw, normalized = tmp_path / "raw.npy", tmp_path / "normalized.npy"
     np.save(raw, np.arange(300_000, dtype=np.float32).reshape(-1, 3))
-    matrix = np.load(raw, mmap_mode="r")
     spec = spec_of(FeatureType.ENUM, [0], possible_values=(0.0, 1.0, 2.0, 3.0))
-    transform = Reordered((0, 1, 2), spec, Preprocessor(spec))
-    prepare_columns(matrix, transform, spec.width, normalized)
-    columns = open_columns(matrix, transform, spec.width, normalized, CPU)
+    columns = columns_of(np.load(raw, mmap_mode="r"), (0, 1, 2), spec, normalized)
     mapped = raw if small_bytes == 0 else normalized
     before = columns.take(torch.arange(0, 100_000, 7))
     assert resident(mapped) > 1_000_000
@@ -193,5 +186,4 @@ def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: P
     logged = [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)]
     batch = next(LoggedSource(shard(tmp_path, logged, PLAIN((0, 1, 2, 7)), ("clicks", "views")),
                               ReadPlan(shards=(4,), minibatch=4, epochs=1), 0, CPU))  # fmt: skip
-    assert batch.state[:, 3].tolist() == [0] * 4
-    assert batch.metrics.tolist() == [[0, 2]] * 4
+    assert (batch.state[:, 3].tolist(), batch.metrics.tolist()) == ([0] * 4, [[0, 2]] * 4)

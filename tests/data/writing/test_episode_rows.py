@@ -63,7 +63,6 @@ def test_events_by_hand(tmp_path: Path) -> None:
     both = list(NAMES)
     # a's end leads nowhere; b was cut, and what came then is in no other row
     nothing = {"next_state_features": None, "possible_next_actions": None}
-    after = {"next_state_features": {"0": 6, "1": 7}, "possible_next_actions": both}
     assert rows == [
         {"ds": "d1", "mdp_id": "a", "sequence_number": 0, "state_features": {"0": 1, "1": 0.1}, "action": "left",
          "reward": 0.5, "possible_actions": both, "action_probability": 0.95, "terminal": False, "truncated": False,
@@ -73,28 +72,31 @@ def test_events_by_hand(tmp_path: Path) -> None:
          **nothing},
         {"ds": "d1", "mdp_id": "b", "sequence_number": 0, "state_features": {"0": 3, "1": 1e-20}, "action": "right",
          "reward": -2, "possible_actions": both, "action_probability": 1, "terminal": False, "truncated": True,
-         **after},
+         "next_state_features": {"0": 6, "1": 7}, "possible_next_actions": both},
     ]  # fmt: skip
     assert list(rows[0])[:4] == ["ds", "mdp_id", "sequence_number", "state_features"]
 
 
-def test_events_of_episodes_that_were_cut_by_hand(tmp_path: Path) -> None:
-    """Their last rows alone say what could be done next; a came to its end."""
-    block = replace(TWO, mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool))
-    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES), block))
-    assert [row["possible_next_actions"] for row in rows] == [None, None, ["left"]]
-    table = pq.read_table(written(tmp_path / "x.parquet", LogSchema(transitions=False), ONE_CANDIDATE))
-    assert table["possible_next_actions"].to_pylist() == [None, None, [[(0, 6.0)], [(0, 7.0)]]]
-    assert table["next_state_features"].to_pylist() == [None, None, [(0, 6.0), (1, 7.0)]]
-
-
 LEFT, RIGHT = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
 NAN = np.nan  # of choices that are not there: never read
-TRANSITIONS: list[tuple[EpisodeBlock, dict[str, Any], dict[str, list[Any]]]] = [
-    # choices that close
-    (
+BY_HAND: dict[str, tuple[EpisodeBlock, LogSchema, dict[str, list[Any]]]] = {
+    # last rows of episodes that were cut alone say what could be done next; a came to its end
+    "events of names": (
+        replace(TWO, mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
+        LogSchema(transitions=False, action_names=NAMES),
+        {"possible_next_actions": [None, None, ["left"]]},
+    ),
+    "events of candidates": (
+        ONE_CANDIDATE,
+        LogSchema(transitions=False),
+        {
+            "possible_next_actions": [None, None, [{"0": 6}, {"0": 7}]],
+            "next_state_features": [None, None, {"0": 6, "1": 7}],
+        },
+    ),
+    "choices that close": (
         replace(TWO, mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
-        {"action_names": NAMES},
+        LogSchema(transitions=True, action_names=NAMES),
         {
             "possible_actions": [["left"], ["left", "right"], ["right"]],
             "possible_next_actions": [["left", "right"], [], ["left"]],
@@ -103,10 +105,9 @@ TRANSITIONS: list[tuple[EpisodeBlock, dict[str, Any], dict[str, list[Any]]]] = [
             "time_diff": [1, 1, 1],
         },
     ),
-    # fixed actions as candidates
-    (
+    "fixed actions as candidates": (
         TWO,
-        {"action_features": floats([[-1, 0], [1, 0.5]])},
+        LogSchema(transitions=True, action_features=floats([[-1, 0], [1, 0.5]])),
         {
             "action": [LEFT, RIGHT, RIGHT],
             "next_action": [RIGHT, None, None],
@@ -114,8 +115,7 @@ TRANSITIONS: list[tuple[EpisodeBlock, dict[str, Any], dict[str, list[Any]]]] = [
             "possible_next_actions": [[LEFT, RIGHT], [], [LEFT, RIGHT]],
         },
     ),
-    # candidates that differ
-    (
+    "candidates that differ": (
         replace(
             TWO,
             action=np.array([2, 0, 1]),
@@ -124,7 +124,7 @@ TRANSITIONS: list[tuple[EpisodeBlock, dict[str, Any], dict[str, list[Any]]]] = [
             last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
             last_features=floats([[[NAN], [NAN], [NAN]], [[NAN], [5], [6]]]),
         ),
-        {},
+        LogSchema(transitions=True),
         {
             "action": [{"0": 2}, {"0": 3}, {"0": 4}],
             "possible_actions": [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]],
@@ -132,14 +132,12 @@ TRANSITIONS: list[tuple[EpisodeBlock, dict[str, Any], dict[str, list[Any]]]] = [
             "possible_next_actions": [[{"0": 3}], [], [{"0": 5}, {"0": 6}]],
         },
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("block", "schema", "by_hand"), TRANSITIONS, ids=["names", "fixed", "candidates"])
-def test_transitions_by_hand(
-    tmp_path: Path, block: EpisodeBlock, schema: dict[str, Any], by_hand: dict[str, list[Any]]
-) -> None:
-    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=True, **schema), block))
+@pytest.mark.parametrize(("block", "schema", "by_hand"), BY_HAND.values(), ids=BY_HAND)
+def test_columns_by_hand(tmp_path: Path, block: EpisodeBlock, schema: LogSchema, by_hand: dict[str, list[Any]]) -> None:
+    rows = lines(written(tmp_path / "x.jsonl", schema, block))
     assert {name: [row[name] for row in rows] for name in by_hand} == by_hand
     assert "ds" not in rows[0]
 
@@ -188,8 +186,7 @@ def test_parquet_has_the_types_of_the_contract(tmp_path: Path) -> None:
         "truncated": "BOOLEAN",
     }  # fmt: skip
     assert pq.read_table(named)["possible_next_actions"].to_pylist() == [list(NAMES), [], list(NAMES)]
-    schema = LogSchema(transitions=False, action_features=floats([[-1], [1]]))
-    mapped = written(tmp_path / "m.parquet", schema)
+    mapped = written(tmp_path / "m.parquet", LogSchema(transitions=False, action_features=floats([[-1], [1]])))
     assert {duckdb_types(mapped)[name] for name in ("action", "possible_actions")} == {maps, f"{maps}[]"}
     assert pq.read_table(mapped)["action"].to_pylist() == [[(0, -1.0)], [(0, 1.0)], [(0, 1.0)]]
 
