@@ -63,6 +63,8 @@ def rows_in(copy: TrainingCopy) -> list[tuple[int, float, str, int]]:
 
 A = episode("a", 1, 2)
 B = episode("b", 2)
+ALIKE = episode("b", 1, 3)
+CHANGES: Row = {"reward": 7, "action": "r", "action_probability": 0.25, "state_features": {"1": 2.0}}
 TWO = [episode("0", 1, 2) + episode("1", 4), episode("0", 6, 7) + B]
 CHANGED = {**A[0], "reward": 9.0}
 REPEATED = "2/log.jsonl: repeats 2 rows of 1/log.jsonl, the first at 2/log.jsonl:1"
@@ -94,6 +96,16 @@ LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[s
     "a row that the second log has twice is repeated": (
         [[CHANGED, A[1]], [*A, CHANGED]], [("a", 9, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0)], [REPEATED],
     ),
+    # logs that number their episodes alike may have some rows alike by chance, as those of the same start
+    **{f"one row that differs makes another numbering: {name}": (
+        [[*A, *ALIKE], [A[0], {**A[1], name: value}, *ALIKE]],
+        [("2/a", 1, "2/log.jsonl:1", 1), ("2/a", value if name == "reward" else 2, "2/log.jsonl:2", 0),
+         ("2/b", 1, "2/log.jsonl:3", 1), ("2/b", 3, "2/log.jsonl:4", 0),
+         ("a", 1, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0),
+         ("b", 1, "1/log.jsonl:3", 1), ("b", 3, "1/log.jsonl:4", 0)],
+        ["2/log.jsonl: has 2 mdp_ids of 1/log.jsonl for other episodes, 3 of 4 rows with the same sequence_number "
+         "being the same; its mdp_ids begin with '2/' from here on"],
+    ) for name, value in CHANGES.items()},
     # it is not known where the row of state 1 led
     "an episode that goes on in another log is another episode": (
         [[*A[:1], *episode("z", 5)], episode("a", 2, 3, start=1)],
@@ -119,31 +131,6 @@ def test_episodes_of_several_logs(
     assert notes[: len(words)] == words
     shares = shares_of_counts([""] * len(rows), copy.counts)
     assert [number for _, number, _ in shares] == np.bincount(copy.origin_file, minlength=len(rows)).tolist()
-
-
-@pytest.mark.parametrize(
-    "change", [{"reward": 7.0}, {"action": "r"}, {"action_probability": 0.25}, {"state_features": {"1": 2.0}}]
-)
-def test_one_row_that_differs_makes_another_numbering(tmp_path: Path, change: Row) -> None:
-    """Logs that number their episodes alike may have some rows alike by chance, as those of the same start."""
-    rows = episode("a", 1, 2) + episode("b", 1, 3)
-    copy, notes = copied(tmp_path, rows, [*rows[:1], {**rows[1], **change}, *rows[2:]])
-    assert copy.counts["episodes"] == 4
-    assert notes[0] == (
-        "2/log.jsonl: has 2 mdp_ids of 1/log.jsonl for other episodes, 3 of 4 rows with the same sequence_number being "
-        "the same; its mdp_ids begin with '2/' from here on"
-    )
-
-
-def test_logs_without_an_mdp_id_in_common_are_those_of_one_folder(tmp_path: Path) -> None:
-    rows = [episode("a", 1, 2), episode("b", 3)]
-    copy, notes = copied(tmp_path, *rows)
-    for number, some in enumerate(rows):
-        write_lines(tmp_path / "together" / f"{number}.jsonl", some)
-    together = prepare_training_copy(tmp_path / "together", actions=ACTIONS)
-    for name in ("episode_hash", "state", "reward", "origin_file", "origin_line"):
-        np.testing.assert_array_equal(getattr(copy, name), getattr(together, name))
-    assert (notes, together.notes, together.counts.items() < copy.counts.items()) == ([], (), True)
 
 
 def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tmp_path: Path) -> None:
@@ -227,9 +214,9 @@ def test_columns_that_only_one_log_has_are_as_in_files_of_one_folder(tmp_path: P
     first = episode("a", 1, metrics={"cost": 2.0}, extra="x")
     second = episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
     copy, _ = copied(tmp_path, first, second)
-    np.testing.assert_array_equal(copy.state, [[1, np.nan], [np.nan, 2]])
-    assert (copy.state_ids, copy.metrics.tolist(), copy.mask.tolist()) == ((0, 7), [[2], [0]], [[1, 1], [1, 1]])
-    assert copy.counts["propensity_absent_rows"] == 1
+    expected = {"state": [[1, np.nan], [np.nan, 2]], "metrics": [[2], [0]], "mask": [[1, 1], [1, 1]]}
+    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in expected}, expected)
+    assert (copy.state_ids, copy.counts["propensity_absent_rows"]) == ((0, 7), 1)
 
 
 def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_path: Path) -> None:

@@ -41,28 +41,35 @@ def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETT
     return StageManifest.standing(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
 
 
-def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(tmp_path: Path, made: StageManifest) -> None:
-    folder = tmp_path / "out"
-    assert StageManifest.read(str(folder)) == replace(made, settings={"seed": 1, "names": ["a", "b"]})
-    assert data_files(str(folder))[0].sha256 == made.files["part.jsonl"]["sha256"]
-    assert left_out(str(folder)) == ("1 row",)
-    assert stands(folder)
-    assert not stands(folder, kind="shards")
-    assert not stands(folder, settings={**SETTINGS, "seed": 2})
+def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) -> None:
+    folder = str(tmp_path / "out")
+    assert StageManifest.read(folder) == replace(made, settings={"seed": 1, "names": ["a", "b"]})
+    assert (data_files(folder)[0].sha256, left_out(folder)) == (made.files["part.jsonl"]["sha256"], ("1 row",))
     os.utime(tmp_path / "in.jsonl", (1, 1))
-    assert stands(folder)
-    touched = StageManifest.read(str(folder))
+    assert stands(tmp_path / "out")
+    touched = StageManifest.read(folder)
     assert touched is not None
     assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, made.digest)
-    (tmp_path / "in.jsonl").write_text('{"x": 3}\n')
-    assert not stands(folder)
-    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    (folder / "part.jsonl").write_text('{"x": 9}\n')  # of the same size: noticed while it is read
+    (tmp_path / "out/part.jsonl").write_text('{"x": 9}\n')
     with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):
-        list(read_blocks(data_files(str(folder)), lambda block: block))
-    (folder / "part.jsonl").write_text("{}")
-    assert not stands(folder)
-    assert not stands(tmp_path / "nothing")
+        list(read_blocks(data_files(folder), lambda block: block))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "asked", "expected"),
+    [
+        ("in.jsonl", '{"x": 1}\n', {}, True),
+        ("in.jsonl", '{"x": 3}\n', {}, False),
+        ("out/part.jsonl", "{}", {}, False),
+        ("new", "", {"kind": "shards"}, False),
+        ("new", "", {"settings": {**SETTINGS, "seed": 2}}, False),
+    ],
+)
+def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(
+    tmp_path: Path, made: StageManifest, file: str, text: str, asked: Any, expected: bool
+) -> None:
+    (tmp_path / file).write_text(text)
+    assert (stands(tmp_path / "out", **asked), stands(tmp_path / "nothing")) == (expected, False)
 
 
 @pytest.mark.parametrize(

@@ -87,21 +87,20 @@ def test_a_machine_may_have_no_rows_or_no_value_of_a_text() -> None:
 
 
 def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "log.jsonl", [{**row, "metrics": {"m": 1}} for row in random_rows(20)])
-    copy = prepare_training_copy(str(file), actions=ACTIONS)
-    binary, probability = (
-        NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=kind)})
+    rows = [{**row, "metrics": {"m": 1}} for row in random_rows(20)]
+    copy = prepare_training_copy(write_lines(tmp_path / "log.jsonl", rows), actions=ACTIONS)
+    summary, other = (
+        CopySummary.of(copy, 3, {"state": NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=kind)})})
         for kind in (FeatureType.BINARY, FeatureType.PROBABILITY)
     )
-    summary = CopySummary.of(copy, 3, {"state": binary})
+    assert summary.normalization != other.normalization
     assert (summary.node, summary.rows, summary.state_ids, summary.metric_names) == (3, 20, (0, 1, 2), ("m",))
-    assert summary.normalization != CopySummary.of(copy, 3, {"state": probability}).normalization
     nothing = CopySummary.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
-    for sent in (summary, nothing):
-        assert COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(sent)) == sent
-    named = COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(replace(summary, state_ids=(id_of("age"), 3))))
-    assert [str(feature_id) for feature_id in named.state_ids] == ["age", "3"]
+    named = replace(summary, state_ids=(id_of("age"), 3))
+    returned = [COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(sent)) for sent in (summary, nothing, named)]
+    assert returned == [summary, nothing, named]
+    assert [str(feature_id) for feature_id in returned[2].state_ids] == ["age", "3"]
 
 
 def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 COLUMNS: Any = {"action": "shown", "reward": "clicked", "state_features": ["age", "country"]}
 COUNTRIES = ["DE", "FR", None, "DE", "US", "DE"]
+CODES = [np.nan if country is None else float(code_of_text(country)) for country in COUNTRIES]
 FRAME = pd.DataFrame({"age": [30.5, 40, 50, 60, 70, 80], "country": COUNTRIES, "shown": list("ababab"), "clicked": 1.0})
 STATES = [
     {name: value for name, value in (("age", age), ("country", country)) if value is not None}
@@ -69,15 +70,12 @@ def test_every_format_has_the_same_codes_and_texts(name: str, tmp_path: Path) ->
     write, columns = FORMS[name]
     write(tmp_path / name)
     copy = copy_of(tmp_path / name, tmp_path, columns)
-    by_name = {str(feature): copy.state[:, index] for index, feature in enumerate(copy.state_ids)}
-    codes = [np.nan if country is None else code_of_text(country) for country in COUNTRIES]
-    np.testing.assert_array_equal(by_name["country"], np.array(codes, np.float32))
-    np.testing.assert_array_equal(by_name["age"], FRAME["age"].to_numpy(np.float32))
+    by_name = {str(feature): copy.state[:, index].tolist() for index, feature in enumerate(copy.state_ids)}
+    np.testing.assert_equal(by_name, {"age": FRAME["age"].tolist(), "country": CODES})
     texts = {str(feature): counts for feature, counts in copy.levels["state"].items()}
     assert texts == {"country": {"DE": 3, "FR": 1, "US": 1}}
-    assert read_log(tmp_path / name, columns)["state_features"].to_pylist()[2] == [
-        ("age", {"number": 50.0, "text": None})
-    ]
+    states = read_log(tmp_path / name, columns)["state_features"].to_pylist()
+    assert states[2] == [("age", {"number": 50.0, "text": None})]
 
 
 def write_cells(file: Path, cells: list[str]) -> Path:

@@ -50,10 +50,6 @@ def zeros_and_ones(odd: float) -> ColumnSummary:
     return column(np.where(ROWS == 777, odd, ROWS % 2), sampled=FIRST)
 
 
-def near(value: float) -> Any:
-    return pytest.approx(value, rel=1e-12)
-
-
 OF_SAMPLE = " values in the sample, too few to see how far from normal it is; raise norm_params.num_samples"
 FOURS = [np.arange(40) % 4] * 9 + [np.full(40, NAN)]
 TYPES = {
@@ -64,13 +60,13 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     # twenty values half a unit from their mean: 20 · 0.25 / 19
     "absent values and the sentinel do not count": (
         column([2.5, 3.5] * 10 + [NAN, -1337.1337] * 30), {},
-        {0: {"feature_type": "CONTINUOUS", "mean": 3.0, "stddev": near(math.sqrt(5 / 19)),
+        {0: {"feature_type": "CONTINUOUS", "mean": 3.0, "stddev": pytest.approx(math.sqrt(5 / 19), rel=1e-12),
              "min_value": 2.5, "max_value": 3.5}}, [],
     ),
     **{f"one row of many decides the type: {odd}": (zeros_and_ones(odd), {}, {0: {"feature_type": kind} | more}, [])
        for odd, kind, more in (
-           (0, "BINARY", {}), (0.5, "PROBABILITY", {}), (2.0, "ENUM", {}), (-1.0, "CONTINUOUS", {"mean": near(0.498)}),
-           (2.5, "CONTINUOUS", {"mean": near(0.5015)}),
+           (0, "BINARY", {}), (0.5, "PROBABILITY", {}), (2.0, "ENUM", {}), (-1.0, "CONTINUOUS", {"mean": pytest.approx(0.498)}),
+           (2.5, "CONTINUOUS", {"mean": pytest.approx(0.5015)}),
        )},
     "few distinct values in the sample and many in all": (
         column(np.arange(4000) % 100, MORE, sampled=FIRST), {},
@@ -84,9 +80,9 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     # Of the second, 0 and 1, and the third, 0.5 and 2.5, which is one from its mean forty times, none is.
     "too few values in the sample": (
         FEW, {},
-        {0: {"feature_type": "CONTINUOUS", "mean": near(12 / 7), "stddev": near(math.sqrt(1300 / 49 / 24))},
+        {0: {"feature_type": "CONTINUOUS", "mean": pytest.approx(12 / 7), "stddev": pytest.approx(math.sqrt(1300 / 49 / 24))},
          1: {"feature_type": "BINARY"},
-         2: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": near(math.sqrt(40 / 39))}},
+         2: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": pytest.approx(math.sqrt(40 / 39))}},
         [f"feature 0: 10 of its 25{OF_SAMPLE}", f"feature 2: 0 of its 40{OF_SAMPLE}"],
     ),
     "twenty values are enough": (
@@ -100,7 +96,7 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     # ten each of 0, 1, 2, 3: squared deviations 2.25, 0.25, 0.25, 2.25
     "overrides fix the type and its parameters are fitted": (
         column(*FOURS, ids=range(1, 11)), TYPES,
-        {1: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": near(math.sqrt(50 / 39))},
+        {1: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": pytest.approx(math.sqrt(50 / 39))},
          2: {"feature_type": "QUANTILE", "min_value": 0.0, "max_value": 3.0},
          3: {"feature_type": "CONTINUOUS_ACTION", "min_value": 0.0, "max_value": 3.0},
          4: {"feature_type": "BOXCOX", "boxcox_shift": 0.0}, 9: {"possible_values": (0.0, 1.0, 2.0, 3.0)},

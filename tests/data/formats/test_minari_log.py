@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,22 +132,18 @@ def test_spaces_that_are_none_of_ours_are_refused(
 OF_VERSION = "expected a complete Minari dataset that the installed version reads"
 
 
-def resized(name: str, shape: tuple[int, ...]) -> Callable[[h5py.File], None]:
-    return lambda file: file[name].resize(shape)
-
-
 def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, monkeypatch, cartpole(3))
     main, description = folder / "data" / "main_data.hdf5", folder / "data" / "metadata.json"
     data, metadata = main.read_bytes(), json.loads(description.read_text())
-    for change, words in (
-        (lambda file: file.pop("episode_1/rewards"), f"episode 1: {OF_VERSION}"),
-        (resized("episode_2/rewards", (3,)), "episode 2: expected .*got 3 rewards"),
-        (resized("episode_0/observations", (4, 4)), "actions, 4 observations"),
+    for name, rows, words in (
+        ("episode_1/rewards", None, f"episode 1: {OF_VERSION}"),
+        ("episode_2/rewards", 3, "episode 2: expected .*got 3 rewards"),
+        ("episode_0/observations", 4, "actions, 4 observations"),
     ):
         main.write_bytes(data)
         with h5py.File(main, "a") as file:
-            change(file)
+            file.pop(name) if rows is None else file[name].resize(rows, axis=0)
         with pytest.raises(DataError, match=words):
             rows_of(folder)
     main.write_bytes(data[: len(data) // 2])

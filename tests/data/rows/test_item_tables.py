@@ -14,7 +14,6 @@ from oracles.logs import write_lines
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.agreement import content_of
-from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
@@ -38,12 +37,16 @@ def copied(folder: Path, log: Path, items: ItemTable | None) -> TrainingCopy:
     return prepare_training_copy(str(log), actions=None, directory=str(folder), items=items)
 
 
-def test_a_table_has_ids_in_its_order_and_features_ascending(tmp_path: Path) -> None:
+def test_a_table_has_ids_in_its_order_and_features_ascending_and_comes_back_from_json(tmp_path: Path) -> None:
     items = items_in(tmp_path)
-    assert items.ids == NAMES == ("tea", "milk", "bread", "12", "jam")
-    assert items.feature_ids == (7, PRICE)
-    assert items.values.tolist() == np.float32([[0.25, 2], [0.1, 1], [-0.5, 3.5], [1.5, 0.5], [0.75, 4]]).tolist()
+    back = ItemTable.of_json(items.json())
+    for table in (items, back):
+        assert (table.ids, table.feature_ids, table.sha256) == (NAMES, (7, PRICE), items.sha256)
+        assert table.values.tolist() == np.float32([[0.25, 2], [0.1, 1], [-0.5, 3.5], [1.5, 0.5], [0.75, 4]]).tolist()
+    assert NAMES == ("tea", "milk", "bread", "12", "jam")
     assert items.rows(["jam", 12, "12", "beer", None]).tolist() == [4, 3, 3, -1, -1]
+    assert json.loads(items.json())["feature_ids"] == [7, "price"]
+    assert items_in(tmp_path / "other", {"item_id": "beer", "price": 1.5, "7": 0.0}).sha256 != items.sha256
 
 
 @pytest.mark.parametrize("extension", ["csv", "parquet", "feather", "jsonl"])
@@ -53,15 +56,6 @@ def test_every_format_gives_the_same_table(extension: str, tmp_path: Path) -> No
         frame.insert(0, "", range(5))  # the row labels of pandas, which are no feature
     read = read_items(str(write_frame(frame, tmp_path / f"items.{extension}")), "sku")
     assert (read.ids, read.feature_ids, read.sha256) == (NAMES, (7, PRICE), items_in(tmp_path).sha256)
-
-
-def test_the_hash_is_that_of_the_content(tmp_path: Path) -> None:
-    items = items_in(tmp_path)
-    back = ItemTable.of_json(items.json())
-    assert (back.ids, back.feature_ids, back.sha256) == (items.ids, items.feature_ids, items.sha256)
-    assert back.values.tobytes() == items.values.tobytes()
-    assert json.loads(items.json())["feature_ids"] == [7, "price"]
-    assert items_in(tmp_path / "other", {"item_id": "beer", "price": 1.5, "7": 0.0}).sha256 != items.sha256
 
 
 REFUSED: list[tuple[list[Row], str]] = [
@@ -104,12 +98,11 @@ def test_bad_tables_are_refused_with_their_line(name: str, text: str, words: str
 
 
 def test_texts_of_items_are_categories(tmp_path: Path) -> None:
-    kinds = ("hot", "cold", "food", "food", "food")
-    rows = [{**item, "kind": kind} for item, kind in zip(ITEMS, kinds, strict=True)]
+    rows = [{**item, "kind": kind} for item, kind in zip(ITEMS, ("hot", "cold", "food", "food", "food"), strict=True)]
     items = read_items(str(write_lines(tmp_path / "items.jsonl", rows)), "item_id")
-    assert [sorted(of_code.values()) for of_code in items.texts.values()] == [["cold", "food", "hot"]]
     copy = copied(tmp_path, write_lines(tmp_path / "log.jsonl", events()), items)
-    assert [sorted(counts) for counts in copy.levels["action"].values()] == [["cold", "food", "hot"]]
+    for texts in (*(of_code.values() for of_code in items.texts.values()), *copy.levels["action"].values()):
+        assert sorted(texts) == ["cold", "food", "hot"]
 
 
 @pytest.mark.parametrize("made", [list, transitions], ids=["events", "transitions"])
@@ -166,14 +159,11 @@ def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
 
 
 def test_another_table_makes_another_copy(tmp_path: Path) -> None:
-    log, items = write_lines(tmp_path / "log.jsonl", events()), items_in(tmp_path)
-    first = copied(tmp_path / "copy", log, items)
-    manifest = CopyManifest.read(str(first.folder))
-    assert manifest is not None
-    assert manifest.settings["items"] == items.sha256
+    log = write_lines(tmp_path / "log.jsonl", events())
+    first = copied(tmp_path / "copy", log, items_in(tmp_path))
     assert copied(tmp_path / "copy", log, items_in(tmp_path)).folder == first.folder
-    cheaper = [{**item, "price": item["price"] / 2} for item in ITEMS]
-    second = copied(tmp_path / "copy", log, read_items(str(write_lines(tmp_path / "newer.jsonl", cheaper)), "item_id"))
+    cheaper = write_lines(tmp_path / "newer.jsonl", [{**item, "price": item["price"] / 2} for item in ITEMS])
+    second = copied(tmp_path / "copy", log, read_items(str(cheaper), "item_id"))
     assert second.folder != first.folder
     assert second.candidates[:, 1].tolist() == (first.candidates[:, 1] / 2).tolist()
 

@@ -131,9 +131,8 @@ FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
 )
 def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, words: str) -> None:
     line = write_text(tmp_path / name, column, text)
-    problem = problems_of(tmp_path / name)[0]
-    assert problem.where == f"{tmp_path / name}:{line}"
-    assert words.lower() in f"{problem.expected}, got {problem.got}".lower()
+    words = f"{tmp_path / name}:{line}: expected .*{re.escape(words)}"
+    assert re.match(words, str(problems_of(tmp_path / name)[0]), re.IGNORECASE)
 
 
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\x00", b"[]\x00"], ids=repr)
@@ -236,12 +235,11 @@ def test_faults_of_transitions(
     if by_line:  # a block per line: the faulty row is alone with its types
         small_blocks(monkeypatch, 16)
     file, good = tmp_path / "log.json", GOOD_PARAMETRIC if parametric else GOOD
-    write_lines(file, [good, good, {**good, **changes}, good])
-    (problem,) = problems_of(file, None if parametric else ACTIONS)
+    (problem,) = problems_of(
+        write_lines(file, [good, good, {**good, **changes}, good]), None if parametric else ACTIONS
+    )
     assert problem.where == f"{file}:3"
     assert by_line or (expected in problem.expected and got in problem.got)
-    if expected.startswith("next_state_features"):  # an event whose episode is not named looks like this
-        assert "events: rows with mdp_id and sequence_number" in problem.todo
 
 
 @pytest.mark.parametrize("form", ["jsonl", "map.parquet"])
@@ -261,6 +259,9 @@ LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
     ),
     ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "mdp_id": "a"}], ACTIONS, "",
      "one of the columns terminal, possible_next_actions, next_action", "If each row is a decision of its own"),
+    # an event whose episode is not named looks like this
+    ([GOOD, {**GOOD, "next_state_features": None}], ACTIONS, ":2", "next_state_features in a row that is not terminal",
+     ".*events: rows with mdp_id and sequence_number"),
     ([GOOD, {**GOOD, "sequence_number": None}], ACTIONS, ":2", "a sequence_number, as other rows have one", ""),
     ([{**GOOD, "action": 3, "next_action": action} for action in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
 ]  # fmt: skip
@@ -272,8 +273,8 @@ def test_what_a_log_lacks(
     tmp_path: Path, rows: list[Row], actions: Actions, line: str, expected: str, todo: str
 ) -> None:
     problem = problems_of(write_lines(tmp_path / "log.json", rows), actions)[0]
-    assert problem.where == f"{tmp_path}/log.json{line}"
-    assert (problem.expected[: len(expected)], problem.todo[: len(todo)]) == (expected, todo)
+    assert (problem.where, problem.expected[: len(expected)]) == (f"{tmp_path}/log.json{line}", expected)
+    assert re.match(todo, problem.todo)
 
 
 def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,9 +373,8 @@ TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
 def test_faults_of_rows_of_tables(
     tmp_path: Path, file: str, name: str, array: pa.Array, expected: str, got: str
 ) -> None:
-    problems = {problem.where: problem for problem in problems_of(write_table(tmp_path / file, (name, array)))}
-    problem = problems[f"{tmp_path / file}:2"]
-    assert (expected in problem.expected, got in problem.got) == (True, True), problem
+    problems = "\n".join(map(str, problems_of(write_table(tmp_path / file, (name, array)))))
+    assert re.search(f"{tmp_path / file}:2: expected .*{re.escape(expected)}.*, got .*{re.escape(got)}", problems)
 
 
 @pytest.mark.parametrize("file", TABLES)
@@ -383,11 +383,6 @@ def test_text_in_tables_is_utf_8(tmp_path: Path, file: str, column: tuple[str, p
     line = ":2" if file == "log.parquet" else ""
     problem = problems_of(write_table(tmp_path / file, column))[0]
     assert re.match(f"{tmp_path}/{file}{line}.*utf", str(problem).lower())
-
-
-def actions_of(file: Path, actions: tuple[str, ...]) -> list[int]:
-    copy = prepare_training_copy(str(file), actions=actions)
-    return list(map(int, copy.action[np.argsort(copy.sequence)]))
 
 
 DECISION: Row = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
@@ -423,18 +418,17 @@ def test_actions_mean_the_same_in_rows_and_events(
 ) -> None:
     events = [{**DECISION, "sequence_number": number, "action": action} for number, action in enumerate(logged)]
     rows = [{**event, "next_action": None, "next_state_features": None} for event in events]
-    write_events(rows, tmp_path / "rows", form)
-    write_events(events, tmp_path / "events", form)
-    if isinstance(expected, list):
-        make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
-        assert actions_of(tmp_path / "rows", names) == actions_of(tmp_path / "train", names) == expected
-        return
-    problem = problems_of(tmp_path / "rows", names)[0]
-    with pytest.raises(DataError) as caught:
-        make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
-    same = caught.value.problems[0]
-    assert same.where.rpartition(":")[2] == problem.where.rpartition(":")[2]
-    assert (expected in problem.got, expected in same.got) == (True, True), (problem, same)
+    results = []
+    for folder in (write_events(rows, tmp_path / "rows", form), write_events(events, tmp_path / "events", form)):
+        try:
+            if folder.name == "events":
+                make(tmp_path, folder, {"query": {"actions": names}})
+            copy = prepare_training_copy(tmp_path / ("train" if folder.name == "events" else "rows"), actions=names)
+            results.append((copy.action[np.argsort(copy.sequence)].tolist(), ""))
+        except DataError as error:
+            results.append((error.problems[0].got, error.problems[0].where.rpartition(":")[2]))
+    assert results[0][1] == results[1][1]
+    assert all(got == expected if isinstance(expected, list) else expected in got for got, _ in results)
 
 
 @pytest.mark.parametrize(("names", "expected"), [(("a", "b"), [1, 0, -1, -1]), (("10", "20"), [1, 0, 1, -1])])
