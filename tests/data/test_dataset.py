@@ -47,9 +47,14 @@ def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(folde
     for rows, by, writer in ((2, folder, ONE), (3, other, OTHER), (4, other, OTHER), (5, folder, ONE)):
         written.append(by.add(table(rows), ORIGIN, writer))
         os.utime(folder.fifo / written[-1], (time.time() + (3600 if writer == ONE else -3600),) * 2)
-    assert written[0] == "0000000001-0000002-aaaaaaaaaaaa.parquet"
-    assert written[3] == "0000000004-0000005-aaaaaaaaaaaa.parquet"
-    assert names(EpisodeFolder(folder.path)) == written
+    assert (
+        names(EpisodeFolder(folder.path))
+        == written
+        == [
+            f"000000000{number}-000000{1 + number}-{writer}.parquet"
+            for number, writer in enumerate((ONE, OTHER, OTHER, ONE), 1)
+        ]
+    )
     assert [(file.number, file.steps) for file in folder.files()] == [(1, 2), (2, 3), (3, 4), (4, 5)]
     assert [folder.unread(through) for through in (0, 2, 4)] == [14, 9, 0]
     for path in folder.fifo.glob("*.parquet"):

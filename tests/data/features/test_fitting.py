@@ -65,7 +65,8 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     ),
     **{f"one row of many decides the type: {odd}": (zeros_and_ones(odd), {}, {0: {"feature_type": kind} | more}, [])
        for odd, kind, more in (
-           (0, "BINARY", {}), (0.5, "PROBABILITY", {}), (2.0, "ENUM", {}), (-1.0, "CONTINUOUS", {"mean": pytest.approx(0.498)}),
+           (0, "BINARY", {}), (0.5, "PROBABILITY", {}), (2.0, "ENUM", {}),
+           (-1.0, "CONTINUOUS", {"mean": pytest.approx(0.498)}),
            (2.5, "CONTINUOUS", {"mean": pytest.approx(0.5015)}),
        )},
     "few distinct values in the sample and many in all": (
@@ -80,7 +81,8 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     # Of the second, 0 and 1, and the third, 0.5 and 2.5, which is one from its mean forty times, none is.
     "too few values in the sample": (
         FEW, {},
-        {0: {"feature_type": "CONTINUOUS", "mean": pytest.approx(12 / 7), "stddev": pytest.approx(math.sqrt(1300 / 49 / 24))},
+        {0: {"feature_type": "CONTINUOUS", "mean": pytest.approx(12 / 7),
+             "stddev": pytest.approx(math.sqrt(1300 / 49 / 24))},
          1: {"feature_type": "BINARY"},
          2: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": pytest.approx(math.sqrt(40 / 39))}},
         [f"feature 0: 10 of its 25{OF_SAMPLE}", f"feature 2: 0 of its 40{OF_SAMPLE}"],

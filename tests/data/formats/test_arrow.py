@@ -78,11 +78,9 @@ def test_blocks_of_parquet_are_bounded_where_values_are_equal(tmp_path: Path, mo
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, make: Callable[..., Any]) -> None:
     """Between two batches of a stream too, where the format itself would let it end."""
     data = data_of(TABLE, make)
-    for end in range(1, len(data), 5 if len(data) % 5 else 7):
+    for end in (*range(1, len(data), 5 if len(data) % 5 else 7), len(data) - 8):
         with pytest.raises(DataError, match=r"x\.arrow: expected a complete"):
             rows_of(written(tmp_path, data[:end]))
-    with pytest.raises(DataError, match="a complete Arrow IPC file"):
-        rows_of(written(tmp_path, data[:-8]))
     with pytest.raises(NoRowsError):
         rows_of(written(tmp_path, b""))
 

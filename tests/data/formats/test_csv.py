@@ -157,9 +157,9 @@ def test_no_rows(tmp_path: Path, text: str) -> None:
 
 def test_actions_are_maps_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_blocks(monkeypatch, 300, 1000)
-    some = 'a,1,{},"{""0"": 2}",1,0\n'
-    rows = rows_of(written(tmp_path, HEADER + "a,1,{},,1,0\n" * 200 + some * 3))
+    some = 'a,1,{},"{""0"": 2}",1,1\n'
+    rows = rows_of(written(tmp_path, HEADER + "a,1,{},,1,1\n" * 200 + some * 3))
     assert [row["action"] for row in rows] == [None] * 200 + [{"0": 2.0}] * 3
-    file = written(tmp_path, (HEADER + GOOD * 200 + some).replace(",false", ",true"))
+    file = written(tmp_path, HEADER + "a,1,{},left,1,1\n" * 200 + some)
     with pytest.raises(DataError, match=r'x\.csv:202: .*actions left.*{"0": 2'):
         prepare_training_copy(str(file), actions=("left",), directory=str(tmp_path))

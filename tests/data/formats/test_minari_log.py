@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import h5py
 import minari
@@ -83,6 +84,8 @@ def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytes
         ("metadata.json", ".minari"), ("main_data.hdf5", ".minari")
     ]  # fmt: skip
     assert files == list_input(str(folder / "data"), EXTENSIONS)
+    with patch.dict(sys.modules, minari=None), pytest.raises(DataError, match=r"pip install 'reagent-lite\[minari\]'"):
+        rows_of(folder)
     (folder / "data" / "metadata.json").write_text("{}")  # no dataset any more: a folder without data
     with pytest.raises(DataError, match="expected a folder with data files"):
         list_input(str(folder), EXTENSIONS)
@@ -157,10 +160,3 @@ def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     ):  # fmt: skip
         description.write_text(json.dumps(changed))
         assert message in str(problems_of(folder)[0])
-
-
-def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = made(tmp_path, monkeypatch, cartpole(1))
-    monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(DataError, match=r"pip install 'reagent-lite\[minari\]'"):
-        rows_of(folder)

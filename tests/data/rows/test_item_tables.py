@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.event_files import data_of, write_frame
+from oracles.event_files import write_events, write_frame
 from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions, write_items
 from oracles.logs import write_lines
 
@@ -106,24 +106,18 @@ def test_texts_of_items_are_categories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [list, transitions], ids=["events", "transitions"])
-@pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv"])
-def test_ids_and_repeated_features_are_the_same_rows(made: Any, extension: str, tmp_path: Path) -> None:
-    rows = made(events())
-    ids = re.sub(r"\b12\b(?=[,\]])", '"12"', json.dumps(rows)) if extension == "parquet" else json.dumps(rows)
-    copies = []
-    for name, logged, items in (
-        ("ids", json.loads(ids), items_in(tmp_path)),  # a column of Parquet has one type
-        ("features", made(repeated(events())), None),
-    ):
-        log = tmp_path / f"{name}.{extension}"
-        if extension == "parquet":
-            pd.DataFrame(logged).to_parquet(log)
-        else:
-            log.write_bytes(data_of(logged, extension))
-        copies.append(copied(tmp_path / name, log, items))
-    by_id, by_features = copies
+@pytest.mark.parametrize("form", ["jsonl", "struct.parquet", "csv"])
+def test_ids_and_repeated_features_are_the_same_rows(made: Any, form: str, tmp_path: Path) -> None:
+    rows = json.dumps(made(events()))
+    ids = re.sub(r"\b12\b(?=[,\]])", '"12"', rows) if "parquet" in form else rows  # a column of Parquet has one type
+    by_id, by_features = (
+        copied(tmp_path, write_events(logged, tmp_path / name, form), items)
+        for name, logged, items in (
+            ("ids", json.loads(ids), items_in(tmp_path)), ("features", made(repeated(events())), None),
+        )
+    )  # fmt: skip
     assert by_id.action_ids == by_features.action_ids == (7, PRICE)
-    assert (len(by_id), content_of(by_id)) == (len(rows), content_of(by_features))
+    assert (len(by_id), content_of(by_id)) == (len(events()), content_of(by_features))
 
 
 def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
@@ -153,9 +147,8 @@ def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
     ]  # fmt: skip
     log = as_csv(tmp_path, rows)
     assert ",3.0," in log.read_text()
-    by_id = copied(tmp_path / "a", log, items)
-    by_features = copied(tmp_path / "b", as_csv(tmp_path, transitions(repeated(events())), "features.csv"), None)
-    np.testing.assert_array_equal(by_id.next_action, by_features.next_action)
+    features = write_lines(tmp_path / "features.jsonl", transitions(repeated(events())))
+    assert content_of(copied(tmp_path, log, items)) == content_of(copied(tmp_path, features, None))
 
 
 def test_another_table_makes_another_copy(tmp_path: Path) -> None:

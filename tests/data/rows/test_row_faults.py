@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -44,17 +43,10 @@ TABLES = ("log.parquet", "log.arrow")
 
 def write_text(file: Path, column: str, text: bytes) -> int:
     """Writes a log whose row BEFORE + 1 is faulty, its text as given; returns the line of that row."""
-    if file.suffix == ".json":
-        line = json.dumps(GOOD).encode()
-        bad = json.dumps({**GOOD, column: "@"}).encode().replace(b'"@"', text)
-        file.write_bytes(b"\n".join([line] * BEFORE + [bad] + [line] * AFTER) + b"\n")
-        return BEFORE + 1
-    good = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in GOOD.items()}
-    cell = (text.strip(b'"') if column in TEXTS else text).decode("utf-8", "surrogateescape")
-    with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-        rows = [good] * BEFORE + [{**good, column: cell}] + [good] * AFTER
-        csv.writer(stream, lineterminator="\n").writerows([list(good), *(row.values() for row in rows)])
-    return BEFORE + 2
+    data = data_of([GOOD] * BEFORE + [{**GOOD, column: "@"}] + [GOOD] * AFTER, file.suffix[1:])
+    cell = (text.strip(b'"') if column in TEXTS else text).replace(b'"', b'""')
+    file.write_bytes(data.replace(b'"@"', text) if file.suffix == ".json" else data.replace(b"@", b'"%s"' % cell))
+    return BEFORE + 1 + (file.suffix == ".csv")
 
 
 OWN = pa.table({

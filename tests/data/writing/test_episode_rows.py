@@ -9,7 +9,6 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -185,10 +184,8 @@ def test_parquet_has_the_types_of_the_contract(tmp_path: Path) -> None:
         "next_action": "VARCHAR", "possible_next_actions": "VARCHAR[]", "time_diff": "BIGINT", "terminal": "BOOLEAN",
         "truncated": "BOOLEAN",
     }  # fmt: skip
-    assert pq.read_table(named)["possible_next_actions"].to_pylist() == [list(NAMES), [], list(NAMES)]
     mapped = written(tmp_path / "m.parquet", LogSchema(transitions=False, action_features=floats([[-1], [1]])))
     assert {duckdb_types(mapped)[name] for name in ("action", "possible_actions")} == {maps, f"{maps}[]"}
-    assert pq.read_table(mapped)["action"].to_pylist() == [[(0, -1.0)], [(0, 1.0)], [(0, 1.0)]]
 
 
 @pytest.mark.parametrize("suffix", list(FORMATS))
