@@ -300,12 +300,11 @@ def read_mutant(name: str, log: Any) -> None:
         else:
             text, touched = log
             file.write_bytes(text)
-            if name == "log.jsonl":
-                check(file, lambda: read_json(file), touched and {1 + number for number in touched}, lines=True)
-            else:
-                # the header is made of the first row
-                touched = None if touched is None or 0 in touched else {2 + number for number in touched}
-                check(file, lambda: read_csv(file), touched, lines=False)
+            read_text, first = (read_json, 1) if name == "log.jsonl" else (read_csv, 2)
+            # the header of CSV is made of the first row
+            unknown = touched is None or (name == "log.csv" and 0 in touched)
+            named = None if unknown else {first + number for number in touched}
+            check(file, lambda: read_text(file), named, lines=name == "log.jsonl")
 
 
 @pytest.mark.parametrize(
