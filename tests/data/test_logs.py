@@ -20,7 +20,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import data_files, left_out
-from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.errors import DataError
 
 Row = dict[str, Any]
 ACTIONS = ("l", "r")
@@ -179,9 +179,11 @@ def test_shards_have_the_rows_of_all_logs(tmp_path: Path, caplog: pytest.LogCapt
     first = [{**row, "mdp_id": int(row["mdp_id"])} for row in episode("0", 1, 2) + episode("1", 3)]
     paths = logs(tmp_path, first, episode("0", 4) + episode("7", 5))
     (tmp_path / "out").mkdir()
-    config = {"training_data_path": list(paths), "num_nodes": 2, "shards_path": str(tmp_path / "s")}
     caplog.set_level("INFO")
-    report = make_shards(check(ShardConfig, config), tmp_path / "out")[0].report
+    report = make_shards(
+        check(ShardConfig, {"training_data_path": list(paths), "num_nodes": 2, "shards_path": str(tmp_path / "s")}),
+        tmp_path / "out",
+    )[0].report
     rows = [row for shard in sorted((tmp_path / "out").iterdir()) for row in rows_of(shard)]
     assert sorted((str(json.loads(row["mdp_id"])), row["reward"]) for row in rows) == [
         ("0", 1), ("0", 2), ("1", 3), ("2/0", 4), ("2/7", 5),
@@ -212,8 +214,9 @@ def test_logs_of_two_kinds_are_refused_with_both_names(tmp_path: Path, second: l
 
 def test_columns_that_only_one_log_has_are_as_in_files_of_one_folder(tmp_path: Path) -> None:
     first = episode("a", 1, metrics={"cost": 2.0}, extra="x")
-    second = episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
-    copy, _ = copied(tmp_path, first, second)
+    copy, _ = copied(
+        tmp_path, first, episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
+    )
     expected = {"state": [[1, np.nan], [np.nan, 2]], "metrics": [[2], [0]], "mask": [[1, 1], [1, 1]]}
     np.testing.assert_equal({name: getattr(copy, name).tolist() for name in expected}, expected)
     assert (copy.state_ids, copy.counts["propensity_absent_rows"]) == ((0, 7), 1)
@@ -224,8 +227,7 @@ def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_pat
                                "reward": "won", "terminal": "last"}  # fmt: skip
     (tmp_path / "old.csv").write_text("who,at,age,did,won,last\na,0,1.0,l,0.0,False\na,1,2.0,r,1.0,True\n")
     new = [event("a", 0, 0.0, 5.0, state_features={"age": 3.0}, action_probability=None, terminal=True)]
-    paths = (str(tmp_path / "old.csv"), *logs(tmp_path, new))
-    copy = prepare_training_copy(paths, actions=ACTIONS, columns=columns)
+    copy = prepare_training_copy((str(tmp_path / "old.csv"), *logs(tmp_path, new)), actions=ACTIONS, columns=columns)
     rows = [
         ("2/a", 5, "1/log.jsonl:1", 0),
         ("a", 0, f"{tmp_path.name}/old.csv:2", 1),
@@ -238,23 +240,24 @@ def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_pat
 
 
 def test_a_log_without_rows_yet(tmp_path: Path) -> None:
-    (path,) = logs(tmp_path, episode("a", 1))
-    served = tmp_path / "served"
-    served.mkdir()
-    copy = prepare_training_copy((path, str(served)), actions=ACTIONS)
+    (path,), served = logs(tmp_path, episode("a", 1)), str(tmp_path / "served")
+    Path(served).mkdir()
+    copy = prepare_training_copy((path, served), actions=ACTIONS)
     assert (len(copy), copy.notes) == (1, (f"{served}: no rows: an empty folder",))
-    assert shares_of_counts((path, str(served)), copy.counts) == [(path, 1, 1.0), (str(served), 0, 0.0)]
-    with pytest.raises(NoRowsError, match="served: expected a folder"):
-        data_files([str(served)] * 2)
-    with pytest.raises(DataError, match="nothing at this path"):
-        data_files((path, str(tmp_path / "nowhere")))
+    assert shares_of_counts((path, served), copy.counts) == [(path, 1, 1.0), (served, 0, 0.0)]
 
 
-def test_a_file_is_of_one_log(tmp_path: Path) -> None:
+def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
     first, second = logs(tmp_path, episode("a", 1), episode("b", 1))
-    with pytest.raises(DataError, match=rf"2: expected files that {second} does not have, got {second}. Give"):
-        data_files((first, second, f"{tmp_path}/2"))
-    (tmp_path / "1/notes.txt").write_text("x")
+    (tmp_path / "served").mkdir()
+    for paths, words in (
+        ((first, second, f"{tmp_path}/2"), f"2: expected files that {second} does not have, got {second}. Give"),
+        ((f"{tmp_path}/served", f"{tmp_path}/served"), "served: expected a folder"),
+        ((first, f"{tmp_path}/nowhere"), "nothing at this path"),
+    ):
+        with pytest.raises(DataError, match=words):
+            data_files(paths)
+    (tmp_path / "1/notes.txt").touch()
     assert left_out((f"{tmp_path}/1", f"{tmp_path}/2")) == (f"{tmp_path}/1: not read: 1 entry: notes.txt",)
 
 

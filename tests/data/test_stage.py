@@ -97,6 +97,5 @@ def test_a_planted_manifest_is_a_data_error(tmp_path: Path, made: StageManifest,
 
 @pytest.mark.parametrize("report", [{"left_out": 5}, {"left_out": [1, "2 rows"]}])
 def test_what_was_left_out_is_sentences(tmp_path: Path, made: StageManifest, report: Any) -> None:
-    document = {**read_document(tmp_path / "out", STAGE), "report": report}
-    (tmp_path / "out/manifest.json").write_bytes(sealed(document))
+    (tmp_path / "out/manifest.json").write_bytes(sealed({**read_document(tmp_path / "out", STAGE), "report": report}))
     assert set(left_out(str(tmp_path / "out"))) <= {"2 rows"}

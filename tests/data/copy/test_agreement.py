@@ -82,8 +82,9 @@ def test_what_cannot_be_merged_is_refused_with_its_machine(
 
 def test_a_machine_may_have_no_rows_or_no_value_of_a_text() -> None:
     assert agree([NONE, SECOND], path="p", replicas=False).rows == (0, 2)
-    absent = replace(SECOND, without_value={"state": (4,), "action": ()})
-    assert agree([absent, TEXTS], path="p", replicas=False).state_ids == (1, 2, 4)
+    assert agree(
+        [replace(SECOND, without_value={"state": (4,), "action": ()}), TEXTS], path="p", replicas=False
+    ).state_ids == (1, 2, 4)
 
 
 def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:

@@ -56,8 +56,10 @@ def test_the_copy_of_events_is_that_of_their_timeline(
         row["reward"] = None
     source, actions = write_lines(tmp_path / "events.jsonl", rows), None if parametric else NAMES
     paths = {"inputTableName": str(source), "outputTableName": str(tmp_path / "transitions")}
-    query = {"tableSample": 80.0, **({"actions": actions} if actions else {})}
-    tree = {"timeline": {**paths, "actionDiscrete": not parametric, **section}, "query": query}
+    tree = {
+        "timeline": {**paths, "actionDiscrete": not parametric, **section},
+        "query": {"tableSample": 80.0, **({"actions": actions} if actions else {})},
+    }
     config = check(TimelineConfig, tree)
     run_timeline(config)
     copy = prepare_training_copy(source, actions=actions, timeline=config)
@@ -67,9 +69,11 @@ def test_the_copy_of_events_is_that_of_their_timeline(
 
 
 def copied(folder: Path, rows: list[dict[str, Any]], **section: Any) -> TrainingCopy:
-    source = write_lines(folder / "events.jsonl", rows)
-    config = TimelineConfig(timeline=TimelineSection(**section))
-    return prepare_training_copy(source, actions=("l", "r"), timeline=config)
+    return prepare_training_copy(
+        write_lines(folder / "events.jsonl", rows),
+        actions=("l", "r"),
+        timeline=TimelineConfig(timeline=TimelineSection(**section)),
+    )
 
 
 def test_next_states_of_several_rows_are_stored_once(tmp_path: Path) -> None:

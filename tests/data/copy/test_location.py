@@ -115,16 +115,12 @@ def planted(**changes: Any) -> Callable[[Path], object]:
     )
 
 
-def linked(folder: Path) -> None:
-    elsewhere = folder.parent.parent / "elsewhere.npy"
-    (folder / "reward.npy").rename(elsewhere)
-    (folder / "reward.npy").symlink_to(elsewhere)
-
-
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda folder: os.truncate(folder / "reward.npy", 130),
     "removed": lambda folder: (folder / "reward.npy").unlink(),
-    "a link": linked,
+    "a link": lambda folder: (folder / "reward.npy").symlink_to(
+        (folder / "reward.npy").rename(folder.parent.parent / "elsewhere.npy")
+    ),
     "cut manifest": lambda folder: os.truncate(folder / "manifest.json", 90),
     "version": planted(schema_version=2),
     "files": planted(files={"unknown.npy": {"size": 1, "sha256": ""}}),

@@ -72,10 +72,12 @@ def test_every_format_has_the_same_codes_and_texts(name: str, tmp_path: Path) ->
     copy = copy_of(tmp_path / name, tmp_path, columns)
     by_name = {str(feature): copy.state[:, index].tolist() for index, feature in enumerate(copy.state_ids)}
     np.testing.assert_equal(by_name, {"age": FRAME["age"].tolist(), "country": CODES})
-    texts = {str(feature): counts for feature, counts in copy.levels["state"].items()}
-    assert texts == {"country": {"DE": 3, "FR": 1, "US": 1}}
-    states = read_log(tmp_path / name, columns)["state_features"].to_pylist()
-    assert states[2] == [("age", {"number": 50.0, "text": None})]
+    assert {str(feature): counts for feature, counts in copy.levels["state"].items()} == {
+        "country": {"DE": 3, "FR": 1, "US": 1}
+    }
+    assert read_log(tmp_path / name, columns)["state_features"].to_pylist()[2] == [
+        ("age", {"number": 50.0, "text": None})
+    ]
 
 
 def write_cells(file: Path, cells: list[str]) -> Path:
@@ -163,8 +165,9 @@ def test_other_values_of_candidates_count_in_each_row_that_lists_them(tmp_path: 
         }
         for kinds in ["xyz"] * 7 + ["xz"] * 3
     ]
-    file = write_lines(tmp_path / "log.jsonl", rows)
-    copy = prepare_training_copy(str(file), actions=None, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(
+        str(write_lines(tmp_path / "log.jsonl", rows)), actions=None, directory=str(tmp_path / "copies")
+    )
     feature = category(fitted(summarize_copy(copy, "action", NormParams(), 0), most=2))
     assert feature.levels == ("x", "z")
     assert list(count_others(copy, "action", spec_of(feature)).values()) == [7]

@@ -132,8 +132,9 @@ def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
     assert (order.rows.tolist(), order.episode.tolist()) == ([3, 1, 5, 0, 4, 2], [0, 0, 0, 1, 2, 3])
     assert (order.duplicates, order.num_episodes, order.alone.tolist()) == (1, 4, [2])
     # BLAKE2b with 8 bytes, as coreutils' `printf 214 | b2sum -l 64` prints it
-    b2sums = ("350f42fc966eb108", "e75017cace788f82")
-    assert order.episode_hashes()[:2].tolist() == [int.from_bytes(bytes.fromhex(digest), "little") for digest in b2sums]
+    assert order.episode_hashes()[:2].tolist() == [
+        int.from_bytes(bytes.fromhex(digest), "little") for digest in ("350f42fc966eb108", "e75017cace788f82")
+    ]
     # without sequence numbers the order is the files'
     assert find_order(np.array([1, 0, 1]), [pa.array(["a", "b"])], None).rows.tolist() == [0, 1, 2]
 

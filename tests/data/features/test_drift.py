@@ -111,8 +111,12 @@ def levels(rows: int, **counts: int) -> ColumnSummary:
     """A category, feature 1, in a data set of so many rows."""
     codes = np.full((rows, 1), np.nan, np.float32)
     codes[: sum(counts.values()), 0] = np.repeat([code_of_text(text) for text in counts], list(counts.values()))
-    of_code = {float(code_of_text(text)): text for text in counts}
-    return ColumnSummary.of(FeatureMatrix((1,), codes), np.zeros(rows, np.uint64), 100, {1: of_code})
+    return ColumnSummary.of(
+        FeatureMatrix((1,), codes),
+        np.zeros(rows, np.uint64),
+        100,
+        {1: {float(code_of_text(text)): text for text in counts}},
+    )
 
 
 DRIFTS: dict[str, tuple[ColumnSummary, ColumnSummary, dict[str, Any]]] = {

@@ -30,8 +30,11 @@ FEW = column(
 
 def fitted(summary: ColumnSummary, **types: str) -> Fitted:
     """Fits a column; types override those of features f1, f2, ..."""
-    overrides = {key.removeprefix("f"): name for key, name in types.items()}
-    return fit_columns({"x": summary}, NormParams(feature_overrides=overrides), where="data")["x"]
+    return fit_columns(
+        {"x": summary},
+        NormParams(feature_overrides={key.removeprefix("f"): name for key, name in types.items()}),
+        where="data",
+    )["x"]
 
 
 def test_fit_then_apply_standardizes() -> None:

@@ -43,8 +43,7 @@ def summary(path: Path, num_samples: int = 2000, columns: tuple[str, ...] = (STA
 
 
 def fitted(path: Path, num_samples: int = 2000, **settings: Any) -> Fitted:
-    columns = {STATE: summary(path, num_samples).columns[STATE]}
-    return fit_columns(columns, NormParams(**settings), where="data")[STATE]
+    return fit_columns({STATE: summary(path, num_samples).columns[STATE]}, NormParams(**settings), where="data")[STATE]
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +113,9 @@ def row(number: float, **changes: Any) -> dict[str, Any]:
 def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
     """20 rows list {1: 0.5}, {1: 3}; 10 rows list nothing and take {1: 9.5}: mean (20 · 3.5 + 10 · 9.5) / 50 = 3.3."""
     listed = {"action": {"1": 0.5}, "possible_actions": [{"1": 0.5}, {"1": 3.0}]}
-    rows = [row(i, action={"1": 9.5}) | (listed if i % 3 else {}) for i in range(30)]
-    log = summary(write_lines(tmp_path / "log.jsonl", rows))
+    log = summary(
+        write_lines(tmp_path / "log.jsonl", [row(i, action={"1": 9.5}) | (listed if i % 3 else {}) for i in range(30)])
+    )
     action = log.columns[ACTION]
     moments = action.features[1].moments
     assert (moments.count, moments.mean) == (50, pytest.approx(3.3, rel=1e-12))
@@ -135,8 +135,7 @@ def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> Non
 
 
 def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
-    rows = [{STATE: {"0": i / 3}, "action": "a"} for i in range(499)]
-    file = write_lines(tmp_path / "log.jsonl", [row(7), *rows])
+    file = write_lines(tmp_path / "log.jsonl", [row(7), *[{STATE: {"0": i / 3}, "action": "a"} for i in range(499)]])
     first, again = summary(file, num_samples=100), summary(file, num_samples=100)
     assert first.rows_by_position == 499
     np.testing.assert_array_equal(first.columns[STATE].sampled(0), again.columns[STATE].sampled(0))

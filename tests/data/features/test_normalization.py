@@ -44,14 +44,18 @@ def spec_of(*features: FeatureSpec) -> NormalizationSpec:
 @pytest.mark.parametrize("encode", [json.dumps, lambda parameters: parameters], ids=["string", "object"])
 @pytest.mark.parametrize("absent", [{}, {"quantiles": None, "boxcox_lambda": None, "possible_values": None}])
 def test_contract_file_in_both_encodings(tmp_path: Path, encode: Callable[[object], object], absent: Any) -> None:
-    enums = {key: {"feature_type": "ENUM", "possible_values": values} for key, values in ENUMS.items()}
-    features = {**enums, "2": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}
+    features = {
+        **{key: {"feature_type": "ENUM", "possible_values": values} for key, values in ENUMS.items()},
+        "2": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1},
+    }
     spec = read(tmp_path, {key: encode(absent | parameters) for key, parameters in features.items()})
     assert spec.feature_ids == (2, 1, 3)
     assert [feature.possible_values for feature in spec.features[1:]] == [(12.0, 4.0, 2.0), (15.0, 3.0)]
     # columns in the order of the file's values; what is absent is zero
-    raw = torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, NAN]])
-    assert Preprocessor(spec).dense(raw).tolist() == [[1, 1, 0, 0, 1, 0], [3, 0, 0, 1, 0, 0]]
+    assert Preprocessor(spec).dense(torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, NAN]])).tolist() == [
+        [1, 1, 0, 0, 1, 0],
+        [3, 0, 0, 1, 0, 0],
+    ]
 
 
 @pytest.mark.skipif(not REAL_FILE.exists(), reason="the 2019 files are not beside this checkout")
@@ -155,8 +159,9 @@ def test_unused_parameters_are_not_judged(tmp_path: Path) -> None:
 
 
 def test_written_in_the_encoding_of_2019() -> None:
-    spec = spec_of(FeatureSpec(feature_id=2, feature_type=FeatureType.CONTINUOUS, mean=0.5, stddev=2.0))
-    assert normalization_json(spec) == {
+    assert normalization_json(
+        spec_of(FeatureSpec(feature_id=2, feature_type=FeatureType.CONTINUOUS, mean=0.5, stddev=2.0))
+    ) == {
         "2": '{"feature_type": "CONTINUOUS", "boxcox_lambda": null, "boxcox_shift": null, "mean": 0.5, "stddev": 2.0, '
         '"possible_values": null, "quantiles": null, "min_value": 0.0, "max_value": 1.0}'
     }
@@ -213,5 +218,4 @@ def test_levels_are_kept_in_their_order_and_say_the_possible_values(tmp_path: Pa
     assert read_normalization(str(tmp_path / "norm.json")) == spec_of(CATEGORY)
     with pytest.raises(DataError, match="a path that can be written"):
         write_normalization(tmp_path / "norm.json" / "below", spec_of(CATEGORY))
-    by_hand = {"1": {"feature_type": "ENUM", "levels": ["é", "Z"]}}
-    assert parse_normalization(by_hand, where="norm") == spec_of(CATEGORY)
+    assert parse_normalization({"1": {"feature_type": "ENUM", "levels": ["é", "Z"]}}, where="norm") == spec_of(CATEGORY)

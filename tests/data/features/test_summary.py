@@ -26,8 +26,9 @@ def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
     assert (merged.moments.count, merged.low, merged.high) == (len(whole), low, high)
     assert merged.whole == all(x == int(x) for x in distinct)
     assert merged.distinct == (distinct if len(distinct) <= 4 else None)
-    moments = [merged.moments.mean, merged.moments.stddev]
-    assert len(whole) < 2 or moments == pytest.approx([whole.mean(), whole.std(ddof=1)], rel=1e-9, abs=1e-9)
+    assert len(whole) < 2 or [merged.moments.mean, merged.moments.stddev] == pytest.approx(
+        [whole.mean(), whole.std(ddof=1)], rel=1e-9, abs=1e-9
+    )
 
 
 Block = list[tuple[int, int]]
@@ -47,8 +48,7 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
         ids = tuple(dict.fromkeys(feature_id for _, feature_id in block))
         values = [[next(numbers) if each == own else NAN for each in ids] for _, own in block]
         matrix = FeatureMatrix(ids, np.array(values, np.float32).reshape(len(block), len(ids)))
-        hashes = np.array([row_hash for row_hash, _ in block], np.uint64)
-        merges[index >= cut].add(ColumnSummary.of(matrix, hashes, 4))
+        merges[index >= cut].add(ColumnSummary.of(matrix, np.array([row_hash for row_hash, _ in block], np.uint64), 4))
     sent = merges[1].summary()
     returned = ColumnSummary.from_bytes(sent.to_bytes())
     assert (returned.rows, returned.features) == (sent.rows, sent.features)
@@ -57,8 +57,9 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
     expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
     assert (merged.rows, sorted(merged.hashes.tolist())) == (len(rows), [rows[number][0] for number in expected])
     for feature_id in range(4):
-        chosen = sorted(number for number in expected if rows[number][1] == feature_id)
-        assert merged.sampled(feature_id).tolist() == chosen
+        assert merged.sampled(feature_id).tolist() == sorted(
+            number for number in expected if rows[number][1] == feature_id
+        )
 
 
 def test_names_of_features_come_back_from_bytes() -> None:

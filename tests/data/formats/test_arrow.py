@@ -190,8 +190,9 @@ def test_columns_have_plain_types(tmp_path: Path, array: pa.Array, kind: pa.Data
 
 
 def test_types_that_other_writers_choose(tmp_path: Path) -> None:
-    file = written(tmp_path, NESTED)
-    copy = prepare_training_copy(str(file), actions=("left", "right"), directory=str(tmp_path / "copy"))
+    copy = prepare_training_copy(
+        str(written(tmp_path, NESTED)), actions=("left", "right"), directory=str(tmp_path / "copy")
+    )
     order = np.argsort(copy.origin_line)
     expected = {
         "reward": [0, 1, 2, 3, 4, 5], "action": [0, 1] * 3, "time_diff": [1, 1, 1, 2, 2, 2], "mask": [[1, 1]] * COUNT,
@@ -204,8 +205,9 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
 def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) -> None:
     def claimed(array: pa.Array) -> Path:
-        table = pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)]))
-        return written(tmp_path, table, name)
+        return written(
+            tmp_path, pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)])), name
+        )
 
     assert rows_of(claimed(pa.array([1, 2]))) == [{"reward": 1}, {"reward": 2}]
     assert rows_of(claimed(pa.array(["1", None, '"a"']))) == [{"reward": "1"}, {"reward": None}, {"reward": '"a"'}]

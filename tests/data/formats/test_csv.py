@@ -86,8 +86,7 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, 16, 32)
         blocks = blocks_of(written(tmp_path, stream.getvalue()))
-    cells = [(r["mdp_id"] or "", r["note"] or "", int(r["reward"])) for b in blocks for r in b.table.to_pylist()]
-    assert cells == rows
+    assert [(r["mdp_id"] or "", r["note"] or "", int(r["reward"])) for b in blocks for r in b.table.to_pylist()] == rows
     assert lines_of(blocks) == np.cumsum([2, *[1 + "".join(row[:2]).count("\n") for row in rows]])[:-1].tolist()
 
 

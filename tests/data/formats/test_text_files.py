@@ -46,8 +46,9 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(text_files, "LONGEST_ROW_BYTES", 1000)
     monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 100)
     (tmp_path / "a.json").write_bytes(b'{"a": "' + b"x" * 5000)
-    words = "a.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600"
-    assert words in str(problems_of(tmp_path / "a.json")[0])
+    assert "a.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600" in str(
+        problems_of(tmp_path / "a.json")[0]
+    )
 
 
 def test_wide_rows_make_small_blocks_on_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,12 +122,11 @@ def test_a_header_without_rows_or_with_a_broken_one(
 
 
 def test_names_pass_through_timelines(tmp_path: Path) -> None:
-    events = str(tmp_path / "events.parquet")
-    FRAME.drop(columns=["age_after", "next_allowed"]).assign(last=[False, True, True]).to_parquet(events)
+    frame = FRAME.drop(columns=["age_after", "next_allowed"]).assign(last=[False, True, True])
     columns = {key: value for key, value in COLUMNS.items() if not key.startswith(("next", "possible"))}
-    columns["terminal"] = "last"
-    run_timeline(timeline_config(tmp_path, Path(events), {"columns": columns}))
-    copy = prepare_training_copy(f"{tmp_path}/train", actions=("left", "right"), directory=f"{tmp_path}/copies")
+    source = write_frame(frame, tmp_path / "events.parquet")
+    run_timeline(timeline_config(tmp_path, source, {"columns": columns | {"terminal": "last"}}))
+    copy = copy_of(f"{tmp_path}/train", tmp_path, {})
     assert {str(feature_id) for feature_id in copy.state_ids} == {"age", "income"}
     assert sorted(copy.reward.tolist()) == [0, 1, 2]
 
@@ -208,7 +207,6 @@ def test_frames_of_pandas_polars_and_arrow_make_equal_copies(
     for number, frame in enumerate((log, log.to_pandas(), polars.from_arrow(log))):
         folder = tmp_path / f"{number}"
         prepare_training_copy(path_of(frame), actions=actions, directory=str(folder), columns=columns)
-        arrays = {file.name: file.read_bytes() for file in folder.rglob("*.npy")}
-        made.append((arrays, read_log(frame, columns)))
+        made.append(({file.name: file.read_bytes() for file in folder.rglob("*.npy")}, read_log(frame, columns)))
     assert len(made[0][0]) > 10
     assert made[1] == made[2] == made[0]

@@ -33,8 +33,9 @@ def block(**columns: Any) -> Block:
         pa.field(name, array.type, metadata=TEXT_METADATA if isinstance(array, pa.ChunkedArray) else None)
         for name, array in arrays.items()
     ]
-    table = pa.table(list(arrays.values()), pa.schema(fields))
-    return Block(file=FILE, file_number=0, table=table, lines=np.arange(1, 3))
+    return Block(
+        file=FILE, file_number=0, table=pa.table(list(arrays.values()), pa.schema(fields)), lines=np.arange(1, 3)
+    )
 
 
 def texts(*values: str) -> pa.ChunkedArray:
@@ -121,11 +122,17 @@ def test_flags_of_possible_actions_are_names_where_actions_are_known() -> None:
 
 
 def test_a_fault_says_its_rule_and_what_to_do() -> None:
-    given = block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1]))
-    _, faults, _ = event_table(given, Contract(actions=(), events=True))
+    _, faults, _ = event_table(
+        block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1])),
+        Contract(actions=(), events=True),
+    )
     assert faults.rules().to_pylist() == ["mdp_id_absent", "terminal_and_truncated"]
-    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     assert faults.by_kind().problems() == [
         Problem("log.parquet:1", "an mdp_id", "null", "It says which rows are one episode"),
-        Problem("log.parquet:2", "terminal or truncated, not both", "both", todo),
+        Problem(
+            "log.parquet:2",
+            "terminal or truncated, not both",
+            "both",
+            "A true end is terminal; truncated says that a limit cut the episode before one",
+        ),
     ]

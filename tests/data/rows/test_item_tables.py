@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from oracles.event_files import write_events, write_frame
-from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions, write_items
+from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions
 from oracles.logs import write_lines
 
 from reagent_lite.config.norm_params import NormParams
@@ -29,8 +30,8 @@ PRICE = FeatureId("price")
 BOTH = ("state_features", "action")
 
 
-def items_in(folder: Path, *others: Row) -> ItemTable:
-    return read_items(str(write_items(folder, *others)), "item_id")
+def items_of(folder: Path, rows: Sequence[Row]) -> ItemTable:
+    return read_items(str(write_lines(folder / "items.jsonl", rows)), "item_id")
 
 
 def copied(folder: Path, log: Path, items: ItemTable | None) -> TrainingCopy:
@@ -38,15 +39,14 @@ def copied(folder: Path, log: Path, items: ItemTable | None) -> TrainingCopy:
 
 
 def test_a_table_has_ids_in_its_order_and_features_ascending_and_comes_back_from_json(tmp_path: Path) -> None:
-    items = items_in(tmp_path)
-    back = ItemTable.of_json(items.json())
-    for table in (items, back):
+    items = items_of(tmp_path, ITEMS)
+    for table in (items, ItemTable.of_json(items.json())):
         assert (table.ids, table.feature_ids, table.sha256) == (NAMES, (7, PRICE), items.sha256)
         assert table.values.tolist() == np.float32([[0.25, 2], [0.1, 1], [-0.5, 3.5], [1.5, 0.5], [0.75, 4]]).tolist()
     assert NAMES == ("tea", "milk", "bread", "12", "jam")
     assert items.rows(["jam", 12, "12", "beer", None]).tolist() == [4, 3, 3, -1, -1]
     assert json.loads(items.json())["feature_ids"] == [7, "price"]
-    assert items_in(tmp_path / "other", {"item_id": "beer", "price": 1.5, "7": 0.0}).sha256 != items.sha256
+    assert items_of(tmp_path / "other", [*ITEMS, {"item_id": "beer", "price": 1.5, "7": 0.0}]).sha256 != items.sha256
 
 
 @pytest.mark.parametrize("extension", ["csv", "parquet", "feather", "jsonl"])
@@ -55,7 +55,7 @@ def test_every_format_gives_the_same_table(extension: str, tmp_path: Path) -> No
     if extension == "csv":
         frame.insert(0, "", range(5))  # the row labels of pandas, which are no feature
     read = read_items(str(write_frame(frame, tmp_path / f"items.{extension}")), "sku")
-    assert (read.ids, read.feature_ids, read.sha256) == (NAMES, (7, PRICE), items_in(tmp_path).sha256)
+    assert (read.ids, read.feature_ids, read.sha256) == (NAMES, (7, PRICE), items_of(tmp_path, ITEMS).sha256)
 
 
 REFUSED: list[tuple[list[Row], str]] = [
@@ -99,7 +99,7 @@ def test_bad_tables_are_refused_with_their_line(name: str, text: str, words: str
 
 def test_texts_of_items_are_categories(tmp_path: Path) -> None:
     rows = [{**item, "kind": kind} for item, kind in zip(ITEMS, ("hot", "cold", "food", "food", "food"), strict=True)]
-    items = read_items(str(write_lines(tmp_path / "items.jsonl", rows)), "item_id")
+    items = items_of(tmp_path, rows)
     copy = copied(tmp_path, write_lines(tmp_path / "log.jsonl", events()), items)
     for texts in (*(of_code.values() for of_code in items.texts.values()), *copy.levels["action"].values()):
         assert sorted(texts) == ["cold", "food", "hot"]
@@ -113,7 +113,7 @@ def test_ids_and_repeated_features_are_the_same_rows(made: Any, form: str, tmp_p
     by_id, by_features = (
         copied(tmp_path, write_events(logged, tmp_path / name, form), items)
         for name, logged, items in (
-            ("ids", json.loads(ids), items_in(tmp_path)), ("features", made(repeated(events())), None),
+            ("ids", json.loads(ids), items_of(tmp_path, ITEMS)), ("features", made(repeated(events())), None),
         )
     )  # fmt: skip
     assert by_id.action_ids == by_features.action_ids == (7, PRICE)
@@ -126,7 +126,7 @@ def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
     rows[5] = {**rows[5], "possible_actions": [*rows[5]["possible_actions"], "rum"]}
     log = write_lines(tmp_path / "log.jsonl", rows)
     with pytest.raises(DataError) as error:
-        copied(tmp_path, log, items_in(tmp_path))
+        copied(tmp_path, log, items_of(tmp_path, ITEMS))
     expected = "expected an id of the 5 items in the item table, in"
     assert [str(problem) for problem in error.value.problems[:2]] == [
         f'{log}:4: {expected} action, got "beer". Add the item to the table',
@@ -137,8 +137,7 @@ def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
 
 
 def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
-    numbers = [{**item, "item_id": number} for number, item in enumerate(ITEMS)]
-    items = read_items(str(write_lines(tmp_path / "items.jsonl", numbers)), "item_id")
+    items = items_of(tmp_path, [{**item, "item_id": number} for number, item in enumerate(ITEMS)])
     number_of = {name: number for number, name in enumerate(NAMES)} | {12: 3, None: None}
     rows = [
         {**row, **{name: number_of[row[name]] for name in ("action", "next_action")},
@@ -153,10 +152,10 @@ def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
 
 def test_another_table_makes_another_copy(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", events())
-    first = copied(tmp_path / "copy", log, items_in(tmp_path))
-    assert copied(tmp_path / "copy", log, items_in(tmp_path)).folder == first.folder
-    cheaper = write_lines(tmp_path / "newer.jsonl", [{**item, "price": item["price"] / 2} for item in ITEMS])
-    second = copied(tmp_path / "copy", log, read_items(str(cheaper), "item_id"))
+    first = copied(tmp_path / "copy", log, items_of(tmp_path, ITEMS))
+    assert copied(tmp_path / "copy", log, items_of(tmp_path, ITEMS)).folder == first.folder
+    cheaper = items_of(tmp_path, [{**item, "price": item["price"] / 2} for item in ITEMS])
+    second = copied(tmp_path / "copy", log, cheaper)
     assert second.folder != first.folder
     assert second.candidates[:, 1].tolist() == (first.candidates[:, 1] / 2).tolist()
 
@@ -164,7 +163,10 @@ def test_another_table_makes_another_copy(tmp_path: Path) -> None:
 def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path) -> None:
     by_id, by_features = (
         summarize_log(data_files(str(write_lines(tmp_path / name, rows)), None, items), NormParams(cols_to_norm=BOTH))
-        for name, rows, items in (("a.jsonl", events(), items_in(tmp_path)), ("b.jsonl", repeated(events()), None))
+        for name, rows, items in (
+            ("a.jsonl", events(), items_of(tmp_path, ITEMS)),
+            ("b.jsonl", repeated(events()), None),
+        )
     )
     assert by_id.parametric
     assert str(by_id.columns) == str(by_features.columns)

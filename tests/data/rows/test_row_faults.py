@@ -365,16 +365,17 @@ TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
 def test_faults_of_rows_of_tables(
     tmp_path: Path, file: str, name: str, array: pa.Array, expected: str, got: str
 ) -> None:
-    problems = "\n".join(map(str, problems_of(write_table(tmp_path / file, (name, array)))))
-    assert re.search(f"{tmp_path / file}:2: expected .*{re.escape(expected)}.*, got .*{re.escape(got)}", problems)
+    assert re.search(
+        f"{tmp_path / file}:2: expected .*{re.escape(expected)}.*, got .*{re.escape(got)}",
+        "\n".join(map(str, problems_of(write_table(tmp_path / file, (name, array))))),
+    )
 
 
 @pytest.mark.parametrize("file", TABLES)
 @pytest.mark.parametrize("column", [("mdp_id", texts(pa.array([b"a", b"\xff"]))), ("metrics", maps((b"\xff", 1.0)))])
 def test_text_in_tables_is_utf_8(tmp_path: Path, file: str, column: tuple[str, pa.Array]) -> None:
     line = ":2" if file == "log.parquet" else ""
-    problem = problems_of(write_table(tmp_path / file, column))[0]
-    assert re.match(f"{tmp_path}/{file}{line}.*utf", str(problem).lower())
+    assert re.match(f"{tmp_path}/{file}{line}.*utf", str(problems_of(write_table(tmp_path / file, column))[0]).lower())
 
 
 DECISION: Row = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
@@ -409,9 +410,13 @@ def test_actions_mean_the_same_in_rows_and_events(
     tmp_path: Path, logged: list[Any], names: tuple[str, ...], expected: list[int] | str, form: str
 ) -> None:
     events = [{**DECISION, "sequence_number": number, "action": action} for number, action in enumerate(logged)]
-    rows = [{**event, "next_action": None, "next_state_features": None} for event in events]
     results = []
-    for folder in (write_events(rows, tmp_path / "rows", form), write_events(events, tmp_path / "events", form)):
+    for folder in (
+        write_events(
+            [{**event, "next_action": None, "next_state_features": None} for event in events], tmp_path / "rows", form
+        ),
+        write_events(events, tmp_path / "events", form),
+    ):
         try:
             if folder.name == "events":
                 make(tmp_path, folder, {"query": {"actions": names}})
@@ -469,5 +474,7 @@ def test_sequence_numbers_say_one_order(
 
 
 def test_parts_of_a_microsecond_are_cut_where_times_differ(tmp_path: Path) -> None:
-    file = write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))
-    assert prepare_training_copy(str(file), actions=ACTIONS).sequence.tolist() == [1, 3]
+    assert prepare_training_copy(
+        str(write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))),
+        actions=ACTIONS,
+    ).sequence.tolist() == [1, 3]

@@ -28,8 +28,9 @@ def source(*batches: TransitionBatch) -> MagicMock:
 
 
 def test_rows_of_all_parts_with_their_shares() -> None:
-    parts = ((source(batch(3, 2, 1, expanded=True)), 0.75), (source(batch(2, 2, 2, metrics=2)), 0.25))
-    mixed = next(MixedSource(parts))
+    mixed = next(
+        MixedSource(((source(batch(3, 2, 1, expanded=True)), 0.75), (source(batch(2, 2, 2, metrics=2)), 0.25)))
+    )
     for column in (mixed.state[:, 0], mixed.reward, mixed.steps, mixed.bootstrap, mixed.next_state[:, 0]):
         assert column.tolist() == [1, 1, 1, 2, 2]
     torch.testing.assert_close(mixed.weight, torch.tensor([0.25, 0.25, 0.25, 0.125, 0.125]))
@@ -39,8 +40,9 @@ def test_rows_of_all_parts_with_their_shares() -> None:
 
 
 def test_lists_of_candidates_are_padded_to_the_longest() -> None:
-    parts = ((source(batch(1, 2, features=3)), 0.5), (source(batch(2, 4, features=3, expanded=True)), 0.5))
-    mixed = next(MixedSource(parts))
+    mixed = next(
+        MixedSource(((source(batch(1, 2, features=3)), 0.5), (source(batch(2, 4, features=3, expanded=True)), 0.5)))
+    )
     for choices in (mixed.actions, mixed.next_actions):
         assert choices.features is not None
         assert choices.mask.tolist() == [[True, True, False, False], [True] * 4, [True] * 4]

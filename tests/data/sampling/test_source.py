@@ -43,8 +43,9 @@ def shard(
     metrics: tuple[str, ...] | None = None,
 ) -> LoggedRows:
     """Rows of a log over features 0 to 2 as they are, unless a normalization is given; candidates where it has some."""
-    actions = None if isinstance(logged[0]["action"], dict) else ("a", "b")
-    copy = prepare_training_copy(write_lines(folder / "log.jsonl", logged), actions=actions)
+    copy = prepare_training_copy(
+        write_lines(folder / "log.jsonl", logged), actions=None if isinstance(logged[0]["action"], dict) else ("a", "b")
+    )
     columns = [columns_of(copy.state, copy.state_ids, state or PLAIN((0, 1, 2)), folder / "state.npy")]
     if copy.parametric:
         columns.append(columns_of(copy.candidates, copy.action_ids, PLAIN(copy.action_ids), folder / "action.npy"))
@@ -148,8 +149,12 @@ def test_released_pages_are_not_resident_and_come_back(
     monkeypatch.setattr("reagent_lite.data.sampling.normalized._SMALL_BYTES", small_bytes)
     raw, normalized = tmp_path / "raw.npy", tmp_path / "normalized.npy"
     np.save(raw, np.arange(300_000, dtype=np.float32).reshape(-1, 3))
-    spec = spec_of(FeatureType.ENUM, [0], possible_values=(0.0, 1.0, 2.0, 3.0))
-    columns = columns_of(np.load(raw, mmap_mode="r"), (0, 1, 2), spec, normalized)
+    columns = columns_of(
+        np.load(raw, mmap_mode="r"),
+        (0, 1, 2),
+        spec_of(FeatureType.ENUM, [0], possible_values=(0.0, 1.0, 2.0, 3.0)),
+        normalized,
+    )
     mapped = raw if small_bytes == 0 else normalized
     before = columns.take(torch.arange(0, 100_000, 7))
     for most, least in ((10**9, 10**6), (0, 0)):
@@ -175,8 +180,12 @@ def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
 
 def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: Path) -> None:
     """The other machine has feature 7 and the metric "clicks"; here they are missing (DO_NOT_PREPROCESS: 0) and 0."""
-    logged = [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)]
-    rows = shard(tmp_path, logged, PLAIN((0, 1, 2, 7)), ("clicks", "views"))
+    rows = shard(
+        tmp_path,
+        [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)],
+        PLAIN((0, 1, 2, 7)),
+        ("clicks", "views"),
+    )
     batch = next(LoggedSource(rows, ReadPlan(shards=(4, 0), minibatch=4, epochs=1, reads=(0, 1)), 0, CPU))
     assert (batch.state[:, 3].tolist(), batch.metrics.tolist()) == ([0] * 4, [[0, 2]] * 4)
     assert batch.weight.tolist() == [0.5] * 4  # two ranks, four rows

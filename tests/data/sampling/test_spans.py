@@ -34,13 +34,13 @@ def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
     np.testing.assert_allclose(beyond.reward, [0 + 0.5 + 1 + 0.625, 1 + 2 + 1.25, 4 + 2.5, 5], rtol=1e-6)
     assert beyond.steps.tolist() == [4, 3, 2, 1]
     # boosts of later actions are in the sum
-    boosted = n_steps(copy, 2, 0.9, np.array([10.0, 0.0]))
-    np.testing.assert_allclose(boosted.reward, [9.9, 13.6, 17.5, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(n_steps(copy, 2, 0.9, np.array([10.0, 0.0])).reward, [9.9, 13.6, 17.5, 5.0], rtol=1e-6)
 
 
 def test_episodes_do_not_run_into_each_other(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))
-    copy = prepare_training_copy(str(file), actions=("a", "b"))
+    copy = prepare_training_copy(
+        str(write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))), actions=("a", "b")
+    )
     expected = [copy.reward[i : min(i + 4, i // 10 * 10 + 10)].sum() for i in range(30)]
     np.testing.assert_allclose(n_steps(copy, 4, 1.0).reward, expected, rtol=1e-5, atol=1e-6)
 

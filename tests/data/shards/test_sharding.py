@@ -51,8 +51,7 @@ def staged(tmp_path: Path) -> StageManifest:
 @pytest.fixture
 def scattered(tmp_path: Path) -> Path:
     """A log whose episodes run side by side."""
-    order = np.random.default_rng(0).permutation(sum(LENGTHS))
-    rows = table(LENGTHS).take(pa.array(order)).sort_by("sequence_number")
+    rows = table(LENGTHS).take(pa.array(np.random.default_rng(0).permutation(sum(LENGTHS)))).sort_by("sequence_number")
     return write(tmp_path / "in/log.parquet", rows).parent
 
 
@@ -72,8 +71,10 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
 def test_rows_go_to_the_machine_that_the_hash_of_their_episode_names(tmp_path: Path, scattered: Path) -> None:
     """The hash by other means: BLAKE2b of the name, SplitMix64's finalizer before and after the salt of seed 1."""
     shards, _ = made(scattered, tmp_path / "out", 3, seed=1)
-    every = [f"e{number}" for number in range(len(LENGTHS))]
-    machines = {name: split_mix(episode_code(name) ^ split_mix(1 << 32)) % 3 for name in every}
+    machines = {
+        name: split_mix(episode_code(name) ^ split_mix(1 << 32)) % 3
+        for name in [f"e{number}" for number in range(len(LENGTHS))]
+    }
     assert {name: number for number, shard in enumerate(shards) for name in names(shard)} == machines
 
 
@@ -212,8 +213,9 @@ def test_columns_of_any_type_stay(tmp_path: Path) -> None:
         rows = rows.append_column(name, array)
     made(write(tmp_path / "in" / "log.parquet", rows), tmp_path / "out", 1)
     (file,) = data_files(str(tmp_path / "out" / "shard-00000"))
-    order = [("mdp_id", "ascending"), ("sequence_number", "ascending")]
-    assert pq.ParquetFile(file.path).read().sort_by(order).select([*OWN]) == rows.select([*OWN])
+    assert pq.ParquetFile(file.path).read().sort_by([("mdp_id", "ascending"), ("sequence_number", "ascending")]).select(
+        [*OWN]
+    ) == rows.select([*OWN])
 
 
 @pytest.mark.parametrize(("place", "words"), [(8, ""), (-12, ""), (None, ".*regular.*got a link")])
