@@ -42,6 +42,7 @@ def names(folder: EpisodeFolder) -> list[str]:
 
 
 def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(folder: EpisodeFolder) -> None:
+    assert folder.files() == []
     other = EpisodeFolder(folder.path)
     written = []
     for rows, by, writer in ((2, folder, ONE), (3, other, OTHER), (4, other, OTHER), (5, folder, ONE)):
@@ -63,7 +64,6 @@ def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(folde
 
 
 def test_rows_and_origin_are_read_back_and_other_names_are_no_files(folder: EpisodeFolder) -> None:
-    assert folder.files() == []
     name = folder.add(table(), ORIGIN, ONE)
     (folder.path / "protected").mkdir()
     with table_writer(folder.path / "protected" / "expert.parquet") as writer:

@@ -28,8 +28,7 @@ ACTIONS = ("l", "r")
 
 def episode(name: str, *states: float, start: int = 0, **changes: Any) -> list[Row]:
     """An episode that ends with its last row; the reward is the state."""
-    last = len(states) - 1
-    return [event(name, start + n, s, s, terminal=n == last, **changes) for n, s in enumerate(states)]
+    return [event(name, start + n, s, s, terminal=n == len(states) - 1, **changes) for n, s in enumerate(states)]
 
 
 def logs(folder: Path, *rows: Sequence[Row]) -> tuple[str, ...]:
@@ -144,12 +143,10 @@ def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tm
 
 def test_decisions_of_their_own_in_files_of_one_name(tmp_path: Path) -> None:
     rows = [event("", 0, s, s, mdp_id=None, sequence_number=None, possible_actions=None) for s in (1.0, 2.0)]
-    paths = logs(tmp_path, rows, rows[:1])
-    make(tmp_path, tmp_path, inputTableName=paths)
-    assert [row["mdp_id"] for row in read(tmp_path / "train")] == [
-        "1/log.jsonl:1", "1/log.jsonl:2", "2/log.jsonl:1",
-    ]  # fmt: skip
-    assert len(prepare_training_copy(paths, actions=ACTIONS)) == 3
+    names = ["1/log.jsonl:1", "1/log.jsonl:2", "2/log.jsonl:1"]
+    copy, _ = copied(tmp_path, rows, rows[:1])
+    make(tmp_path, tmp_path, inputTableName=copy.files)
+    assert ([row["mdp_id"] for row in read(tmp_path / "train")], len(copy)) == (names, 3)
 
 
 def test_the_timeline_of_several_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -263,10 +260,10 @@ def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
 
 def test_the_copy_is_that_of_the_list_and_its_order(tmp_path: Path) -> None:
     first, second = logs(tmp_path, episode("0", 1), episode("0", 2))
-    copy = prepare_training_copy((first, second), actions=ACTIONS)
+    folders = [prepare_training_copy((first, second), actions=ACTIONS).folder for _ in range(2)]
     standing = standing_copy((first, second), ACTIONS, None)
     assert standing is not None
-    assert standing[0] == prepare_training_copy((first, second), actions=ACTIONS).folder == copy.folder
+    assert folders == [standing[0]] * 2
     assert standing_copy((second, first), ACTIONS, None) is None
     assert prepare_training_copy((second, first), actions=ACTIONS).state.tolist() == [[2], [1]]
     write_lines(Path(second), episode("0", 3, 4))
@@ -275,15 +272,14 @@ def test_the_copy_is_that_of_the_list_and_its_order(tmp_path: Path) -> None:
 
 def test_more_rows_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets on the disk: the same sentence and the same copy."""
-    rng = np.random.default_rng(0)
-    rows = [row for name in range(400) for row in episode(str(name), *rng.normal(size=3).tolist())]
+    rewards = np.random.default_rng(0).normal(size=(400, 3)).tolist()
+    rows = [row for name, states in enumerate(rewards) for row in episode(str(name), *states)]
     whole = rows, rows[300:], [{**row, "reward": row["reward"] + 1} for row in rows[:300]]
     copy, notes = copied(tmp_path, *whole)
     assert notes[0] == "2/log.jsonl: repeats 900 rows of 1/log.jsonl, the first at 2/log.jsonl:1"
-    assert "has 100 mdp_ids of" in notes[1]
+    assert ("has 100 mdp_ids of" in notes[1], copy.counts["rows_of_log_3"]) == (True, 300)
     shutil.rmtree(copy.folder)
     monkeypatch.setattr("reagent_lite.data.logs._MEMORY_BYTES", 1 << 14)
     monkeypatch.setattr("reagent_lite.data.logs._GROUP_BYTES", 1 << 12)
     again, notes_again = copied(tmp_path, *whole)
     assert (again.folder.name, notes_again) == (copy.folder.name, notes)
-    assert json.loads((again.folder / "manifest.json").read_text())["counts"]["rows_of_log_3"] == 300

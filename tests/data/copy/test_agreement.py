@@ -27,7 +27,9 @@ ALONE = Agreement(
     rows=(3,), state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
     counts={"rows": 3, "episodes": 1}, notes=("something",),
 )  # fmt: skip
-AGREED = [
+
+
+@pytest.mark.parametrize(("summaries", "replicas", "agreed"), [
     # one machine is what it holds, replicas are one shard, shards are added
     ([FIRST], False, ALONE),
     ([FIRST, replace(FIRST, node=1)], True, replace(ALONE, notes=("node 0: something",))),
@@ -41,10 +43,7 @@ AGREED = [
                "node 0: none of its 3 rows has metric clicks, which other nodes have; it counts as 0 there",
                "node 1: none of its 2 rows has metric views, which other nodes have; it counts as 0 there"),
     )),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("summaries", "replicas", "agreed"), AGREED)
+])  # fmt: skip
 def test_what_machines_hold_is_merged(summaries: list[CopySummary], replicas: bool, agreed: Agreement) -> None:
     assert agree(summaries, path="p", replicas=replicas) == agreed
 
@@ -53,7 +52,9 @@ CANDIDATES = replace(SECOND, action_names=())
 NONE = replace(FIRST, rows=0)
 TEXTS = replace(FIRST, texts={"state": (4,), "action": ()})
 NORM = "state_norm_data_path on node 1"
-REFUSED: list[tuple[list[CopySummary], bool, list[str], str]] = [
+
+
+@pytest.mark.parametrize(("summaries", "replicas", "places", "words"), [
     ([FIRST, CANDIDATES], False, ["p on node 1"], "the actions a, b, as on node 0, got candidates with feat"),
     ([FIRST, replace(SECOND, action_names=("b", "a"))], False, ["p on node 1"],
      "expected the actions a, b, as on node 0, got the actions b, a"),
@@ -68,10 +69,7 @@ REFUSED: list[tuple[list[CopySummary], bool, list[str], str]] = [
      ["p on node 1", "p on node 1", "state_norm_data_path on node 2", "p on node 2"], "candidates with feat"),
     ([NONE, replace(NONE, node=1)], False, ["p"], "got none on any of 2"),
     ([SECOND, replace(TEXTS, node=2)], False, ["p on node 1: feature 4"], "expected texts, as on node 2, got numbers"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("summaries", "replicas", "places", "words"), REFUSED)
+])  # fmt: skip
 def test_what_cannot_be_merged_is_refused_with_its_machine(
     summaries: list[CopySummary], replicas: bool, places: list[str], words: str
 ) -> None:

@@ -34,19 +34,20 @@ def columns_of(copy: TrainingCopy) -> dict[str, Any]:
     }
 
 
-SECTIONS: list[dict[str, Any]] = [
-    {},
-    {"steps": 3, "gamma": 0.9},
-    {"steps": 4, "gamma": 0.9, "addTerminalStateRow": True, "rewardColumns": ["reward"]},
-    {"addTerminalStateRow": True},
-    {"timeWindowLimit": 6},
-    {"startDs": "2026-01-02", "endDs": "2026-01-04"},
-    {"outlierEpisodeLengthPercentile": 0.5},
-    {"on_refused": "drop_episode"},
-]
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: "-".join(section) or "plain")
+@pytest.mark.parametrize(
+    "section",
+    [
+        {},
+        {"steps": 3, "gamma": 0.9},
+        {"steps": 4, "gamma": 0.9, "addTerminalStateRow": True, "rewardColumns": ["reward"]},
+        {"addTerminalStateRow": True},
+        {"timeWindowLimit": 6},
+        {"startDs": "2026-01-02", "endDs": "2026-01-04"},
+        {"outlierEpisodeLengthPercentile": 0.5},
+        {"on_refused": "drop_episode"},
+    ],
+    ids=lambda section: "-".join(section) or "plain",
+)
 @pytest.mark.parametrize("parametric", [False, True])
 def test_the_copy_of_events_is_that_of_their_timeline(
     tmp_path: Path, section: dict[str, Any], parametric: bool

@@ -79,10 +79,9 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     assert first.reward.tolist() == [1, 1]
 
 
-FORMS = [("log.jsonl", "jsonl"), ("log.parquet", "map.parquet"), ("log.arrow", "arrow")]
-
-
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(
+    ("name", "form"), [("log.jsonl", "jsonl"), ("log.parquet", "map.parquet"), ("log.arrow", "arrow")]
+)
 def test_a_log_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: str
 ) -> None:

@@ -36,11 +36,10 @@ STATES = [
     {name: value for name, value in (("age", age), ("country", country)) if value is not None}
     for age, country in zip(FRAME["age"], COUNTRIES, strict=True)
 ]
-ACTIONS = ("a", "b")
 
 
 def copy_of(log: Any, folder: Path, columns: Any = COLUMNS) -> TrainingCopy:
-    return prepare_training_copy(log, actions=ACTIONS, directory=str(folder / "copies"), columns=columns)
+    return prepare_training_copy(log, actions=("a", "b"), directory=str(folder / "copies"), columns=columns)
 
 
 ROWS = [{"state_features": state, "action": "ab"[at % 2], "reward": 1.0} for at, state in enumerate(STATES)]
@@ -120,8 +119,8 @@ def summary_of(file: Path, folder: Path, settings: NormParams | None = None) -> 
 
 
 def fitted(summary: ColumnSummary, most: int = 100) -> Fitted:
-    settings = NormParams(max_unique_enum_values=most)
-    return fit_columns({"state_features": summary}, settings, where="data")["state_features"]
+    columns = {"state_features": summary}
+    return fit_columns(columns, NormParams(max_unique_enum_values=most), where="data")["state_features"]
 
 
 def category(fit: Fitted) -> FeatureSpec:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import data_of, small_blocks
-from oracles.logs import write_lines
+from oracles.event_files import small_blocks, write_events
 from oracles.transitions import check_copy, features_of
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -23,7 +22,6 @@ Row = dict[str, Any]
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
 some_features = features.filter(lambda each: any(value is not None for value in each.values()))
-FORMS = ("map.parquet", "pairs.parquet", "arrow")
 candidate_lists = st.lists(features, min_size=1, max_size=3)
 NEXT = ("next_action", "possible_next_actions")
 LEFT_OUT = st.sets(st.sampled_from(["mdp_id", "sequence_number", "possible_actions", NEXT[1], "propensity", "metrics"]))
@@ -37,9 +35,7 @@ def logs(draw: st.DrawFn) -> list[Row]:
         "mdp_id": st.sampled_from(["e9", "e8", "e10"]), "state_features": st.sampled_from(states) | features,
         "reward": values, "time_diff": st.integers(1, 9), "next_state_features": st.sampled_from(states),
     }  # fmt: skip
-    optional = {
-        "propensity": st.floats(0.125, 1, width=32), "metrics": st.fixed_dictionaries({"clicks": values}),
-    }  # fmt: skip
+    optional = {"propensity": st.floats(0.125, 1, width=32), "metrics": st.fixed_dictionaries({"clicks": values})}
     rows: list[Row] = draw(st.lists(st.fixed_dictionaries(always, optional=optional), min_size=1, max_size=9))
     for number, row in enumerate(rows):
         listed, last = draw(candidate_lists), draw(some_features)
@@ -54,15 +50,11 @@ def logs(draw: st.DrawFn) -> list[Row]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), rows=logs(), form=st.sampled_from(["json", *FORMS]))
+@given(data=st.data(), rows=logs(), form=st.sampled_from(["jsonl", "map.parquet", "pairs.parquet", "arrow"]))
 def test_rows_read_back(data: st.DataObject, rows: list[Row], form: str) -> None:
-    columns = dict.fromkeys(name for row in rows for name in row)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        file = Path(folder) / f"log.{form}"
-        if form == "json":
+        if form == "jsonl":
             rows *= data.draw(st.integers(1, 4))
             small_blocks(patch, data.draw(st.integers(100, 2000)))
-            write_lines(file, rows)
-        else:
-            file.write_bytes(data_of([{name: row.get(name) for name in columns} for row in rows], form))
-        check_copy(prepare_training_copy(str(file), actions=None, directory=folder), rows, None)
+        log = write_events(rows, Path(folder, "log"), form)
+        check_copy(prepare_training_copy(log, actions=None, directory=folder), rows, None)

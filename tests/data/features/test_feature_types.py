@@ -85,25 +85,24 @@ def test_box_cox_by_scipy_and_by_hand() -> None:
 
 
 SMALL = 5 + 1e-3 * RNG.standard_normal(NUM)
-MQUANTILES = stats.mstats.mquantiles(HEAVY_TAILED, np.arange(21) / 20, alphap=0, betap=1)
-FITS: list[tuple[str, npt.ArrayLike, dict[str, Any], dict[str, Any]]] = [
+
+
+@pytest.mark.parametrize(("name", "values", "settings", "expected"), [
     # mean 5, squared deviations 9+1+1+1+0+0+4+16 = 32, 32/7 with ddof 1
     ("CONTINUOUS", [2, 4, 4, 4, 5, 5, 7, 9], {},
      {"mean": 5.0, "stddev": pytest.approx(math.sqrt(32 / 7), rel=1e-15), "min_value": 2.0, "max_value": 9.0}),
     ("CONTINUOUS", SMALL, {}, {"stddev": pytest.approx(np.std(SMALL, ddof=1), rel=1e-12)}),  # no floor
     # 0.1 summed thirty times and divided is not 0.1: the mean of a constant is not computed.
     ("CONTINUOUS", np.full(30, 0.1), {}, {"mean": 0.1, "stddev": 1.0}),
-    ("QUANTILE", HEAVY_TAILED, {}, {"quantiles": pytest.approx(MQUANTILES, rel=1e-12)}),
+    ("QUANTILE", HEAVY_TAILED, {}, {"quantiles": pytest.approx(
+        stats.mstats.mquantiles(HEAVY_TAILED, np.arange(21) / 20, alphap=0, betap=1), rel=1e-12)}),
     # linear in the empirical distribution of 1..20: the share p is reached at 20 p; p = 0 gives the minimum
     ("QUANTILE", np.arange(1.0, 21.0), {"quantile_size": 8},
      {"quantiles": (1.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0)}),
     ("QUANTILE", [0.0] * 90 + [1.0] * 5 + [2.0] * 5, {}, {"quantiles": (0.0, 1.0, 2.0)}),
     *((name, [2.0, 5.0], {}, {"stddev": 1.0, "mean": 0.0, "min_value": 2.0, "max_value": 5.0, "quantiles": ()})
       for name in ("BINARY", "PROBABILITY", "DISCRETE_ACTION", "DO_NOT_PREPROCESS", "CLIP_LOG")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "values", "settings", "expected"), FITS)
+])  # fmt: skip
 def test_fits_by_hand_and_by_scipy(
     name: str, values: npt.ArrayLike, settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:

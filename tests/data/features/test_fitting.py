@@ -54,7 +54,6 @@ def zeros_and_ones(odd: float) -> ColumnSummary:
 
 
 OF_SAMPLE = " values in the sample, too few to see how far from normal it is; raise norm_params.num_samples"
-FOURS = [np.arange(40) % 4] * 9 + [np.full(40, NAN)]
 TYPES = {
     "f1": "CONTINUOUS", "f2": "QUANTILE", "f3": "CONTINUOUS_ACTION", "f4": "BOXCOX", "f5": "DO_NOT_PREPROCESS",
     "f6": "CLIP_LOG", "f7": "PROBABILITY", "f8": "DISCRETE_ACTION", "f10": "BINARY",
@@ -100,7 +99,7 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     ),
     # ten each of 0, 1, 2, 3: squared deviations 2.25, 0.25, 0.25, 2.25
     "overrides fix the type and its parameters are fitted": (
-        column(*FOURS, ids=range(1, 11)), TYPES,
+        column(*([np.arange(40) % 4] * 9 + [np.full(40, NAN)]), ids=range(1, 11)), TYPES,
         {1: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": pytest.approx(math.sqrt(50 / 39))},
          2: {"feature_type": "QUANTILE", "min_value": 0.0, "max_value": 3.0},
          3: {"feature_type": "CONTINUOUS_ACTION", "min_value": 0.0, "max_value": 3.0},
@@ -128,17 +127,14 @@ def test_statistics_say_what_the_sample_has() -> None:
     assert float(MISSING) == float(np.float32(Preprocessor.missing_value))
 
 
-REFUSED: list[tuple[ColumnSummary, dict[str, str], list[str], str]] = [
+@pytest.mark.parametrize(("summary", "types", "places", "words"), [
     (column(MORE, sampled=FIRST), {"f0": "ENUM"}, ["data: x: feature 0"], "ENUM.*got more than 100"),
     (FEW, {"f2": "QUANTILE"}, ["data: x: feature 2"], "QUANTILE.*got 0 values in the sample"),
     (Merge(20, 4).summary(), {}, ["data: x"], "got none in 0 rows"),
     # too few values: every such feature is named
     (column([*SEVENTHS[:19], *[NAN] * 31], SEVENTHS, [NAN] * 50), {}, ["data: x: feature 0", "data: x: feature 2"],
      "expected at least 20 present values, got 19 in 50 rows or candidates"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("summary", "types", "places", "words"), REFUSED)
+])  # fmt: skip
 def test_what_cannot_be_fitted_is_refused(
     summary: ColumnSummary, types: dict[str, str], places: list[str], words: str
 ) -> None:

@@ -13,10 +13,15 @@ from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.feature_ids import id_of
 
 NAN = math.nan
-VALUES = st.floats(-100, 100, width=32) | st.just(NAN) | st.just(-1337.1337)
 
 
-@given(st.lists(st.lists(VALUES, max_size=8), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.lists((st.floats(-100, 100, width=32) | st.just(NAN) | st.just(-1337.1337)), max_size=8),
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
     summaries = [FeatureSummary.of(np.array(part, np.float32), 4) for part in parts]
     merged = reduce(lambda first, other: first.merge(other, 4), summaries)
@@ -32,10 +37,13 @@ def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
 
 
 Block = list[tuple[int, int]]
-BLOCKS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=9), max_size=8)
 
 
-@given(BLOCKS, st.integers(1, 12), st.integers(0, 8))
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=9), max_size=8),
+    st.integers(1, 12),
+    st.integers(0, 8),
+)
 def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size: int, cut: int) -> None:
     """Rows are (hash, feature id); each row's value is its number, by which the sample is compared.
 
@@ -56,10 +64,9 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
     merged = merges[0].summary()
     expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
     assert (merged.rows, sorted(merged.hashes.tolist())) == (len(rows), [rows[number][0] for number in expected])
-    for feature_id in range(4):
-        assert merged.sampled(feature_id).tolist() == sorted(
-            number for number in expected if rows[number][1] == feature_id
-        )
+    assert [merged.sampled(feature_id).tolist() for feature_id in range(4)] == [
+        sorted(number for number in expected if rows[number][1] == feature_id) for feature_id in range(4)
+    ]
 
 
 def test_names_of_features_come_back_from_bytes() -> None:

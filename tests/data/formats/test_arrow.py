@@ -87,12 +87,11 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, make: Callable[..., Any]
 
 COUNT = 6
 STATES = [[(0, math.nan), (3, float(number))] for number in range(COUNT)]
-VIEWS = pa.array([["left", "right"]] * COUNT, pa.list_view(pa.string_view()))
 NESTED = pa.table({
     "mdp_id": pa.array([f"e{number // 2}" for number in range(COUNT)], pa.string_view()),
     "action": pa.array(["left", "right"] * 3).dictionary_encode(),
     "next_action": pa.array(["left", "right"] * 3, pa.large_string()),
-    "possible_actions": VIEWS,
+    "possible_actions": pa.array([["left", "right"]] * COUNT, pa.list_view(pa.string_view())),
     "possible_next_actions": pa.array([[True, True]] * COUNT, pa.list_(pa.bool_(), 2)),
     "state_features": pa.array(STATES, pa.map_(pa.int64(), pa.float64())),
     "next_state_features": pa.array(STATES, pa.map_(pa.int32(), pa.float32())),
@@ -167,7 +166,6 @@ def test_other_formats_are_refused(tmp_path: Path, name: str, data: bytes, words
 
 
 FLAGS = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))
-CODES = pa.array([2.5, 1.5]).dictionary_encode()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,8 @@ CODES = pa.array([2.5, 1.5]).dictionary_encode()
         (FLAGS, pa.int8(), [1, 0]),
         (pa.array([date(2026, 1, 31), None]).dictionary_encode(), pa.date32(), [date(2026, 1, 31), None]),
         (pa.array([[1, 0], None], pa.list_(pa.int8(), 2)), pa.list_(pa.int8()), [[1, 0], None]),
-        (pa.StructArray.from_arrays([CODES, FLAGS], ["0", "1"]), pa.struct({"0": pa.float64(), "1": pa.int8()}),
+        (pa.StructArray.from_arrays([pa.array([2.5, 1.5]).dictionary_encode(), FLAGS], ["0", "1"]),
+         pa.struct({"0": pa.float64(), "1": pa.int8()}),
          [{"0": 2.5, "1": 1}, {"0": 1.5, "1": 0}]),
         (pa.array([[("0", 1)], []], pa.map_(pa.string_view(), pa.dictionary(pa.int8(), pa.int64()))),
          pa.map_(pa.large_string(), pa.int64()), [[("0", 1)], []]),

@@ -29,7 +29,7 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     return file
 
 
-READ: list[tuple[str, list[dict[str, Any]]]] = [
+@pytest.mark.parametrize(("text", "rows"), [
     # types are the columns' own
     (HEADER + GOOD + '007,2,{},1,-2,True\n"",3.0,,,1e3,0\nb,4,{},1,TRUE,f\n', [
         {"mdp_id": "a", "sequence_number": 1, "state_features": {"0": 0.5}, "action": "left", "reward": 1.5,
@@ -53,10 +53,7 @@ READ: list[tuple[str, list[dict[str, Any]]]] = [
     ("reward,step\n1,2\n1,3.0\n1,\n", [{"reward": 1.0, "step": step} for step in (2, 3, None)]),
     # columns that no log has are named
     ("ds,reward,price\n2026-01-01,1,007\n", [{"ds": None, "reward": 1.0, "price": None}]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "rows"), READ)
+])  # fmt: skip
 def test_rows_are_read(tmp_path: Path, text: str, rows: list[dict[str, Any]]) -> None:
     assert rows_of(written(tmp_path, text)) == rows
 

@@ -28,8 +28,8 @@ def logged(rows: list[Row]) -> list[Row]:
             "action_probability": 0.25 + number % 2 / 2, "metrics": {"clicks": number / 2},
         }  # fmt: skip
         if row["action"] in NAMES:
-            row |= {"possible_actions": list(NAMES), "possible_next_actions": [] if row["terminal"] else list(NAMES)}
-            row["next_action"] = row["next_action"] or None
+            row |= {"possible_actions": list(NAMES), "possible_next_actions": [] if row["terminal"] else list(NAMES),
+                    "next_action": row["next_action"] or None}  # fmt: skip
     return [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
 
 

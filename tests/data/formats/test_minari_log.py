@@ -43,14 +43,14 @@ def cartpole(episodes: int) -> list[EpisodeBuffer]:
 def made(root: Path, monkeypatch: pytest.MonkeyPatch, buffers: list[EpisodeBuffer], **options: Any) -> Path:
     """Writes a dataset by Minari's own function and returns its folder."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
-    options = {"env": "CartPole-v1", "eval_env": "CartPole-v1"} | options
-    minari.create_dataset_from_buffers("test/cartpole-v0", buffers, **ABOUT, **options)
+    usual = {"env": "CartPole-v1", "eval_env": "CartPole-v1", **ABOUT}
+    minari.create_dataset_from_buffers("test/cartpole-v0", buffers, **usual | options)
     return root / "test" / "cartpole-v0"
 
 
 def without_env(monkeypatch: pytest.MonkeyPatch, root: Path, observation: Any, action: Any, **data: Any) -> Path:
-    length = len(data["rewards"])
-    buffer = EpisodeBuffer(**({"terminations": [False] * length, "truncations": [False] * length} | data))
+    goes_on = [False] * len(data["rewards"])
+    buffer = EpisodeBuffer(terminations=goes_on, truncations=goes_on, **data)
     with pytest.warns(UserWarning, match="env"):
         return made(root, monkeypatch, [buffer], env=None, eval_env=None, observation_space=observation,
                     action_space=action)  # fmt: skip

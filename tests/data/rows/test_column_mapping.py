@@ -170,16 +170,17 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, frames: Path) -> None:
     assert {folder.name for folder in frames.iterdir()} == {"used", file.parent.name}
 
 
-NO_FRAMES = [
-    (3, "got int: Expected"),
-    (FRAME.assign(income=[10**30, 1, 2]), "got DataFrame: Python int too large"),
-    (FRAME["age"], "got Series: Cannot import"),
-    (FRAME.assign(age=["old", 1, 2]), "got DataFrame: .*; Conversion failed for column a"),
-    (polars.LazyFrame({"mdp_id": ["1"]}), r"got a LazyFrame of polars.*collect\(\)"),
-]
-
-
-@pytest.mark.parametrize(("log", "words"), NO_FRAMES, ids=range(5))
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (3, "got int: Expected"),
+        (FRAME.assign(income=[10**30, 1, 2]), "got DataFrame: Python int too large"),
+        (FRAME["age"], "got Series: Cannot import"),
+        (FRAME.assign(age=["old", 1, 2]), "got DataFrame: .*; Conversion failed for column a"),
+        (polars.LazyFrame({"mdp_id": ["1"]}), r"got a LazyFrame of polars.*collect\(\)"),
+    ],
+    ids=range(5),
+)
 def test_what_is_no_frame_is_refused(tmp_path: Path, frames: Path, log: Any, words: str) -> None:
     with pytest.raises(DataError, match=f"data: expected .*{words}"):
         copy_of(log, tmp_path, COLUMNS)

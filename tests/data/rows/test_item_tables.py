@@ -27,7 +27,6 @@ from reagent_lite.item_table import ItemTable
 
 Row = dict[str, Any]
 PRICE = FeatureId("price")
-BOTH = ("state_features", "action")
 
 
 def items_of(folder: Path, rows: Sequence[Row]) -> ItemTable:
@@ -162,7 +161,10 @@ def test_another_table_makes_another_copy(tmp_path: Path) -> None:
 
 def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path) -> None:
     by_id, by_features = (
-        summarize_log(data_files(str(write_lines(tmp_path / name, rows)), None, items), NormParams(cols_to_norm=BOTH))
+        summarize_log(
+            data_files(str(write_lines(tmp_path / name, rows)), None, items),
+            NormParams(cols_to_norm=("state_features", "action")),
+        )
         for name, rows, items in (
             ("a.jsonl", events(), items_of(tmp_path, ITEMS)),
             ("b.jsonl", repeated(events()), None),

@@ -83,7 +83,6 @@ KINDS = [
     pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()), pa.timestamp("s"), pa.duration("s"),
     pa.time64("us"), pa.map_(pa.binary(), pa.float64()), pa.map_(pa.bool_(), pa.float64()),
 ]  # fmt: skip
-WORDS: Row = {"true": True, "false": False}
 OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once", "text in UTF-8")
 """What is expected where no single line is at fault."""
 
@@ -207,7 +206,7 @@ def place(cell: str) -> Any:
 
 
 def number_of(cell: str) -> float:
-    return float(WORDS.get(cell.lower(), cell))
+    return float({"true": True, "false": False}.get(cell.lower(), cell))
 
 
 def number_or_text(cell: str) -> float | str:

@@ -33,7 +33,6 @@ GOOD: Row = {
     "next_action": "right",
     "metrics": {"x": 1.0},
 }
-TEXTS = ("mdp_id", "action", "next_action")
 MAPS = {name: pa.map_(pa.string(), pa.float64()) for name in ("state_features", "next_state_features", "metrics")}
 BEFORE, AFTER = 2, 40
 """Good rows around the faulty one: parsers that learn have learnt, and the block goes on behind it."""
@@ -44,7 +43,7 @@ TABLES = ("log.parquet", "log.arrow")
 def write_text(file: Path, column: str, text: bytes) -> int:
     """Writes a log whose row BEFORE + 1 is faulty, its text as given; returns the line of that row."""
     data = data_of([GOOD] * BEFORE + [{**GOOD, column: "@"}] + [GOOD] * AFTER, file.suffix[1:])
-    cell = (text.strip(b'"') if column in TEXTS else text).replace(b'"', b'""')
+    cell = (text.strip(b'"') if column in ("mdp_id", "action", "next_action") else text).replace(b'"', b'""')
     file.write_bytes(data.replace(b'"@"', text) if file.suffix == ".json" else data.replace(b"@", b'"%s"' % cell))
     return BEFORE + 1 + (file.suffix == ".csv")
 
@@ -85,14 +84,14 @@ DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
 AN_ID = "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'"
 NO_MAP = "an object {id: number} in "
 """Cells of CSV that are not JSON stay text."""
-TOO_DEEP, TWICE = "more than 100 nested objects and lists", "the key '0' twice in one object"
+TOO_DEEP = "more than 100 nested objects and lists"
 FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
     ("state_features", DEEP, JSON, TOO_DEEP),
     ("state_features", DEEP, CSV, NO_MAP),
     ("action", b"[" * 101 + b"]" * 101, JSON, TOO_DEEP),
     ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", JSON, TOO_DEEP),
     ("reward", b'1.0, "reward": 2.0', JSON, "the key 'reward' twice"),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, TWICE),
+    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, "the key '0' twice in one object"),
     ("state_features", b'{"0": 1.0, "0": 2.0}', CSV, NO_MAP),
     ("mdp_id", b'"\xff"', JSON + CSV, "UTF"),
     ("metrics", b'{"\xff": 1.0}', JSON + CSV, "UTF"),
@@ -241,7 +240,7 @@ def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> Non
     assert [problem.got for problem in problems_of(write_events(rows, tmp_path / "log", form), None)] == ['{"5": 1.0}']
 
 
-LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
+@pytest.mark.parametrize(("rows", "actions", "line", "expected", "todo"), [
     ([GOOD_PARAMETRIC], ACTIONS, ":1", "one of the actions", "Maps are actions of workflows.parametric_dqn"),
     ([GOOD], None, ":1", "", "Names and indices are actions of workflows.dqn"),
     *(
@@ -256,11 +255,7 @@ LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
      ".*events: rows with mdp_id and sequence_number"),
     ([GOOD, {**GOOD, "sequence_number": None}], ACTIONS, ":2", "a sequence_number, as other rows have one", ""),
     ([{**GOOD, "action": 3, "next_action": action} for action in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
-]  # fmt: skip
-"""Rows, names of actions, and the line, the words and the advice of the fault of a log."""
-
-
-@pytest.mark.parametrize(("rows", "actions", "line", "expected", "todo"), LACKING)
+])  # fmt: skip
 def test_what_a_log_lacks(
     tmp_path: Path, rows: list[Row], actions: Actions, line: str, expected: str, todo: str
 ) -> None:
@@ -322,46 +317,58 @@ def test_keys_of_maps(tmp_path: Path, file: str, array: pa.Array, ids: list[str 
     assert np.nanmax(copy.state[:2, [names.index(str(feature)) for feature in ids]], axis=1).tolist() == [1.5, 1.5]
 
 
-TWICE_A_FIELD = pa.StructArray.from_arrays(
-    [pa.array([None, 1.0]), pa.array([None, 2.0])], ["0", "0"], mask=pa.array([True, False])
-)
 NO_TIMES = ("reward", "mdp_id", "metrics", "possible_actions", "terminal")
-TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
-    ("state_features", maps((b"0", 1.0), (b"0", 2.0)), "each id once", ""),
-    ("metrics", maps((b"x", 1.0), (b"x", None)), "each id once", ""),
-    ("state_features", maps((b"0", 1e39)), "finite numbers in state_features", "inf"),
-    ("state_features", maps((b"%d" % 10**18, 1.0)), *AN_ID.split(", got ")),
-    ("state_features", pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())), "finite", "inf"),
-    ("state_features", pa.array([None, ["y"]]), "an object {id: number} in state_features", '["y"]'),
-    ("metrics", maps((b"x", float("nan"))), "metrics", "NaN"),
-    ("sequence_number", pa.array([1, 2**62]), "an integer within ±2^62", ""),
-    ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
-    ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
-    ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
-    ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
-    ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
-    ("state_features", by_key(pa.binary(), b"0", b"\xff"), "keys in UTF-8", "\\xff"),
-    ("metrics", pairs(pa.string(), "0", None), "keys in UTF-8, none of them null, in metrics", "null"),
-    (
-        "metrics",
-        pa.array([None, [(True, 1.5)]], pa.map_(pa.bool_(), pa.float64())),
-        "an object {id: number} in metrics",
-        '"True"',
-    ),
-    (
-        "metrics",
-        pa.array([None, [(2.5, 1.5)]], pa.map_(pa.float64(), pa.float64())),
-        "an object {id: number} in metrics",
-        '"2.5"',
-    ),
-    ("state_features", TWICE_A_FIELD, "each id once in state_features", "'0' twice"),
-    *((name, pa.array([None, 10**15], pa.timestamp("s")), f"in {name}", "value out of range") for name in NO_TIMES),
-    *((name, pa.array([None, 10**15], pa.duration("s")), f"in {name}", "1" + "0" * 15) for name in NO_TIMES),
-]
 
 
 @pytest.mark.parametrize("file", TABLES)
-@pytest.mark.parametrize(("name", "array", "expected", "got"), TABLE_FAULTS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("name", "array", "expected", "got"),
+    [
+        ("state_features", maps((b"0", 1.0), (b"0", 2.0)), "each id once", ""),
+        ("metrics", maps((b"x", 1.0), (b"x", None)), "each id once", ""),
+        ("state_features", maps((b"0", 1e39)), "finite numbers in state_features", "inf"),
+        ("state_features", maps((b"%d" % 10**18, 1.0)), *AN_ID.split(", got ")),
+        (
+            "state_features",
+            pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())),
+            "finite",
+            "inf",
+        ),
+        ("state_features", pa.array([None, ["y"]]), "an object {id: number} in state_features", '["y"]'),
+        ("metrics", maps((b"x", float("nan"))), "metrics", "NaN"),
+        ("sequence_number", pa.array([1, 2**62]), "an integer within ±2^62", ""),
+        ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
+        ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
+        ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
+        ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
+        ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
+        ("state_features", by_key(pa.binary(), b"0", b"\xff"), "keys in UTF-8", "\\xff"),
+        ("metrics", pairs(pa.string(), "0", None), "keys in UTF-8, none of them null, in metrics", "null"),
+        (
+            "metrics",
+            pa.array([None, [(True, 1.5)]], pa.map_(pa.bool_(), pa.float64())),
+            "an object {id: number} in metrics",
+            '"True"',
+        ),
+        (
+            "metrics",
+            pa.array([None, [(2.5, 1.5)]], pa.map_(pa.float64(), pa.float64())),
+            "an object {id: number} in metrics",
+            '"2.5"',
+        ),
+        (
+            "state_features",
+            pa.StructArray.from_arrays(
+                [pa.array([None, 1.0]), pa.array([None, 2.0])], ["0", "0"], mask=pa.array([True, False])
+            ),
+            "each id once in state_features",
+            "'0' twice",
+        ),
+        *((name, pa.array([None, 10**15], pa.timestamp("s")), f"in {name}", "value out of range") for name in NO_TIMES),
+        *((name, pa.array([None, 10**15], pa.duration("s")), f"in {name}", "1" + "0" * 15) for name in NO_TIMES),
+    ],
+    ids=lambda value: str(value)[:30],
+)
 def test_faults_of_rows_of_tables(
     tmp_path: Path, file: str, name: str, array: pa.Array, expected: str, got: str
 ) -> None:
@@ -379,10 +386,10 @@ def test_text_in_tables_is_utf_8(tmp_path: Path, file: str, column: tuple[str, p
 
 
 DECISION: Row = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
-FORMS, LINES = ("jsonl", "map.parquet", "csv"), ("jsonl",)
+FORMS = ("jsonl", "map.parquet", "csv")
 LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]] = [
     ([1, 0, 1], ("a", "b"), [1, 0, 1], FORMS),
-    ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], LINES),
+    ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], ("jsonl",)),
     ([10, 20, 0], ("10", "20"), [0, 1, 0], FORMS),
     (["1", "2", "3", "0"], ("1", "2", "3"), [0, 1, 2, 0], FORMS),
     (["a", "1", "0"], ("a", "b"), [0, 1, 0], FORMS),
@@ -392,7 +399,7 @@ LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]
     ([10, None, 20], ("10", "20"), [0, -1, 1], FORMS),
     ([1, None, 2], ("1", "2"), [0, -1, 1], ("csv",)),
     ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
-    (["0", 1], ("1", "0"), "1", LINES),
+    (["0", 1], ("1", "0"), "1", ("jsonl",)),
     (["a", "01"], ("a", "b"), "01", FORMS),
     (["9" * 5000], ("a", "b"), "999", FORMS),
     ([True], ("a", "b"), "true", ("jsonl", "map.parquet")),
@@ -440,7 +447,9 @@ def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: A
 
 
 NINE_DIGITS = "2026-01-31T10:00:00.123456"
-ORDERS: list[tuple[str, list[Any], str]] = [
+
+
+@pytest.mark.parametrize(("name", "order", "words"), [
     ("log.json", [0, "2026-01-31"], "integers in sequence_number, as in {file}:1, got a time"),
     ("log.json", ["2026-01-31", 0], "integers in sequence_number, as in {file}:2, got a time"),
     ("log.csv", [0, "2026-01-31"], "integers in sequence_number, as in {file}:2, got a time"),
@@ -449,10 +458,7 @@ ORDERS: list[tuple[str, list[Any], str]] = [
     ("log.csv", [f"{NINE_DIGITS}001", f"{NINE_DIGITS}9"], "times of an episode that differ by a microsecond"),
     ("log.parquet", [1_001, 1_999], "times of an episode that differ by a microsecond"),
     ("log.arrow", [1_001, 1_999], "times of an episode that differ by a microsecond"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "order", "words"), ORDERS)
+])  # fmt: skip
 @pytest.mark.parametrize("by_line", [False, True])
 def test_sequence_numbers_say_one_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, order: list[Any], words: str, by_line: bool

@@ -47,15 +47,13 @@ def test_episodes_do_not_run_into_each_other(tmp_path: Path) -> None:
 
 def test_time_is_divided_by_its_unit(tmp_path: Path) -> None:
     copy = timeline(tmp_path)
-    assert time_steps(copy, 1.0).steps.tolist() == [1, 3, 1, 1]
-    assert time_steps(copy, 2.0).steps.tolist() == [0.5, 1.5, 0.5, 1]
-    assert single_steps(copy).steps.tolist() == [1, 1, 1, 1]
-    assert single_steps(copy).last is time_steps(copy, 1.0).last is None  # no index of 8 bytes a row
+    several = timeline(tmp_path / "several", step=2)  # a row of several steps already
+    spans = (time_steps(copy, 1.0), time_steps(copy, 2.0), single_steps(copy), single_steps(several))
+    assert [each.steps.tolist() for each in spans] == [[1, 3, 1, 1], [0.5, 1.5, 0.5, 1], [1, 1, 1, 1], [1, 1, 1, 2]]
     assert single_steps(copy).at_end(copy.bootstrap).tolist() == [1, 1, 1, 0]
-    assert single_steps(timeline(tmp_path, step=2)).steps.tolist() == [1, 1, 1, 2]  # a row of several steps already
 
 
-REFUSED: list[tuple[dict[str, object], Callable[[TrainingCopy], object], str]] = [
+@pytest.mark.parametrize(("last", "use", "words"), [
     ({"time_diff": 0, "terminal": False}, lambda copy: time_steps(copy, 1.0), "4: .*time_diff above 0"),
     ({"next_action": None, "terminal": False},
      lambda copy: learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False), "4: .*a next_action"),
@@ -64,10 +62,7 @@ REFUSED: list[tuple[dict[str, object], Callable[[TrainingCopy], object], str]] =
     ({"step": 2}, lambda copy: n_steps(copy, 3, 0.9), "4: .*multi_steps is 3.*step 2"),
     ({"step": 2}, lambda copy: time_steps(copy, 1.0), "4: .*rl.use_seq_num_diff.*step 2"),
     *(({"step": step}, single_steps, f"4: .*in step, got {step}") for step in (0, 256, 1.5)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("last", "use", "words"), REFUSED)
+])  # fmt: skip
 def test_rows_that_cannot_be_learned_from_are_named(
     tmp_path: Path, last: dict[str, object], use: Callable[[TrainingCopy], object], words: str
 ) -> None:
@@ -75,14 +70,11 @@ def test_rows_that_cannot_be_learned_from_are_named(
         use(timeline(tmp_path, **last))
 
 
-LEFT_OUT: list[tuple[dict[str, object], bool, str]] = [
+@pytest.mark.parametrize(("last", "maxq", "note"), [
     ({"next_action": None, "terminal": False, "truncated": True}, False,
      "1 row ends at a time limit without a next action; SARSA leaves that out"),
     ({"action": None}, True, "1 row has no action and no part in the loss"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("last", "maxq", "note"), LEFT_OUT)
+])  # fmt: skip
 def test_rows_without_an_action_that_is_needed_are_left_out(
     tmp_path: Path, last: dict[str, object], maxq: bool, note: str
 ) -> None:

@@ -115,8 +115,8 @@ def test_an_altered_shard_is_refused(tmp_path: Path, store: Store, name: str) ->
 
 def planted(data: bytes) -> bytes:
     document = opened(data, "", SHARDS)
-    document["shards"][0]["files"] = {"../planted": {"size": 0, "sha256": ""}}
-    return sealed(document)
+    files = {"../planted": {"size": 0, "sha256": ""}}
+    return sealed({**document, "shards": [{**entry, "files": files} for entry in document["shards"]]})
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-NOT_A_NUMBER = [
+@pytest.mark.parametrize(("block", "words"), [
     (replace(TWO, reward=floats([1, np.inf, 1])), "reward of episode a: expected finite numbers, got inf"),
     (replace(TWO, state=floats([[1, 2], [3, 4], [5, np.nan]])),
      "state_features of episode b, 1: expected finite numbers, got nan"),
@@ -215,19 +215,11 @@ NOT_A_NUMBER = [
      "possible_actions of episode b, 0, 0: expected finite"),
     (replace(ONE_CANDIDATE, last_features=floats([[[1], [1]], [[np.inf], [1]]])),
      "possible_next_actions of episode b, 0, 0: expected finite"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("block", "words"), NOT_A_NUMBER)
+])  # fmt: skip
 def test_what_is_no_number_is_refused(block: EpisodeBlock, words: str) -> None:
     schema = LogSchema(transitions=True, action_names=NAMES if block.features is None else ())
     with pytest.raises(DataError, match=words):
         episode_rows(block, schema)
-
-
-def test_candidates_behind_a_true_end_are_not_read() -> None:
-    block = replace(ONE_CANDIDATE, last_features=floats([[[np.nan], [1]], [[1], [1]]]))
-    assert len(episode_rows(block, LogSchema(transitions=True))) == 3
 
 
 @pytest.mark.parametrize(
