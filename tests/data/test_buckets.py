@@ -17,8 +17,14 @@ def test_groups_have_all_rows_of_a_hash(tmp_path: Path, monkeypatch: pytest.Monk
     """1 MiB of rows on the disk, in part or not at all: in each group all rows of a hash, in the order they came."""
     monkeypatch.setattr(buckets, "_CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 10)
-    hashes = np.random.default_rng(0).integers(0, buckets.HASHES, 1 << 13).repeat(8)
-    table = pa.table({"hash": np.random.default_rng(1).permutation(hashes), "row": np.arange(1 << 16)})
+    table = pa.table(
+        {
+            "hash": np.random.default_rng(1).permutation(
+                np.random.default_rng(0).integers(0, buckets.HASHES, 1 << 13).repeat(8)
+            ),
+            "row": np.arange(1 << 16),
+        }
+    )
     pq.write_table(table, tmp_path / "log.parquet")
     held = buckets.Buckets(tmp_path, data_files(str(tmp_path)), memory_bytes)
     for part in table.to_batches(max_chunksize=500):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.event_files import write_events
 from oracles.events import event, make, read, report
 from oracles.logs import episode_code, write_lines
 from oracles.shards import rows_of
@@ -130,6 +131,17 @@ def test_episodes_of_several_logs(
     assert notes[: len(words)] == words
     shares = shares_of_counts([""] * len(rows), copy.counts)
     assert [number for _, number, _ in shares] == np.bincount(copy.origin_file, minlength=len(rows)).tolist()
+
+
+def test_logs_without_an_mdp_id_in_common_are_those_of_one_folder(tmp_path: Path) -> None:
+    copy, notes = copied(tmp_path, episode("a", 1, 2), [*B, *episode("c", 3)])
+    folder = write_events([*episode("a", 1, 2), *B, *episode("c", 3)], tmp_path / "together", "jsonl", files=2)
+    together = prepare_training_copy(folder, actions=ACTIONS)
+    columns = [
+        (each.episode_hash, each.state, each.reward, each.origin_file, each.origin_line) for each in (copy, together)
+    ]
+    np.testing.assert_equal(*columns)
+    assert (notes, together.notes, together.counts.items() < copy.counts.items()) == ([], (), True)
 
 
 def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tmp_path: Path) -> None:

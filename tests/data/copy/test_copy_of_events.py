@@ -57,11 +57,13 @@ def test_the_copy_of_events_is_that_of_their_timeline(
         row["reward"] = None
     source, actions = write_lines(tmp_path / "events.jsonl", rows), None if parametric else NAMES
     paths = {"inputTableName": str(source), "outputTableName": str(tmp_path / "transitions")}
-    tree = {
-        "timeline": {**paths, "actionDiscrete": not parametric, **section},
-        "query": {"tableSample": 80.0, **({"actions": actions} if actions else {})},
-    }
-    config = check(TimelineConfig, tree)
+    config = check(
+        TimelineConfig,
+        {
+            "timeline": {**paths, "actionDiscrete": not parametric, **section},
+            "query": {"tableSample": 80.0, **({"actions": actions} if actions else {})},
+        },
+    )
     run_timeline(config)
     copy = prepare_training_copy(source, actions=actions, timeline=config)
     np.testing.assert_equal(

@@ -43,7 +43,6 @@ def copy_of(log: Any, folder: Path, columns: Any = COLUMNS) -> TrainingCopy:
 
 
 ROWS = [{"state_features": state, "action": "ab"[at % 2], "reward": 1.0} for at, state in enumerate(STATES)]
-JSON_CELLS = pd.DataFrame([{**row, "state_features": json.dumps(row["state_features"])} for row in ROWS])
 PAIRS = [
     [(name, {"text" if isinstance(value, str) else "number": value}) for name, value in state.items()]
     for state in STATES
@@ -57,7 +56,12 @@ FORMS: dict[str, tuple[Callable[[Path], object], Any]] = {
     "columns.parquet": (lambda file: FRAME.astype({"country": "category"}).to_parquet(file), COLUMNS),
     "columns.feather": (lambda file: FRAME.astype({"country": "category"}).to_feather(file), COLUMNS),
     "rows.jsonl": (lambda file: write_lines(file, ROWS), None),
-    "cells.csv": (lambda file: JSON_CELLS.to_csv(file), None),
+    "cells.csv": (
+        lambda file: pd.DataFrame(
+            [{**row, "state_features": json.dumps(row["state_features"])} for row in ROWS]
+        ).to_csv(file),
+        None,
+    ),
     "structs.parquet": (lambda file: pq.write_table(pa.Table.from_pylist(ROWS), file), None),
     "maps.parquet": (lambda file: pq.write_table(MAPS, file), None),
 }

@@ -23,14 +23,16 @@ ACTIONS = ("left", "right")
 NAN = np.nan
 
 
-BASE = {
-    "state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "next_state_features": {"0": 2.0}, "next_action": 1,
-}  # fmt: skip
-
-
 def row(**changes: Any) -> dict[str, Any]:
     """A row without fault, not terminal; None removes a key."""
-    return {key: value for key, value in {**BASE, **changes}.items() if value is not None}
+    usual = {
+        "state_features": {"0": 1.0},
+        "action": 0,
+        "reward": 1.0,
+        "next_state_features": {"0": 2.0},
+        "next_action": 1,
+    }
+    return {key: value for key, value in (usual | changes).items() if value is not None}
 
 
 def copied(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] | None = ACTIONS) -> TrainingCopy:

@@ -33,16 +33,13 @@ def logged(rows: list[Row]) -> list[Row]:
     return [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
 
 
-FORMS = (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather", "text.parquet")
-
-
 @pytest.mark.parametrize(("made", "actions"), [(random_rows, NAMES), (candidate_rows, None)])
 def test_every_format_gives_the_same_copy(
     tmp_path: Path, made: Callable[[int], list[Row]], actions: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = logged(made(NUM))
     copies = {}
-    for form in FORMS:
+    for form in (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather", "text.parquet"):
         file = tmp_path / (f"x.{form}" if form != "jsonl.gz" else "X.JSON.GZ")
         file.write_bytes(data_of(rows, form))
         copies[form] = prepare_training_copy(str(file), actions=actions, directory=str(tmp_path / "copies"))

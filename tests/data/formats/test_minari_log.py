@@ -25,8 +25,6 @@ from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
 from workflows.normalize import normalize
 
-ABOUT = dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "test")
-
 
 def cartpole(episodes: int) -> list[EpisodeBuffer]:
     """Episodes in CartPole's spaces, of growing length; every second one is cut by a limit."""
@@ -43,7 +41,11 @@ def cartpole(episodes: int) -> list[EpisodeBuffer]:
 def made(root: Path, monkeypatch: pytest.MonkeyPatch, buffers: list[EpisodeBuffer], **options: Any) -> Path:
     """Writes a dataset by Minari's own function and returns its folder."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
-    usual = {"env": "CartPole-v1", "eval_env": "CartPole-v1", **ABOUT}
+    usual = {
+        "env": "CartPole-v1",
+        "eval_env": "CartPole-v1",
+        **dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "test"),
+    }
     minari.create_dataset_from_buffers("test/cartpole-v0", buffers, **usual | options)
     return root / "test" / "cartpole-v0"
 

@@ -43,14 +43,12 @@ def texts(*values: str) -> pa.ChunkedArray:
     return pa.chunked_array([values], pa.string())
 
 
-INTEGERS = [(pa.uint64(), 2**64 - 1), (pa.int64(), -(2**63)), (pa.int8(), -128), (pa.uint8(), 255)]
 DAYS = [
     pa.array(["2026-01-31", None]),
     *(pa.array([DAY, None], kind) for kind in (pa.date32(), pa.date64())),
     *(pa.array([MIDNIGHT, None], pa.timestamp(unit)) for unit in ("s", "ns")),
     pa.array([MIDNIGHT.replace(tzinfo=UTC), None], pa.timestamp("us", "UTC")),
 ]
-NESTED = {"day": DAY, "price": Decimal("1.50")}
 ORDER = "an integer or a time such as 2026-01-31T10:00:00 in sequence_number"
 CONTRACT = Contract(actions=(), events=True, extra=("x",))
 
@@ -58,7 +56,15 @@ CONTRACT = Contract(actions=(), events=True, extra=("x",))
 @pytest.mark.parametrize(
     ("name", "array", "values"),
     [
-        *(("mdp_id", pa.array([largest, 7], kind), [str(largest), "7"]) for kind, largest in INTEGERS),
+        *(
+            ("mdp_id", pa.array([largest, 7], kind), [str(largest), "7"])
+            for kind, largest in [
+                (pa.uint64(), 2**64 - 1),
+                (pa.int64(), -(2**63)),
+                (pa.int8(), -128),
+                (pa.uint8(), 255),
+            ]
+        ),
         *(("ds", array, ["2026-01-31", None]) for array in DAYS),
         ("sequence_number", pa.array(["1970-01-01", "1969-12-31"]), [0, -86_400 * 10**6]),
         (
@@ -75,7 +81,11 @@ CONTRACT = Contract(actions=(), events=True, extra=("x",))
         ("x", pa.array([time(5, 30), None], pa.time32("s")), ["05:30:00", None]),
         ("x", pa.array([MIDNIGHT, None], pa.timestamp("s")), ["2026-01-31 00:00:00", None]),
         ("x", pa.array([Decimal("1.50"), None]), ["1.50", None]),
-        ("x", pa.array([NESTED, None]), ['{"day": "2026-01-31", "price": "1.50"}', None]),
+        (
+            "x",
+            pa.array([{"day": DAY, "price": Decimal("1.50")}, None]),
+            ['{"day": "2026-01-31", "price": "1.50"}', None],
+        ),
     ],
     ids=str,
 )

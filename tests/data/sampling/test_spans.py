@@ -20,8 +20,7 @@ def timeline(tmp_path: Path, **last: object) -> TrainingCopy:
          "possible_next_actions": [1, 1], "time_diff": time, "terminal": following == 6}
         for state, following, time in ((0, 1, 1), (1, 4, 3), (4, 5, 1), (5, 6, 1))
     ]  # fmt: skip
-    rows[-1] |= last
-    return prepare_training_copy(str(write_lines(tmp_path / "log.jsonl", rows)), actions=("a", "b"))
+    return prepare_training_copy(write_lines(tmp_path / "log.jsonl", [*rows[:-1], rows[-1] | last]), actions=("a", "b"))
 
 
 def test_two_steps_at_gamma_09(tmp_path: Path) -> None:

@@ -96,12 +96,11 @@ IDS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "integers": lambda names: pc.utf8_slice_codeunits(names, 1).cast(pa.int64()),
     "dictionary": lambda names: names.dictionary_encode(),
 }
-EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    files=st.lists(EPISODES, min_size=1, max_size=4),
+    files=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=15), min_size=1, max_size=4),
     chunk_bytes=st.sampled_from([0, 1 << 13, 1 << 27]),
     num_nodes=st.integers(1, 6),
     seed=st.integers(0, 3),
