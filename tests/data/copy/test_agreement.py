@@ -94,6 +94,7 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     )
     assert summary.normalization != other.normalization
     assert (summary.node, summary.rows, summary.state_ids, summary.metric_names) == (3, 20, (0, 1, 2), ("m",))
+    assert summary.content == other.content == content_of(copy)
     nothing = CopySummary.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
     named = replace(summary, state_ids=(id_of("age"), 3))

@@ -123,7 +123,7 @@ def test_fits(
 
 def test_statistics_say_what_the_sample_has() -> None:
     report = fitted(FEW).statistics["features"]["1"]
-    assert (report["sampled"], report["count"], report["share_present"]) == (0, 40, 0.04)
+    assert (report["sampled"], report["count"], report["share_present"], report["mean"]) == (0, 40, 0.04, 0.5)
     assert float(MISSING) == float(np.float32(Preprocessor.missing_value))
 
 

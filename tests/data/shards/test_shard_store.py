@@ -169,7 +169,6 @@ def test_other_things_are_not_replaced(tmp_path: Path, store: Store) -> None:
 def test_a_disk_that_is_full(tmp_path: Path, store: Store) -> None:
     """What was there stays; with enough free bytes the fetch goes on where it was."""
     shard = publish_shards(store, tmp_path).shards[0]
-    assert sum(entry["size"] for entry in shard.files.values()) > 12_000
     with small_disk(tmp_path / "disk", size="64k", files=64) as disk:
         (disk / "other").write_bytes(bytes(65_536 - 4096 * 3))
         with pytest.raises(DataError, match="No space left on device"):
