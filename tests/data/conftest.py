@@ -18,8 +18,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         warnings.simplefilter("ignore")
         from pyspark.sql import SparkSession
 
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        for key, value in {
+        options = {
+            "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.log.level": "OFF",
@@ -30,8 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.adaptive.enabled": "false",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        }.items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        }
+        session = SparkSession.builder.master("local[2]").config(map=options).getOrCreate()
         yield session
         session.stop()

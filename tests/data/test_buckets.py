@@ -17,14 +17,21 @@ def test_groups_have_all_rows_of_a_hash(tmp_path: Path, monkeypatch: pytest.Monk
     """1 MiB of rows on the disk, in part or not at all: in each group all rows of a hash, in the order they came."""
     monkeypatch.setattr(buckets, "_CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 10)
-    hashes = np.random.default_rng(0).integers(0, buckets.HASHES, 1 << 13).repeat(8)
-    table = pa.table({"hash": np.random.default_rng(1).permutation(hashes), "row": np.arange(1 << 16)})
+    table = pa.table(
+        {
+            "hash": np.random.default_rng(1).permutation(
+                np.random.default_rng(0).integers(0, buckets.HASHES, 1 << 13).repeat(8)
+            ),
+            "row": np.arange(1 << 16),
+        }
+    )
     pq.write_table(table, tmp_path / "log.parquet")
     held = buckets.Buckets(tmp_path, data_files(str(tmp_path)), memory_bytes)
     for part in table.to_batches(max_chunksize=500):
         held.add(pa.Table.from_batches([part]), part["hash"].to_numpy())
     groups = [pa.concat_tables(group.tables()) for group in held.groups(1 << 13)]
     assert max(group.nbytes for group in groups) <= 1 << 14
-    result = pa.concat_tables(buckets.in_order([group], pc.sort_indices(group["hash"])) for group in groups)
-    assert result.equals(table.take(pc.sort_indices(table["hash"])))
+    assert pa.concat_tables(buckets.in_order([group], pc.sort_indices(group["hash"])) for group in groups).equals(
+        table.take(pc.sort_indices(table["hash"]))
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]

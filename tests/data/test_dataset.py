@@ -4,6 +4,7 @@ import errno
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -29,90 +30,85 @@ def table(rows: int = 3) -> pa.Table:
     return episode_rows(block, LogSchema(transitions=True, action_names=("left", "right")))
 
 
-def shared(path: Path) -> EpisodeFolder:
+@pytest.fixture
+def folder(tmp_path: Path) -> EpisodeFolder:
     """A folder as a run makes it."""
-    (path / "fifo").mkdir(exist_ok=True)
-    return EpisodeFolder(path)
+    (tmp_path / "fifo").mkdir()
+    return EpisodeFolder(tmp_path)
 
 
 def names(folder: EpisodeFolder) -> list[str]:
     return [file.name.rpartition("/")[2] for file in folder.files()]
 
 
-def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(tmp_path: Path) -> None:
-    first, other = shared(tmp_path), shared(tmp_path)
-    written = []
-    for number, (folder, writer) in enumerate([(first, ONE), (other, OTHER), (other, OTHER), (first, ONE)]):
-        written.append(folder.add(table(2 + number), ORIGIN, writer))
-        hour = time.time() + (3600 if writer == ONE else -3600)
-        os.utime(tmp_path / "fifo" / written[-1], (hour, hour))
-    assert written[0] == "0000000001-0000002-aaaaaaaaaaaa.parquet"
-    assert written[3] == "0000000004-0000005-aaaaaaaaaaaa.parquet"
-    assert names(EpisodeFolder(tmp_path)) == written
-    assert [(file.number, file.steps) for file in first.files()] == [(1, 2), (2, 3), (3, 4), (4, 5)]
-    assert [first.unread(through) for through in (0, 2, 4)] == [14, 9, 0]
-    for path in (tmp_path / "fifo").glob("*.parquet"):
-        path.unlink()
-    assert first.add(table(), ORIGIN, ONE).startswith("0000000005-")  # a writer's own numbers never go back
-
-
-def test_rows_and_origin_are_read_back_and_other_names_are_no_files(tmp_path: Path) -> None:
-    folder = shared(tmp_path)
+def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(folder: EpisodeFolder) -> None:
     assert folder.files() == []
+    other = EpisodeFolder(folder.path)
+    written = []
+    for rows, by, writer in ((2, folder, ONE), (3, other, OTHER), (4, other, OTHER), (5, folder, ONE)):
+        written.append(by.add(table(rows), ORIGIN, writer))
+        os.utime(folder.fifo / written[-1], (time.time() + (3600 if writer == ONE else -3600),) * 2)
+    assert (
+        names(EpisodeFolder(folder.path))
+        == written
+        == [
+            f"000000000{number}-000000{1 + number}-{writer}.parquet"
+            for number, writer in enumerate((ONE, OTHER, OTHER, ONE), 1)
+        ]
+    )
+    assert [(file.number, file.steps) for file in folder.files()] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert [folder.unread(through) for through in (0, 2, 4)] == [14, 9, 0]
+    for path in folder.fifo.glob("*.parquet"):
+        path.unlink()
+    assert folder.add(table(), ORIGIN, ONE).startswith("0000000005-")  # a writer's own numbers never go back
+
+
+def test_rows_and_origin_are_read_back_and_other_names_are_no_files(folder: EpisodeFolder) -> None:
     name = folder.add(table(), ORIGIN, ONE)
-    (tmp_path / "protected").mkdir()
-    with table_writer(tmp_path / "protected" / "expert.parquet") as writer:
+    (folder.path / "protected").mkdir()
+    with table_writer(folder.path / "protected" / "expert.parquet") as writer:
         writer.write(stamped(table(4), ORIGIN))
     for other in (".lock", ".x.parquet.7-1.tmp", "notes.txt", "1-2-3.parquet", f"{name}.tmp"):
-        (tmp_path / "fifo" / other).write_bytes(b"?")
-    assert names(folder) == ["expert.parquet", name]
-    assert folder.origin(f"fifo/{name}") == (ORIGIN, 3)
+        (folder.fifo / other).write_bytes(b"?")
+    assert (names(folder), folder.origin(f"fifo/{name}")) == (["expert.parquet", name], (ORIGIN, 3))
     assert folder.origin("protected/expert.parquet") == (ORIGIN, 4)
     (rows,) = folder.rows(f"fifo/{name}", ("left", "right"))
-    assert rows.state.values.tolist() == [[0], [1], [2]]
-    assert rows.next_state.values.tolist() == [[1], [2], [3]]
-    assert rows.action.tolist() == [0, 1, 0]
-    assert rows.bootstrap.tolist() == [1, 1, 0]
+    assert (rows.state.values.tolist(), rows.next_state.values.tolist()) == ([[0], [1], [2]], [[1], [2], [3]])
+    assert (rows.action.tolist(), rows.bootstrap.tolist()) == ([0, 1, 0], [1, 1, 0])
 
 
-def test_files_that_are_damaged_foreign_or_gone_are_refused(tmp_path: Path) -> None:
-    folder = shared(tmp_path)
-    name = folder.add(table(), ORIGIN, ONE)
-    whole = (tmp_path / "fifo" / name).read_bytes()
-    (tmp_path / "fifo" / name).write_bytes(whole[:-100])
-    with pytest.raises(DataError, match="damaged"):
-        folder.origin(f"fifo/{name}")
-    with pytest.raises(DataError, match="nothing at this path"):
-        folder.origin("fifo/gone.parquet")
-    with table_writer(tmp_path / "fifo" / "bare.parquet") as writer:
+def test_files_that_are_damaged_foreign_or_gone_are_refused(folder: EpisodeFolder) -> None:
+    damaged = folder.fifo / folder.add(table(), ORIGIN, ONE)
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    with table_writer(folder.fifo / "bare.parquet") as writer:
         writer.write(table())
-    with pytest.raises(DataError, match="metadata that names its environment"):
-        folder.origin("fifo/bare.parquet")
+    for name, words in (
+        (damaged.name, "damaged"),
+        ("gone.parquet", "nothing at this path"),
+        ("bare.parquet", "metadata that names its environment"),
+    ):
+        with pytest.raises(DataError, match=words):
+            folder.origin(f"fifo/{name}")
     with pytest.raises(DataError, match="action"):
         list(folder.rows("fifo/bare.parquet", ("up", "down")))
 
 
-def read_only(path: Path, **_: object) -> None:
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-
 def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: EpisodeFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = shared(tmp_path)
     written = [folder.add(table(), ORIGIN, (ONE, OTHER)[i % 2]) for i in range(5)]
-    (tmp_path / "protected").mkdir()
-    (tmp_path / "protected" / "large.parquet").write_bytes(bytes(1 << 20))
-    left, recent = (tmp_path / "fifo" / f".{name}.parquet.7-1.tmp" for name in ("old", "new"))
+    (folder.path / "protected").mkdir()
+    (folder.path / "protected" / "large.parquet").write_bytes(bytes(1 << 20))
+    left, recent = (folder.fifo / f".{name}.parquet.7-1.tmp" for name in ("old", "new"))
     for file in (left, recent):
-        file.write_bytes(b"half")
+        file.touch()
     os.utime(left, (time.time() - 90_000,) * 2)
-    size = (tmp_path / "fifo" / written[0]).stat().st_size
+    size = (folder.fifo / written[0]).stat().st_size
     for most, first in ((5 * size, 0), (3 * size + 1, 2)):
         folder.keep_below(most)
         assert names(folder) == ["large.parquet", *written[first:]]
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", read_only)
+        patch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
         for _ in range(2):
             folder.keep_below(1)
     assert caplog.messages == [
@@ -120,5 +116,4 @@ def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_
     ]
     folder.keep_below(1)
     assert names(folder) == ["large.parquet", written[4]]
-    assert not left.exists()
-    assert recent.exists()
+    assert [file.exists() for file in (left, recent)] == [False, True]

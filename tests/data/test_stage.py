@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from reagent_lite.manifest import STAGE, read_document, sealed
 SETTINGS = {"seed": 1, "names": ("a", "b")}
 
 
-def made(tmp_path: Path) -> tuple[Path, StageManifest]:
-    """Returns a stage's folder of one file, and its manifest."""
+@pytest.fixture
+def made(tmp_path: Path) -> StageManifest:
+    """The manifest of a stage's folder, out, of one file made from in.jsonl."""
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "part.jsonl").write_text('{"x": 2}\n')
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/part.jsonl").write_text('{"x": 2}\n')
     files = data_files(str(tmp_path / "in.jsonl"))
     manifest = StageManifest(
         kind="timeline",
@@ -33,36 +34,42 @@ def made(tmp_path: Path) -> tuple[Path, StageManifest]:
         report={"left_out": ["1 row"]},
         files={"part.jsonl": {"rows": 1}},
     )
-    return folder, manifest.write(folder)
+    return manifest.write(tmp_path / "out")
 
 
 def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETTINGS) -> bool:
     return StageManifest.standing(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
 
 
-def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(tmp_path: Path) -> None:
-    folder, manifest = made(tmp_path)
-    read = StageManifest.read(str(folder))
-    assert read is not None
-    assert (read.files, read.digest) == (manifest.files, manifest.digest)
-    assert (data_files(str(folder))[0].sha256, left_out(str(folder))) == (
-        manifest.files["part.jsonl"]["sha256"],
-        ("1 row",),
-    )
-    assert stands(folder)
-    assert not stands(folder, kind="shards")
-    assert not stands(folder, settings={**SETTINGS, "seed": 2})
+def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) -> None:
+    folder = str(tmp_path / "out")
+    assert StageManifest.read(folder) == replace(made, settings={"seed": 1, "names": ["a", "b"]})
+    assert (data_files(folder)[0].sha256, left_out(folder)) == (made.files["part.jsonl"]["sha256"], ("1 row",))
     os.utime(tmp_path / "in.jsonl", (1, 1))
-    assert stands(folder)
-    touched = StageManifest.read(str(folder))
+    assert stands(tmp_path / "out")
+    touched = StageManifest.read(folder)
     assert touched is not None
-    assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, manifest.digest)
-    (tmp_path / "in.jsonl").write_text('{"x": 3}\n')
-    assert not stands(folder)
-    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    (folder / "part.jsonl").write_text("{}")
-    assert not stands(folder)
-    assert not stands(tmp_path / "nothing")
+    assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, made.digest)
+    (tmp_path / "out/part.jsonl").write_text('{"x": 9}\n')
+    with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):
+        list(read_blocks(data_files(folder), lambda block: block))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "asked", "expected"),
+    [
+        ("in.jsonl", '{"x": 1}\n', {}, True),
+        ("in.jsonl", '{"x": 3}\n', {}, False),
+        ("out/part.jsonl", "{}", {}, False),
+        ("new", "", {"kind": "shards"}, False),
+        ("new", "", {"settings": {**SETTINGS, "seed": 2}}, False),
+    ],
+)
+def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(
+    tmp_path: Path, made: StageManifest, file: str, text: str, asked: Any, expected: bool
+) -> None:
+    (tmp_path / file).write_text(text)
+    assert (stands(tmp_path / "out", **asked), stands(tmp_path / "nothing")) == (expected, False)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +87,15 @@ def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(tmp_path: 
         ("files", {"../x": {"size": 1, "sha256": ""}}),
     ],
 )
-def test_a_planted_manifest_is_a_data_error(tmp_path: Path, field: str, value: Any) -> None:
-    folder, _ = made(tmp_path)
+def test_a_planted_manifest_is_a_data_error(tmp_path: Path, made: StageManifest, field: str, value: Any) -> None:
+    folder = tmp_path / "out"
     (folder / "manifest.json").write_bytes(sealed({**read_document(folder, STAGE), field: value}))
     with pytest.raises(DataError, match=rf"{folder}/manifest\.json"):
         StageManifest.read(str(folder))
     assert not stands(folder)
 
 
-def test_what_was_left_out_is_sentences(tmp_path: Path) -> None:
-    folder, _ = made(tmp_path)
-    document = read_document(folder, STAGE)
-    for report in ({"left_out": 5}, {"left_out": [1, "2 rows"]}):
-        (folder / "manifest.json").write_bytes(sealed({**document, "report": report}))
-        assert set(left_out(str(folder))) <= {"2 rows"}
-
-
-def test_an_altered_file_is_refused_while_it_is_read(tmp_path: Path) -> None:
-    folder, _ = made(tmp_path)
-    (folder / "part.jsonl").write_text('{"x": 9}\n')
-    with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):
-        list(read_blocks(data_files(str(folder)), lambda block: block))
+@pytest.mark.parametrize("report", [{"left_out": 5}, {"left_out": [1, "2 rows"]}])
+def test_what_was_left_out_is_sentences(tmp_path: Path, made: StageManifest, report: Any) -> None:
+    (tmp_path / "out/manifest.json").write_bytes(sealed({**read_document(tmp_path / "out", STAGE), "report": report}))
+    assert set(left_out(str(tmp_path / "out"))) <= {"2 rows"}

@@ -87,6 +87,14 @@ def write_events(rows: list[Row], folder: Path, form: str, files: int = 1) -> Pa
     return folder
 
 
+def write_frame(frame: pd.DataFrame, file: Path) -> Path:
+    """Writes a frame as pandas does for the file's extension, and returns the file."""
+    options: dict[str, Row] = {"csv": {"index": False}, "json": {"orient": "records", "lines": True}}
+    extension = file.suffix[1:].removesuffix("l")
+    getattr(frame, f"to_{extension}")(file, **options.get(extension, {}))
+    return file
+
+
 def data_of(rows: list[Row], form: str) -> bytes:
     """Returns the bytes of a file.
 

@@ -21,6 +21,14 @@ def episode_code(mdp_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(mdp_id.encode(), digest_size=8).digest(), "little")
 
 
+def split_mix(value: int) -> int:
+    """Returns a step of SplitMix64 (Steele, Lea and Flood 2014) in plain integers."""
+    value = (value + 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
+
+
 def random_rows(count: int, seed: int = 0, *, missing: float = 0.1) -> list[dict[str, Any]]:
     """Transitions over 3 features and actions "a", "b" in episodes of 10 rows, some features missing."""
     rng = np.random.default_rng(seed)

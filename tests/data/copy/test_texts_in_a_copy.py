@@ -1,6 +1,5 @@
 """Texts as features of logs: the same copy from every format, numbers among texts, many levels, levels of shards."""
 
-import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,20 +30,19 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 COLUMNS: Any = {"action": "shown", "reward": "clicked", "state_features": ["age", "country"]}
 COUNTRIES = ["DE", "FR", None, "DE", "US", "DE"]
+CODES = [np.nan if country is None else float(code_of_text(country)) for country in COUNTRIES]
 FRAME = pd.DataFrame({"age": [30.5, 40, 50, 60, 70, 80], "country": COUNTRIES, "shown": list("ababab"), "clicked": 1.0})
 STATES = [
     {name: value for name, value in (("age", age), ("country", country)) if value is not None}
     for age, country in zip(FRAME["age"], COUNTRIES, strict=True)
 ]
-ACTIONS = ("a", "b")
 
 
 def copy_of(log: Any, folder: Path, columns: Any = COLUMNS) -> TrainingCopy:
-    return prepare_training_copy(log, actions=ACTIONS, directory=str(folder / "copies"), columns=columns)
+    return prepare_training_copy(log, actions=("a", "b"), directory=str(folder / "copies"), columns=columns)
 
 
 ROWS = [{"state_features": state, "action": "ab"[at % 2], "reward": 1.0} for at, state in enumerate(STATES)]
-JSON_CELLS = pd.DataFrame([{**row, "state_features": json.dumps(row["state_features"])} for row in ROWS])
 PAIRS = [
     [(name, {"text" if isinstance(value, str) else "number": value}) for name, value in state.items()]
     for state in STATES
@@ -58,7 +56,12 @@ FORMS: dict[str, tuple[Callable[[Path], object], Any]] = {
     "columns.parquet": (lambda file: FRAME.astype({"country": "category"}).to_parquet(file), COLUMNS),
     "columns.feather": (lambda file: FRAME.astype({"country": "category"}).to_feather(file), COLUMNS),
     "rows.jsonl": (lambda file: write_lines(file, ROWS), None),
-    "cells.csv": (lambda file: JSON_CELLS.to_csv(file), None),
+    "cells.csv": (
+        lambda file: pd.DataFrame(
+            [{**row, "state_features": json.dumps(row["state_features"])} for row in ROWS]
+        ).to_csv(file),
+        None,
+    ),
     "structs.parquet": (lambda file: pq.write_table(pa.Table.from_pylist(ROWS), file), None),
     "maps.parquet": (lambda file: pq.write_table(MAPS, file), None),
 }
@@ -70,42 +73,40 @@ def test_every_format_has_the_same_codes_and_texts(name: str, tmp_path: Path) ->
     write, columns = FORMS[name]
     write(tmp_path / name)
     copy = copy_of(tmp_path / name, tmp_path, columns)
-    by_name = {str(feature): copy.state[:, index] for index, feature in enumerate(copy.state_ids)}
-    codes = [np.nan if country is None else code_of_text(country) for country in COUNTRIES]
-    np.testing.assert_array_equal(by_name["country"], np.array(codes, np.float32))
-    np.testing.assert_array_equal(by_name["age"], FRAME["age"].to_numpy(np.float32))
-    texts = {str(feature): counts for feature, counts in copy.levels["state"].items()}
-    assert texts == {"country": {"DE": 3, "FR": 1, "US": 1}}
+    by_name = {str(feature): copy.state[:, index].tolist() for index, feature in enumerate(copy.state_ids)}
+    np.testing.assert_equal(by_name, {"age": FRAME["age"].tolist(), "country": CODES})
+    assert {str(feature): counts for feature, counts in copy.levels["state"].items()} == {
+        "country": {"DE": 3, "FR": 1, "US": 1}
+    }
     assert read_log(tmp_path / name, columns)["state_features"].to_pylist()[2] == [
         ("age", {"number": 50.0, "text": None})
     ]
 
 
 def write_cells(file: Path, cells: list[str]) -> Path:
-    with file.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["age", "country", "shown", "clicked"])
-        writer.writerows([[1.5, cell, "a", 1] for cell in cells])
+    file.parent.mkdir(exist_ok=True)
+    pd.DataFrame({"age": 1.5, "country": cells, "shown": "a", "clicked": 1}).to_csv(file, index=False)
     return file
 
 
 @pytest.mark.parametrize(
-    ("cells", "line", "expected", "got"),
+    ("files", "where", "expected", "got"),
     [
-        (["DE", "FR", "3", "DE"], 4, "a text for 'country' in state_features", "3.0"),
-        (["1", "cef33", "3", ""], 3, "a number for 'country' in state_features", '"cef33"'),
-        (["DE", "x" * 201], 3, "categories of at most 200 characters in state_features", "xxx"),
+        ([["DE", "FR", "3", "DE"]], "0.csv:4", "a text for 'country' in state_features", "3.0"),
+        ([["1", "cef33", "3", ""]], "0.csv:3", "a number for 'country' in state_features", '"cef33"'),
+        ([["DE", "x" * 201]], "0.csv:3", "categories of at most 200 characters in state_features", '"xxx'),
+        ([["DE", "FR"], ["", "7"]], "1.csv:3", "a text for feature country, as in .*0.csv:2", "a number"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_with_its_line(
-    cells: list[str], line: int, expected: str, got: str, tmp_path: Path
+    files: list[list[str]], where: str, expected: str, got: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError) as error:
-        copy_of(write_cells(tmp_path / "log.csv", cells), tmp_path)
-    (problem,) = error.value.problems
-    assert problem.where == f"{tmp_path}/log.csv:{line}"
-    assert problem.expected.startswith(expected)
-    assert got in problem.got
+    for number, cells in enumerate(files):
+        write_cells(tmp_path / "log" / f"{number}.csv", cells)
+    with pytest.raises(DataError, match=f"log/{where}: expected {expected}.*, got {got}"):
+        copy_of(tmp_path / "log", tmp_path)
+    with pytest.raises(DataError, match=f"log/{where}: expected {expected.partition(',')[0]}"):
+        summarize_log(data_files(str(tmp_path / "log"), COLUMNS), NormParams())
 
 
 def test_words_are_texts_beside_texts_and_numbers_without(tmp_path: Path) -> None:
@@ -113,26 +114,17 @@ def test_words_are_texts_beside_texts_and_numbers_without(tmp_path: Path) -> Non
     assert list(copy.levels["state"].values()) == [{"maybe": 1, "nan": 1, "true": 1}]
     copy = copy_of(write_cells(tmp_path / "flags.csv", ["true", "false", "true"]), tmp_path)
     assert copy.levels["state"] == {}
-    column = list(map(str, copy.state_ids)).index("country")
-    assert sorted(copy.state[:, column].tolist()) == [0, 1, 1]
+    assert sorted(copy.state[:, list(map(str, copy.state_ids)).index("country")].tolist()) == [0, 1, 1]
 
 
-def test_files_of_one_log_have_one_kind_of_values(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    write_cells(tmp_path / "log" / "a.csv", ["DE", "FR"])
-    write_cells(tmp_path / "log" / "b.csv", ["", "7"])
-    with pytest.raises(DataError) as error:
-        copy_of(tmp_path / "log", tmp_path)
-    (problem,) = error.value.problems
-    assert problem.where == f"{tmp_path}/log/b.csv:3"
-    assert problem.expected == f"a text for feature country, as in {tmp_path}/log/a.csv:2"
-    with pytest.raises(DataError, match=r"b\.csv:3: expected a text"):
-        summarize_log(data_files(str(tmp_path / "log"), COLUMNS), NormParams())
+def summary_of(file: Path, folder: Path, settings: NormParams | None = None) -> ColumnSummary:
+    """The states of a file's copy."""
+    return summarize_copy(copy_of(file, folder), "state_features", settings or NormParams(), 0)
 
 
 def fitted(summary: ColumnSummary, most: int = 100) -> Fitted:
-    settings = NormParams(max_unique_enum_values=most)
-    return fit_columns({"state_features": summary}, settings, where="data")["state_features"]
+    columns = {"state_features": summary}
+    return fit_columns(columns, NormParams(max_unique_enum_values=most), where="data")["state_features"]
 
 
 def category(fit: Fitted) -> FeatureSpec:
@@ -144,32 +136,41 @@ def spec_of(*features: FeatureSpec) -> NormalizationSpec:
     return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
 
 
-def test_levels_are_the_most_frequent_in_the_order_of_their_texts(tmp_path: Path) -> None:
-    whole = write_cells(tmp_path / "whole.csv", [*"E", *"D" * 9, *"B" * 20, *"C" * 15, *"A" * 25])
-    copy = copy_of(whole, tmp_path)
+@pytest.mark.parametrize(
+    ("cells", "levels", "other", "note"),
+    [
+        ([*"E", *"D" * 9, *"B" * 20, *"C" * 15, *"A" * 25], {"A": 25, "B": 20, "C": 15}, 10,
+         "2 further texts that count as other: 14.3% of 70"),
+        (["0,5", "1,5"] * 20, {"0,5": 20, "1,5": 20}, 0, "all of them look like numbers"),
+    ],
+)  # fmt: skip
+def test_levels_are_the_most_frequent_in_the_order_of_their_texts(
+    cells: list[str], levels: dict[str, int], other: int, note: str, tmp_path: Path
+) -> None:
+    copy = copy_of(write_cells(tmp_path / "log.csv", cells), tmp_path)
     fit = fitted(summarize_copy(copy, "state_features", NormParams(), 0), most=3)
     feature, statistics = category(fit), fit.statistics["features"]["country"]
-    assert (feature.feature_type, feature.levels) == ("ENUM", ("A", "B", "C"))
-    assert feature.possible_values == tuple(float(code_of_text(level)) for level in "ABC")
-    assert (statistics["levels"], statistics["other"]) == ({"A": 25, "B": 20, "C": 15}, 10)
-    assert any("2 further texts that count as other: 14.3% of 70" in note for note in fit.notes)
-    assert list(count_others(copy, "state", spec_of(feature)).values()) == [10]
+    assert (feature.feature_type, feature.levels) == ("ENUM", tuple(levels))
+    assert feature.possible_values == tuple(float(code_of_text(level)) for level in levels)
+    assert (statistics["levels"], statistics["other"]) == (levels, other)
+    assert note in "".join(fit.notes)
+    assert count_others(copy, "state", spec_of(feature)).get(feature.feature_id, 0) == other
 
 
 def test_other_values_of_candidates_count_in_each_row_that_lists_them(tmp_path: Path) -> None:
     """Seven rows list x, y and z, three list x and z: of the levels x and z, y is other in seven rows."""
-    lists = [["x", "y", "z"]] * 7 + [["x", "z"]] * 3
     rows = [
         {
             "state_features": {"age": 1.0},
-            "action": {"country": kinds[0]},
+            "action": {"country": "x"},
             "possible_actions": [{"country": kind} for kind in kinds],
             "reward": 1.0,
         }
-        for kinds in lists
+        for kinds in ["xyz"] * 7 + ["xz"] * 3
     ]
-    file = write_lines(tmp_path / "log.jsonl", rows)
-    copy = prepare_training_copy(str(file), actions=None, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(
+        str(write_lines(tmp_path / "log.jsonl", rows)), actions=None, directory=str(tmp_path / "copies")
+    )
     feature = category(fitted(summarize_copy(copy, "action", NormParams(), 0), most=2))
     assert feature.levels == ("x", "z")
     assert list(count_others(copy, "action", spec_of(feature)).values()) == [7]
@@ -182,55 +183,46 @@ def test_shards_with_different_levels_give_what_all_rows_give(most: int, tmp_pat
     settings = NormParams(max_unique_enum_values=most)
     merge = Merge(settings.num_samples, most)
     for number, cells in enumerate(shards):
-        copy = copy_of(write_cells(tmp_path / f"shard{number}.csv", cells), tmp_path)
-        merge.add(ColumnSummary.from_bytes(summarize_copy(copy, "state_features", settings, 0).to_bytes()))
+        of_shard = summary_of(write_cells(tmp_path / f"shard{number}.csv", cells), tmp_path, settings)
+        merge.add(ColumnSummary.from_bytes(of_shard.to_bytes()))
     together = category(fitted(merge.summary(), most))
     whole = write_cells(tmp_path / "whole.csv", shards[1] + shards[0])
     log = summarize_log(data_files(str(whole), COLUMNS), settings).columns["state_features"]
-    assert together == category(fitted(log, most))
-    assert together.levels == tuple("ABCDE"[:most])
-
-
-def test_numerals_as_texts_are_a_category_with_a_note(tmp_path: Path) -> None:
-    file = tmp_path / "log.jsonl"
-    row = '{"state_features": {"country": "%d,5"}, "action": "a", "reward": 1}\n'
-    file.write_text("".join(row % (number % 2) for number in range(40)))
-    fit = fitted(summarize_copy(copy_of(file, tmp_path, None), "state_features", NormParams(), 0))
-    assert category(fit).levels == ("0,5", "1,5")
-    assert any("all of them look like numbers" in note for note in fit.notes)
+    assert (together, together.levels) == (category(fitted(log, most)), tuple("ABCDE"[:most]))
 
 
 def test_an_override_cannot_make_a_number_of_a_text(tmp_path: Path) -> None:
-    copy = copy_of(write_cells(tmp_path / "log.csv", [*"AB" * 10]), tmp_path)
-    summary = summarize_copy(copy, "state_features", NormParams(), 0)
-    settings = NormParams(feature_overrides={"country": "CONTINUOUS"})
+    summary = summary_of(write_cells(tmp_path / "log.csv", [*"AB" * 10]), tmp_path)
     with pytest.raises(DataError, match="feature country: expected ENUM, as"):
-        fit_columns({"x": summary}, settings, where="data")
+        fit_columns({"x": summary}, NormParams(feature_overrides={"country": "CONTINUOUS"}), where="data")
 
 
-def test_a_normalization_of_numbers_refuses_texts_with_their_line_and_the_other_way_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("feature", "words"),
+    [
+        (FeatureSpec(feature_id=0, feature_type=FeatureType.CONTINUOUS),
+         r"log\.csv:3: expected a number for feature country"),
+        (FeatureSpec(feature_id=0, feature_type=FeatureType.ENUM, possible_values=(1.0,), levels=("x",)),
+         r"log\.csv:2: expected a text for feature age"),
+    ],
+)  # fmt: skip
+def test_a_normalization_of_numbers_refuses_texts_with_their_line_and_the_other_way_round(
+    feature: FeatureSpec, words: str, tmp_path: Path
+) -> None:
     copy = copy_of(write_cells(tmp_path / "log.csv", ["", "DE", "FR"]), tmp_path)
-    continuous = FeatureSpec(feature_id=0, feature_type=FeatureType.CONTINUOUS)
-    enum = FeatureSpec(feature_id=0, feature_type=FeatureType.ENUM, possible_values=(1.0,), levels=("x",))
-    for feature, words in (
-        (continuous, r"log\.csv:3: expected a number for feature country"),
-        (enum, r"log\.csv:2: expected a text for feature age"),
-    ):
-        spec = spec_of(*(replace(feature, feature_id=feature_id) for feature_id in copy.state_ids))
-        with pytest.raises(DataError, match=words):
-            require_texts(copy, "state", spec, "norm.json")
+    spec = spec_of(*(replace(feature, feature_id=feature_id) for feature_id in copy.state_ids))
+    with pytest.raises(DataError, match=words):
+        require_texts(copy, "state", spec, "norm.json")
 
 
 def test_of_many_levels_the_most_frequent_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every four rows one has the same text, the others one each: 30 are kept, 60 held from block to block."""
     monkeypatch.setattr(levels, "MOST_LEVELS", 30)
     small_blocks(monkeypatch, 2000)
-    rows = 1000
-    cells = ["often" if number % 4 == 0 else f"user {number}" for number in range(rows)]
+    cells = ["often" if number % 4 == 0 else f"user {number}" for number in range(1000)]
     copy = copy_of(write_cells(tmp_path / "log.csv", cells), tmp_path)
     fit = fitted(summarize_copy(copy, "state_features", NormParams(), 0), most=10)
     feature, statistics = category(fit), fit.statistics["features"]["country"]
-    assert len(copy.levels["state"][feature.feature_id]) == 30
+    assert 30 <= len(copy.levels["state"][feature.feature_id]) <= 60
     assert len(feature.levels) == 10
-    assert statistics["levels"]["often"] == rows / 4
-    assert statistics["other"] == rows * 3 / 4 - 9
+    assert (statistics["levels"]["often"], statistics["other"]) == (250, 750 - 9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,19 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 ACTIONS = ("left", "right")
+NAN = np.nan
 
 
 def row(**changes: Any) -> dict[str, Any]:
     """A row without fault, not terminal; None removes a key."""
-    base: dict[str, Any] = {
+    usual = {
         "state_features": {"0": 1.0},
         "action": 0,
         "reward": 1.0,
         "next_state_features": {"0": 2.0},
         "next_action": 1,
     }
-    return {key: value for key, value in {**base, **changes}.items() if value is not None}
+    return {key: value for key, value in (usual | changes).items() if value is not None}
 
 
 def copied(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] | None = ACTIONS) -> TrainingCopy:
@@ -40,17 +42,13 @@ def copied(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] | None 
 @pytest.mark.skipif(not LOG_2019.exists(), reason="the 2019 file lies beside the repository, not in it")
 def test_the_2019_file_has_its_published_figures(tmp_path: Path) -> None:
     copy = prepare_training_copy(str(LOG_2019), actions=("0", "1"), directory=str(tmp_path))
-    assert (len(copy), len(copy.episode_hash), copy.counts["terminal_rows"]) == (3470, 29, 29)
-    lengths = np.bincount(copy.episode)
-    assert np.flatnonzero(copy.bootstrap == 0).tolist() == (np.cumsum(lengths) - 1).tolist()
-    values, counts = np.unique(copy.propensity, return_counts=True)
-    assert (values.tolist(), counts.tolist()) == ([np.float32(0.05), np.float32(0.95)], [171, 3299])
+    assert (len(copy), len(copy.episode_hash), copy.counts["terminal_rows"], copy.notes) == (3470, 29, 29, ())
+    assert np.flatnonzero(copy.bootstrap == 0).tolist() == (np.cumsum(np.bincount(copy.episode)) - 1).tolist()
+    assert Counter(copy.propensity.tolist()) == {np.float32(0.05): 171, np.float32(0.95): 3299}
     discounted = np.bincount(copy.episode, copy.reward * 0.99 ** copy.sequence.astype(float))
     assert discounted.mean() == pytest.approx(59.0221, abs=5e-5)
     # Every next state that counts is the next row's state, though the file is shuffled.
-    assert copy.state.shape == (3470, 4)
-    assert int(copy.follows.sum()) == 3470 - 29
-    assert copy.notes == ()
+    assert (copy.state.shape, int(copy.follows.sum())) == ((3470, 4), 3470 - 29)
 
 
 def test_one_small_log_by_hand(tmp_path: Path) -> None:
@@ -62,13 +60,9 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
         row(mdp_id="b", sequence_number=1, next_state_features={"0": 9.0}, reward=-1, shoe_size="42"),
     ]
     copy = copied(tmp_path, *rows)
-    nan = np.nan
-    assert copy.state_ids == (0, 3, 7)
-    # a9, b1, b3, b5, then b1's next state, which is no row's state.
-    np.testing.assert_array_equal(
-        copy.state, np.float32([[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]])
-    )
     by_hand = {
+        # a9, b1, b3, b5, then b1's next state, which is no row's state.
+        "state": [[NAN, 4, NAN], [1, NAN, NAN], [1, NAN, NAN], [2, NAN, 3], [9, NAN, NAN]],
         "origin_line": [3, 4, 2, 1],
         "episode": [0, 1, 1, 1],
         "sequence": [9, 1, 3, 5],
@@ -83,10 +77,9 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
         "propensity": [1, 1, 1, 0.25],
         "metrics": [[7], [0], [0], [0]],
     }
-    assert {name: getattr(copy, name).tolist() for name in by_hand} == by_hand
-    assert copy.metric_names == ("x",)
-    assert copy.source_line(0) == f"{tmp_path}/log.json:3"
-    assert copy.counts["propensity_absent_rows"] == 3
+    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in by_hand}, by_hand)
+    assert (copy.state_ids, copy.metric_names) == ((0, 3, 7), ("x",))
+    assert (copy.source_line(0), copy.counts["propensity_absent_rows"]) == (f"{tmp_path}/log.json:3", 3)
     assert any(note.startswith("3 of 4 rows have no propensity") for note in copy.notes)
     assert copy.notes[-1] == "columns that training does not use: shoe_size"
     assert [array.dtype.name for array in (copy.state, copy.reward, copy.follows, copy.next_index, copy.mask)] == [
@@ -126,10 +119,11 @@ def test_the_terminal_rule(
 ) -> None:
     base = row() if actions else row(action=ONE, next_action=ONE)
     copy = copied(tmp_path, {**base, **changes}, base, actions=actions)
-    assert copy.bootstrap.tolist() == [bootstrap, 1]
-    assert copy.truncated.tolist() == [int(bool(changes.get("truncated"))), 0]
-    if not bootstrap:
-        assert copy.next_action[0] == -1
+    assert (copy.bootstrap.tolist(), copy.truncated.tolist()) == (
+        [bootstrap, 1],
+        [int(bool(changes.get("truncated"))), 0],
+    )
+    assert bootstrap or copy.next_action[0] == -1
 
 
 def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
@@ -137,13 +131,12 @@ def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
     ids = [pa.array(["7", "214"]), pa.array(["214", "c"])]
     order = find_order(np.array([0, 1, -1, 2, 3, 2]), ids, np.array([7, 5, 1, 4, 0, 5]))
     # 214: rows 3 (4), 1 (5), 5 (5, the same again); 7: row 0; c: row 4; then the row without mdp_id
-    assert order.rows.tolist() == [3, 1, 5, 0, 4, 2]
-    assert order.episode.tolist() == [0, 0, 0, 1, 2, 3]
-    assert order.sequence.tolist() == [4, 5, 5, 7, 0, 1]
+    assert (order.rows.tolist(), order.episode.tolist()) == ([3, 1, 5, 0, 4, 2], [0, 0, 0, 1, 2, 3])
     assert (order.duplicates, order.num_episodes, order.alone.tolist()) == (1, 4, [2])
     # BLAKE2b with 8 bytes, as coreutils' `printf 214 | b2sum -l 64` prints it
-    b2sums = ("350f42fc966eb108", "e75017cace788f82")
-    assert order.episode_hashes()[:2].tolist() == [int.from_bytes(bytes.fromhex(digest), "little") for digest in b2sums]
+    assert order.episode_hashes()[:2].tolist() == [
+        int.from_bytes(bytes.fromhex(digest), "little") for digest in ("350f42fc966eb108", "e75017cace788f82")
+    ]
     # without sequence numbers the order is the files'
     assert find_order(np.array([1, 0, 1]), [pa.array(["a", "b"])], None).rows.tolist() == [0, 1, 2]
 
@@ -154,88 +147,61 @@ def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, 
     slots = np.array([slot for slot, _ in rows])
     sequence = np.array([max(-(2**63), min(2**63 - 1, place * large)) for _, place in rows])
     order = find_order(slots, [pa.array(["a", "b", "c", "d"])], sequence)
-    alone = iter(range(4, 4 + len(rows)))
-    episode = [slot if slot >= 0 else next(alone) for slot, _ in rows]
-    if (slots < 0).all():
-        assert order.rows.tolist() == list(range(len(rows)))
-    else:
-        assert order.rows.tolist() == sorted(range(len(rows)), key=lambda row: (episode[row], int(sequence[row])))
-    assert order.episode.tolist() == [episode[row] for row in order.rows]
+    episode = np.where(slots >= 0, slots, 3 + np.cumsum(slots < 0))
+    in_order = range(len(rows)) if (slots < 0).all() else np.lexsort((sequence, episode))
+    assert (order.rows.tolist(), order.episode.tolist()) == (list(in_order), episode[order.rows].tolist())
     assert len(set(order.episode_hashes().tolist())) == order.num_episodes  # rows without mdp_id are episodes too
     assert order.sequence.tolist() == sequence[order.rows].tolist()
 
 
-def test_duplicates_are_kept_and_counted(tmp_path: Path) -> None:
-    rows = [row(mdp_id="a", sequence_number=1, reward=number, state_features={"0": 2.0}) for number in range(3)]
-    copy = copied(tmp_path, *rows)
-    assert (copy.reward.tolist(), copy.counts["duplicate_rows"]) == ([0, 1, 2], 2)
-    # The next row's state is right, but it is not later.
-    assert (copy.next_index.tolist(), copy.follows.any()) == ([1, 2, 3], False)
-
-
-def test_equal_candidates_of_a_list_are_one(tmp_path: Path) -> None:
-    low, high = {"1": 1.0, "4": 0.0}, {"1": 2.0}
-    base = row(mdp_id="a", sequence_number=1, next_action=low, possible_next_actions=[high, low, high])
-    copy = copied(
-        tmp_path,
+LOW, HIGH = {"1": 1.0, "4": 0.0}, {"1": 2.0}
+AFTER = row(mdp_id="a", next_action=LOW, possible_next_actions=[HIGH, LOW, HIGH], sequence_number=1)
+ALONE = row(mdp_id="a", next_action=LOW, possible_next_actions=[LOW, HIGH], action=LOW, propensity=0.25)
+BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], set[str]]] = {
+    # the next row's state is right, but it is not later
+    "duplicates are kept and counted": (
+        [row(mdp_id="a", sequence_number=1, reward=n, state_features={"0": 2.0}, action=LOW, next_action=LOW)
+         for n in range(3)],
+        {"reward": [0, 1, 2], "next_index": [1, 2, 3], "follows": [False] * 3}, {"duplicate_rows": 2}, set(),
+    ),
+    "equal candidates of a list are one": (
         # 1 + 1e-9 is 1 as float32, -0.0 equals 0.0, null is absent
-        {**base, "action": high, "possible_actions": [low, {"1": 1 + 1e-9, "4": -0.0}, high, {**high, "4": None}]},
-        {**base, "action": {}, "possible_actions": [low, {}, {"4": None}, {}], "mdp_id": "b"},
-        actions=None,
-    )
-    nan = np.float32(np.nan)
-    lists = np.split(copy.candidates, copy.list_offsets[1:-1])
-    np.testing.assert_array_equal(lists[copy.actions_list[0]], [[1, 0], [2, nan]])
-    np.testing.assert_array_equal(lists[copy.actions_list[1]], [[1, 0], [nan, nan]])
-    np.testing.assert_array_equal(lists[copy.next_list[0]], [[2, nan], [1, 0]])
-    assert copy.action.tolist() == [1, 1]
-    assert copy.next_action.tolist() == [1, 1]
+        [{**AFTER, "action": HIGH, "possible_actions": [LOW, {"1": 1 + 1e-9, "4": -0.0}, HIGH, {**HIGH, "4": None}]},
+         {**AFTER, "action": {}, "possible_actions": [LOW, {}, {"4": None}, {}], "mdp_id": "b"}],
+        {"candidates": [[1, 0], [2, NAN], [2, NAN], [1, 0], [1, 0], [NAN, NAN]], "list_offsets": [0, 2, 4, 6],
+         "actions_list": [0, 2], "next_list": [1, 1], "action": [1, 1], "next_action": [1, 1]}, {}, set(),
+    ),
+    "candidates that are unknown are the action alone": (
+        [{**ALONE, "possible_actions": [HIGH, LOW], "sequence_number": 1},
+         {**ALONE, "possible_actions": [], "sequence_number": 2},
+         {**ALONE, "possible_actions": [], "action": None, "sequence_number": 3},
+         {**ALONE, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4}],
+        {"action": [1, 0, -1, 0], "propensity": [0.25, 1, 0.25, 1]}, {"candidates_unknown_rows": 2},
+        {"2 of 4 rows have an empty possible_actions; the action taken is the only candidate there",
+         "1 of 4 rows has no action and no part in training"},
+    ),
+}  # fmt: skip
 
 
-def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> None:
-    low, high = {"1": 1.0}, {"1": 2.0}
-    base = row(action=low, next_action=low, possible_next_actions=[low, high], mdp_id="a", propensity=0.25)
-    copy = copied(
-        tmp_path,
-        {**base, "possible_actions": [high, low], "sequence_number": 1},
-        {**base, "possible_actions": [], "sequence_number": 2},
-        {**base, "possible_actions": [], "action": None, "sequence_number": 3},
-        {**base, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4},
-        actions=None,
-    )
-    assert copy.action.tolist() == [1, 0, -1, 0]
-    assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
-    assert copy.counts["candidates_unknown_rows"] == 2
-    assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
-    assert "1 of 4 rows has no action and no part in training" in copy.notes
+@pytest.mark.parametrize(("rows", "arrays", "counts", "notes"), BY_HAND.values(), ids=BY_HAND)
+def test_rows_of_candidates_by_hand(
+    tmp_path: Path, rows: list[dict[str, Any]], arrays: dict[str, Any], counts: dict[str, int], notes: set[str]
+) -> None:
+    copy = copied(tmp_path, *rows, actions=None)
+    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in arrays}, arrays)
+    assert (counts.items() <= copy.counts.items(), notes <= {*copy.notes}) == (True, True)
 
 
 def test_list_hashes_see_every_difference() -> None:
-    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[int]:
-        features = FeatureMatrix(ids, np.array(values, np.float32).reshape(-1, len(ids)))
-        first, second = list_hashes(Lists(np.array(lengths), features))
-        assert not set(first[np.array(lengths) > 0].tolist()) & set(second.tolist())
-        hashes: list[int] = first.tolist()
-        return hashes
+    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[tuple[int, int]]:
+        features = FeatureMatrix(ids, np.array(values, np.float32))
+        return [*zip(*(hashes.tolist() for hashes in list_hashes(Lists(np.array(lengths), features))), strict=True)]
 
-    nan = np.nan
     seen = [
-        *hashed([1, 1, 1, 0], (1, 2), [[1, nan], [nan, 1], [nan, nan]]),
-        *hashed([2, 2], (1, 2), [[1, nan], [nan, 1], [nan, 1], [1, nan]]),
+        *hashed([1, 1, 1, 0], (1, 2), [[1, NAN], [NAN, 1], [NAN, NAN]]),
+        *hashed([2, 2], (1, 2), [[1, NAN], [NAN, 1], [NAN, 1], [1, NAN]]),
     ]
-    assert len(set(seen)) == 6
+    # both hashes tell all of them apart; only those of a list without candidates are equal
+    assert (len({first for first, _ in seen}), len({code for codes in seen for code in codes})) == (6, 11)
     # The order of columns and columns of absent features make no difference.
-    assert hashed([2, 0], (5, 2, 1), [[nan, nan, 1], [nan, 1, nan]]) == [seen[4], seen[3]]
-
-
-def test_shards_and_late_features(tmp_path: Path) -> None:
-    folder = tmp_path / "shards"
-    write_lines(folder / "b.json", [row(mdp_id="a", sequence_number=2, state_features={"9": 1.0})])
-    write_lines(folder / "a.json", [row(mdp_id="a", sequence_number=1, state_features={"-2": 5.0})])
-    (folder / "c.json").write_text("")
-    copy = prepare_training_copy(str(folder), actions=ACTIONS)
-    assert copy.state_ids == (-2, 0, 9)
-    np.testing.assert_array_equal(copy.state[:2], np.float32([[5, np.nan, np.nan], [np.nan, np.nan, 1]]))
-    assert copy.origin_file.tolist() == [0, 1]
-    assert copy.source_line(1) == f"{folder}/b.json:1"
-    assert copy.folder.parent == tmp_path / ".reagent-lite"
+    assert hashed([2, 0], (5, 2, 1), [[NAN, NAN, 1], [NAN, 1, NAN]]) == [seen[4], seen[3]]

@@ -1,7 +1,6 @@
 """Identification and fits against scipy, distributions of known type, and hand-computed moments."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,9 @@ def known(values: npt.ArrayLike, settings: NormParams) -> Values:
     return Values(FeatureSummary.of(numbers, settings.max_unique_enum_values), np.sort(numbers))
 
 
-def fitted(name: str, values: npt.ArrayLike, settings: NormParams | None = None) -> FeatureSpec:
-    settings = settings or NormParams()
-    return fit_feature(7, FeatureType(name), known(values, settings), settings)
+def fitted(name: str, values: npt.ArrayLike, **settings: Any) -> FeatureSpec:
+    norm_params = NormParams(**settings)
+    return fit_feature(7, FeatureType(name), known(values, norm_params), norm_params)
 
 
 @pytest.mark.parametrize(
@@ -85,42 +84,38 @@ def test_box_cox_by_scipy_and_by_hand() -> None:
     assert box_cox(np.array([3.0]), 0.0, 1.0, 1e-4) == pytest.approx([math.log(4)])
 
 
-def test_fit_continuous() -> None:
+SMALL = 5 + 1e-3 * RNG.standard_normal(NUM)
+
+
+@pytest.mark.parametrize(("name", "values", "settings", "expected"), [
     # mean 5, squared deviations 9+1+1+1+0+0+4+16 = 32, 32/7 with ddof 1
-    result = fitted("CONTINUOUS", [2, 4, 4, 4, 5, 5, 7, 9])
-    assert (result.mean, result.min_value, result.max_value) == (5.0, 2.0, 9.0)
-    assert result.stddev == pytest.approx(math.sqrt(32 / 7), rel=1e-15)
-    small = 5 + 1e-3 * RNG.standard_normal(NUM)  # no floor
-    assert fitted("CONTINUOUS", small).stddev == pytest.approx(np.std(small, ddof=1), rel=1e-12)
-
-
-def test_fit_constant_is_itself_and_one() -> None:
+    ("CONTINUOUS", [2, 4, 4, 4, 5, 5, 7, 9], {},
+     {"mean": 5.0, "stddev": pytest.approx(math.sqrt(32 / 7), rel=1e-15), "min_value": 2.0, "max_value": 9.0}),
+    ("CONTINUOUS", SMALL, {}, {"stddev": pytest.approx(np.std(SMALL, ddof=1), rel=1e-12)}),  # no floor
     # 0.1 summed thirty times and divided is not 0.1: the mean of a constant is not computed.
-    result = fitted("CONTINUOUS", np.full(30, 0.1))
-    assert (result.mean, result.stddev) == (0.1, 1.0)
-    constant = [
-        FeatureSummary.of(np.array(values), 1).is_constant for values in ([0.1] * 30, [0.0, 1e-45], [0.0, 1e-30])
-    ]
-    assert constant == [True, True, False]
+    ("CONTINUOUS", np.full(30, 0.1), {}, {"mean": 0.1, "stddev": 1.0}),
+    ("QUANTILE", HEAVY_TAILED, {}, {"quantiles": pytest.approx(
+        stats.mstats.mquantiles(HEAVY_TAILED, np.arange(21) / 20, alphap=0, betap=1), rel=1e-12)}),
+    # linear in the empirical distribution of 1..20: the share p is reached at 20 p; p = 0 gives the minimum
+    ("QUANTILE", np.arange(1.0, 21.0), {"quantile_size": 8},
+     {"quantiles": (1.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0)}),
+    ("QUANTILE", [0.0] * 90 + [1.0] * 5 + [2.0] * 5, {}, {"quantiles": (0.0, 1.0, 2.0)}),
+    *((name, [2.0, 5.0], {}, {"stddev": 1.0, "mean": 0.0, "min_value": 2.0, "max_value": 5.0, "quantiles": ()})
+      for name in ("BINARY", "PROBABILITY", "DISCRETE_ACTION", "DO_NOT_PREPROCESS", "CLIP_LOG")),
+])  # fmt: skip
+def test_fits_by_hand_and_by_scipy(
+    name: str, values: npt.ArrayLike, settings: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    result = fitted(name, values, **settings)
+    assert {name: getattr(result, name) for name in expected} == expected
 
 
-def test_fit_quantile_is_mquantiles() -> None:
-    result = fitted("QUANTILE", HEAVY_TAILED)
-    oracle = stats.mstats.mquantiles(HEAVY_TAILED, np.arange(21) / 20, alphap=0, betap=1)
-    np.testing.assert_allclose(result.quantiles, oracle, rtol=1e-12)
-    # Linear in the empirical distribution of 1..20: the share p is reached at 20 p; p = 0 gives the minimum.
-    eighths = fitted("QUANTILE", np.arange(1.0, 21.0), NormParams(quantile_size=8))
-    assert eighths.quantiles == (1.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0)
-    assert fitted("QUANTILE", [0.0] * 90 + [1.0] * 5 + [2.0] * 5).quantiles == (0.0, 1.0, 2.0)
+@pytest.mark.parametrize(("values", "constant"), [([0.1] * 30, True), ([0.0, 1e-45], True), ([0.0, 1e-30], False)])
+def test_a_constant_is_one_value_of_float32(values: list[float], constant: bool) -> None:
+    assert FeatureSummary.of(np.array(values), 1).is_constant == constant
 
 
 @pytest.mark.parametrize("name", ["QUANTILE", "BOXCOX", "CONTINUOUS_ACTION"])
 def test_constant_cannot_be_fitted(name: str) -> None:
     with pytest.raises(ValueError, match=r"one single value|finite, positive"):
         fitted(name, np.full(30, 4.0))
-
-
-@pytest.mark.parametrize("name", ["BINARY", "PROBABILITY", "DISCRETE_ACTION", "DO_NOT_PREPROCESS", "CLIP_LOG"])
-def test_types_without_parameters_keep_defaults(name: str) -> None:
-    assert fitted(name, [2.0, 5.0]) == replace(fitted(name, []), min_value=2.0, max_value=5.0)
-    assert fitted(name, []).stddev == 1.0

@@ -1,7 +1,7 @@
 """Parts against the whole, and the sample against sorting everything."""
 
 import math
-from typing import Any
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -12,61 +12,64 @@ from reagent_lite.data.features.summary import ColumnSummary, FeatureSummary, Me
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.feature_ids import id_of
 
-VALUES = st.floats(-100, 100, width=32) | st.just(math.nan) | st.just(-1337.1337)
+NAN = math.nan
 
 
-@given(st.lists(st.lists(VALUES, max_size=8), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.lists((st.floats(-100, 100, width=32) | st.just(NAN) | st.just(-1337.1337)), max_size=8),
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
     summaries = [FeatureSummary.of(np.array(part, np.float32), 4) for part in parts]
-    merged = summaries[0]
-    for summary in summaries[1:]:
-        merged = merged.merge(summary, 4)
+    merged = reduce(lambda first, other: first.merge(other, 4), summaries)
     whole = np.array([x for part in parts for x in part if not math.isnan(x) and x > -1000], np.float64)
     distinct = tuple(sorted(set(whole.tolist())))
     low, high = min(distinct, default=math.inf), max(distinct, default=-math.inf)
     assert (merged.moments.count, merged.low, merged.high) == (len(whole), low, high)
     assert merged.whole == all(x == int(x) for x in distinct)
     assert merged.distinct == (distinct if len(distinct) <= 4 else None)
-    if len(whole) > 1:
-        assert merged.moments.mean == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
-        assert merged.moments.stddev == pytest.approx(whole.std(ddof=1), rel=1e-9, abs=1e-9)
+    assert len(whole) < 2 or [merged.moments.mean, merged.moments.stddev] == pytest.approx(
+        [whole.mean(), whole.std(ddof=1)], rel=1e-9, abs=1e-9
+    )
 
 
 Block = list[tuple[int, int]]
-BLOCKS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=9), max_size=8)
 
 
-@given(BLOCKS, st.integers(1, 12), st.integers(0, 8))
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=9), max_size=8),
+    st.integers(1, 12),
+    st.integers(0, 8),
+)
 def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size: int, cut: int) -> None:
     """Rows are (hash, feature id); each row's value is its number, by which the sample is compared.
 
     The blocks after `cut` are those of another machine.
     """
-    rows: Block = []
+    rows = [row for block in blocks for row in block]
+    numbers = iter(range(len(rows)))
     merges = [Merge(size, 4), Merge(size, 4)]
-    for number, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         ids = tuple(dict.fromkeys(feature_id for _, feature_id in block))
-        values = np.full((len(block), len(ids)), np.nan, np.float32)
-        for index, (_, feature_id) in enumerate(block):
-            values[index, ids.index(feature_id)] = len(rows)
-            rows.append(block[index])
-        hashes = np.array([row_hash for row_hash, _ in block], np.uint64)
-        merges[number >= cut].add(ColumnSummary.of(FeatureMatrix(ids, values), hashes, 4))
+        values = [[next(numbers) if each == own else NAN for each in ids] for _, own in block]
+        matrix = FeatureMatrix(ids, np.array(values, np.float32).reshape(len(block), len(ids)))
+        merges[index >= cut].add(ColumnSummary.of(matrix, np.array([row_hash for row_hash, _ in block], np.uint64), 4))
     sent = merges[1].summary()
     returned = ColumnSummary.from_bytes(sent.to_bytes())
     assert (returned.rows, returned.features) == (sent.rows, sent.features)
     merges[0].add(returned)
     merged = merges[0].summary()
     expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
-    assert merged.rows == len(rows)
-    assert sorted(merged.hashes.tolist()) == [rows[number][0] for number in expected]
-    for feature_id in range(4):
-        chosen: list[Any] = sorted(number for number in expected if rows[number][1] == feature_id)
-        assert merged.sampled(feature_id).tolist() == chosen
+    assert (merged.rows, sorted(merged.hashes.tolist())) == (len(rows), [rows[number][0] for number in expected])
+    assert [merged.sampled(feature_id).tolist() for feature_id in range(4)] == [
+        sorted(number for number in expected if rows[number][1] == feature_id) for feature_id in range(4)
+    ]
 
 
 def test_names_of_features_come_back_from_bytes() -> None:
     matrix = FeatureMatrix((3, id_of("age")), np.ones((2, 2), np.float32))
-    sent = ColumnSummary.of(matrix, np.zeros(2, np.uint64), 4)
-    returned = ColumnSummary.from_bytes(sent.to_bytes())
+    returned = ColumnSummary.from_bytes(ColumnSummary.of(matrix, np.zeros(2, np.uint64), 4).to_bytes())
     assert [str(feature_id) for feature_id in (*returned.sample.ids, *returned.features)] == ["3", "age", "3", "age"]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from oracles.event_files import blocks_of, lines_of, problems_of, rows_of
+from oracles.event_files import blocks_of, lines_of, problems_of, rows_of, values_of
 from oracles.event_files import data_of as data_of_rows
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -34,23 +34,19 @@ TABLE = pa.table({
 MAKERS: list[Callable[..., Any]] = [pa.ipc.new_file, pa.ipc.new_stream]
 
 
-def data_of(table: pa.Table, make: Callable[..., Any], rows: int = 8, **options: Any) -> bytes:
+def data_of(table: pa.Table, make: Callable[..., Any] = pa.ipc.new_file, rows: int = 8, **options: Any) -> bytes:
     stream = io.BytesIO()
     with make(stream, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table, max_chunksize=rows)
     return stream.getvalue()
 
 
-def written(tmp_path: Path, data: bytes, name: str = "x.arrow") -> Path:
-    (tmp_path / name).write_bytes(data)
-    return tmp_path / name
-
-
-def written_table(tmp_path: Path, table: pa.Table, name: str) -> Path:
-    if name == "x.parquet":
-        pa.parquet.write_table(table, tmp_path / name)
-        return tmp_path / name
-    return written(tmp_path, data_of(table, pa.ipc.new_file), name)
+def written(folder: Path, content: bytes | pa.Table, name: str = "x.arrow") -> Path:
+    if name == "x.parquet" and isinstance(content, pa.Table):
+        pa.parquet.write_table(content, folder / name)
+    else:
+        (folder / name).write_bytes(content if isinstance(content, bytes) else data_of(content))
+    return folder / name
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -60,8 +56,7 @@ def test_rows_lines_and_unknown_columns(
 ) -> None:
     """A batch of 30 rows becomes blocks of at most 40 values."""
     file = written(tmp_path, data_of(TABLE, make, compression=compression, rows=30))
-    assert rows_of(file) == [row | {"price": None} for row in TABLE.to_pylist()]
-    assert len(blocks_of(file)) == 1
+    assert (rows_of(file), len(blocks_of(file))) == ([row | {"price": None} for row in TABLE.to_pylist()], 1)
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 40)
     blocks = blocks_of(file)
     assert len(blocks) > 3
@@ -76,31 +71,27 @@ def test_blocks_of_parquet_are_bounded_where_values_are_equal(tmp_path: Path, mo
     pa.parquet.write_table(pa.table({"possible_actions": zeros}), tmp_path / "x.parquet")
     blocks = blocks_of(tmp_path / "x.parquet")
     assert max(block.table.num_rows for block in blocks) <= 100
-    assert lines_of(blocks) == list(range(1, 1001))
-    assert [row for block in blocks for row in block.table["possible_actions"].to_pylist()] == zeros.to_pylist()
+    assert (lines_of(blocks), values_of(blocks, "possible_actions")) == (list(range(1, 1001)), zeros.to_pylist())
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, make: Callable[..., Any]) -> None:
     """Between two batches of a stream too, where the format itself would let it end."""
     data = data_of(TABLE, make)
-    for end in range(1, len(data), 5 if len(data) % 5 else 7):
+    for end in (*range(1, len(data), 5 if len(data) % 5 else 7), len(data) - 8):
         with pytest.raises(DataError, match=r"x\.arrow: expected a complete"):
             rows_of(written(tmp_path, data[:end]))
-    with pytest.raises(DataError, match="a complete Arrow IPC file"):
-        rows_of(written(tmp_path, data[:-8]))
     with pytest.raises(NoRowsError):
         rows_of(written(tmp_path, b""))
 
 
 COUNT = 6
 STATES = [[(0, math.nan), (3, float(number))] for number in range(COUNT)]
-VIEWS = pa.array([["left", "right"]] * COUNT, pa.list_view(pa.string_view()))
 NESTED = pa.table({
     "mdp_id": pa.array([f"e{number // 2}" for number in range(COUNT)], pa.string_view()),
     "action": pa.array(["left", "right"] * 3).dictionary_encode(),
     "next_action": pa.array(["left", "right"] * 3, pa.large_string()),
-    "possible_actions": VIEWS,
+    "possible_actions": pa.array([["left", "right"]] * COUNT, pa.list_view(pa.string_view())),
     "possible_next_actions": pa.array([[True, True]] * COUNT, pa.list_(pa.bool_(), 2)),
     "state_features": pa.array(STATES, pa.map_(pa.int64(), pa.float64())),
     "next_state_features": pa.array(STATES, pa.map_(pa.int32(), pa.float32())),
@@ -157,7 +148,7 @@ def test_times_of_day_beyond_midnight_are_refused(tmp_path: Path, name: str, wor
     times = pa.array([0, microseconds]).view(pa.time64("us"))
     table = pa.table({"reward": pa.StructArray.from_arrays([times, times], ["begin", "begin"]), "mdp_id": times})
     with pytest.raises(DataError, match=rf"{words}time64\[us\] {microseconds} is not within"):
-        rows_of(written_table(tmp_path, table, name))
+        rows_of(written(tmp_path, table, name))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +166,6 @@ def test_other_formats_are_refused(tmp_path: Path, name: str, data: bytes, words
 
 
 FLAGS = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))
-CODES = pa.array([2.5, 1.5]).dictionary_encode()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +175,8 @@ CODES = pa.array([2.5, 1.5]).dictionary_encode()
         (FLAGS, pa.int8(), [1, 0]),
         (pa.array([date(2026, 1, 31), None]).dictionary_encode(), pa.date32(), [date(2026, 1, 31), None]),
         (pa.array([[1, 0], None], pa.list_(pa.int8(), 2)), pa.list_(pa.int8()), [[1, 0], None]),
-        (pa.StructArray.from_arrays([CODES, FLAGS], ["0", "1"]), pa.struct({"0": pa.float64(), "1": pa.int8()}),
+        (pa.StructArray.from_arrays([pa.array([2.5, 1.5]).dictionary_encode(), FLAGS], ["0", "1"]),
+         pa.struct({"0": pa.float64(), "1": pa.int8()}),
          [{"0": 2.5, "1": 1}, {"0": 1.5, "1": 0}]),
         (pa.array([[("0", 1)], []], pa.map_(pa.string_view(), pa.dictionary(pa.int8(), pa.int64()))),
          pa.map_(pa.large_string(), pa.int64()), [[("0", 1)], []]),
@@ -193,37 +184,39 @@ CODES = pa.array([2.5, 1.5]).dictionary_encode()
     ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )  # fmt: skip
 def test_columns_have_plain_types(tmp_path: Path, array: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
-    (block,) = blocks_of(written(tmp_path, data_of(pa.table({"x": array}), pa.ipc.new_file)))
-    assert block.table.column("x").type == kind
-    assert block.table.column("x").to_pylist() == values
+    (block,) = blocks_of(written(tmp_path, pa.table({"x": array})))
+    assert (block.table.column("x").type, block.table.column("x").to_pylist()) == (kind, values)
 
 
 def test_types_that_other_writers_choose(tmp_path: Path) -> None:
-    file = written(tmp_path, data_of(NESTED, pa.ipc.new_file))
-    copy = prepare_training_copy(str(file), actions=("left", "right"), directory=str(tmp_path / "copy"))
-    names = ("reward", "action", "time_diff", "mask", "next_mask")
-    expected = ([0, 1, 2, 3, 4, 5], [0, 1] * 3, [1, 1, 1, 2, 2, 2], [[1, 1]] * COUNT, [[1, 1]] * COUNT)
+    copy = prepare_training_copy(
+        str(written(tmp_path, NESTED)), actions=("left", "right"), directory=str(tmp_path / "copy")
+    )
     order = np.argsort(copy.origin_line)
-    assert [getattr(copy, name)[order].tolist() for name in names] == list(expected)
+    expected = {
+        "reward": [0, 1, 2, 3, 4, 5], "action": [0, 1] * 3, "time_diff": [1, 1, 1, 2, 2, 2], "mask": [[1, 1]] * COUNT,
+        "next_mask": [[1, 1]] * COUNT, "state": [[np.nan, number] for number in range(COUNT)],
+    }  # fmt: skip
+    np.testing.assert_equal({name: getattr(copy, name)[order].tolist() for name in expected}, expected)
     assert copy.state_ids == (0, 3)
-    np.testing.assert_array_equal(copy.state[order], [[np.nan, number] for number in range(COUNT)])
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
 def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) -> None:
     def claimed(array: pa.Array) -> Path:
-        table = pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)]))
-        return written_table(tmp_path, table, name)
+        return written(
+            tmp_path, pa.table([array], pa.schema([pa.field("reward", array.type, metadata=TEXT_METADATA)])), name
+        )
 
     assert rows_of(claimed(pa.array([1, 2]))) == [{"reward": 1}, {"reward": 2}]
     assert rows_of(claimed(pa.array(["1", None, '"a"']))) == [{"reward": "1"}, {"reward": None}, {"reward": '"a"'}]
     for text in ("{bad", "[" * 200 + "]" * 200, '{"a": 1, "a": 2}', '"\\ud800"'):
         (problem,) = problems_of(claimed(pa.array(["1", None, text])))
-        assert problem.where == f"{tmp_path}/{name}:3"
-        assert problem.expected == "JSON in reward, as the metadata of the column say"
+        assert str(problem).startswith(
+            f"{tmp_path}/{name}:3: expected JSON in reward, as the metadata of the column say"
+        )
 
 
 def test_a_buffer_may_end_with_a_part_of_a_value() -> None:
     array = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(np.arange(3, dtype=np.int32).tobytes()[:11])])
-    assert to_numpy(array).tolist() == [0, 1]
-    assert to_numpy(array[1:]).tolist() == [1]
+    assert (to_numpy(array).tolist(), to_numpy(array[1:]).tolist()) == ([0, 1], [1])

@@ -15,6 +15,7 @@ import pytest
 from oracles.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
 
 from reagent_lite.data.formats.files import list_input, local_path, not_read
+from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
 
 ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]
@@ -34,60 +35,53 @@ def test_packed_members_are_read_on_and_what_ends_early_is_refused(tmp_path: Pat
 
 
 def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
-    for name in ["b.json", "a.jsonl", "_success.json", ".hidden.json", "manifest.json", "shards.json", "notes.txt"]:
+    for name in ("b.json", "a.jsonl", "_success.json", ".hidden.json", "shards.json", "notes.txt"):
         (tmp_path / name).write_text(json.dumps({"name": name}) + "\n")
-    (tmp_path / "c.json").write_text("")
+    (tmp_path / "c.json").touch()
     (tmp_path / "deeper.json").mkdir()
-    assert [file.name for file in list_input(str(tmp_path), EXTENSIONS)] == ["a.jsonl", "b.json", "c.json"]
+    os.mkfifo(tmp_path / "manifest.json")  # nobody's manifest
+    assert [file.name for file in data_files(str(tmp_path))] == ["a.jsonl", "b.json", "c.json"]
     assert rows_of(tmp_path) == [{"name": "a.jsonl"}, {"name": "b.json"}]
 
 
-def test_home_and_file_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.json").write_bytes(TEXT)
-    assert rows_of("~/a.json") == ROWS
-    assert rows_of(f"file://{tmp_path}/a.json") == ROWS
+    fsspec.filesystem("memory").pipe("/readers/b.json.gz", gzip.compress(TEXT))
+    for path in ("~/a.json", f"file://{tmp_path}/a.json", "memory://readers/b.json.gz", "memory://readers"):
+        assert rows_of(path) == ROWS
     assert local_path("~/a.json") == str(tmp_path / "a.json")
 
 
-def test_memory_urls() -> None:
-    filesystem = fsspec.filesystem("memory")
-    filesystem.pipe("/readers/x/b.json.gz", gzip.compress(TEXT))
-    filesystem.pipe("/readers/x/a.json", TEXT)
-    assert rows_of("memory://readers/x/b.json.gz") == ROWS
-    assert rows_of("memory://readers/x") == ROWS + ROWS
-    with pytest.raises(DataError, match="nothing at this URL"):
-        rows_of("memory://readers/y.json")
-
-
 @pytest.mark.parametrize(
-    ("path", "got"),
-    [("http://h/a.json", "protocol 'http'"), ("simplecache::s3://b/a.json", "a URL chained with '::'")],
+    ("path", "words"),
+    [
+        ("http://h/a.json", "http://h/a.json: expected .*s3://.*, got protocol 'http'"),
+        ("simplecache::s3://b/a.json", "simplecache::s3://b/a.json: expected .*s3://.*, got a URL chained with '::'"),
+        ("memory://nowhere.json", "nothing at this URL"),
+        ("{folder}/b.json", "{folder}/b.json: .* Nearest there: {folder}/a.json"),
+        ("{folder}/zzz/a.json", "Nearest folder that exists: {folder}"),
+        ("{folder}/a.tsv", r"a\.tsv: .*got extension '\.tsv'"),
+        ("{folder}/ds=1", r"none among 2 entries: a.tsv, ds=2/\."),
+        ("{folder}/a\0.json", "embedded null byte"),
+    ],
 )
-def test_other_protocols_are_refused(path: str, got: str) -> None:
-    (problem,) = problems_of(path)
-    assert (problem.where, problem.got) == (path, got)
-    assert "s3://" in problem.expected
-
-
-def test_a_missing_file_names_its_nearest_sibling(tmp_path: Path) -> None:
-    (tmp_path / "training.json").write_bytes(TEXT)
-    (problem,) = problems_of(tmp_path / "trainin.json")
-    assert problem.where == str(tmp_path / "trainin.json")
-    assert problem.todo == f"Nearest there: {tmp_path / 'training.json'}"
-    with pytest.raises(DataError, match=f"Nearest folder that exists: {tmp_path}"):
-        rows_of(tmp_path / "zzz" / "a.json")
+def test_what_is_no_data_is_refused(tmp_path: Path, path: str, words: str) -> None:
+    (tmp_path / "ds=1/ds=2").mkdir(parents=True)
+    for name, data in (("a.json", TEXT), ("a.tsv", b"a\tb\n"), ("ds=1/a.tsv", b"")):
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=words.format(folder=tmp_path)):
+        rows_of(path.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize("mode", [0, 0o555])
 def test_data_that_this_user_may_not_read_is_refused(mode: int) -> None:
     root = os.geteuid() == 0
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)  # tmp_path lies below a folder of one user
         data = Path(folder, "data")
         data.mkdir()
-        (data / "log.jsonl").write_text("{}")
-        (data / "log.jsonl").chmod(0)
+        (data / "log.jsonl").touch(0)
         data.chmod(mode)
         os.seteuid(65534 if root else os.geteuid())
         try:
@@ -95,68 +89,52 @@ def test_data_that_this_user_may_not_read_is_refused(mode: int) -> None:
                 list_input(str(data), EXTENSIONS)[0].open()
         finally:
             os.seteuid(0 if root else os.geteuid())
-            data.chmod(0o755)
-
-
-def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("a\tb\n")
-    with pytest.raises(DataError, match=r"a\.tsv: .*got extension '\.tsv'"):
-        rows_of(tmp_path / "a.tsv")
-    (tmp_path / "ds=2").mkdir()
-    with pytest.raises(DataError, match=r"none among 2 entries: a.tsv, ds=2/\."):
-        rows_of(tmp_path)
-    with pytest.raises(NoRowsError, match="got an empty folder"):
-        rows_of(tmp_path / "ds=2")
 
 
 def test_what_lies_beside_data_unread_is_named(tmp_path: Path) -> None:
-    names = ["part-00001", "c.json.lz4", "d.tsv", "a.jsonl", "_SUCCESS", ".a.jsonl.crc", "manifest.json"]
-    for name in names:
-        (tmp_path / name).write_text("{}")
+    for name in ("part-00001", "c.json.lz4", "d.tsv", "a.jsonl", "_SUCCESS", ".a.jsonl.crc", "manifest.json"):
+        (tmp_path / name).touch()
     for name in ("ds=2", ".reagent-lite"):
         (tmp_path / name).mkdir()
-    (note,) = not_read(str(tmp_path), EXTENSIONS)
-    assert note == f"{tmp_path}: not read: 4 entries: c.json.lz4, d.tsv, ds=2/, part-00001"
-    assert not_read(str(tmp_path / "a.jsonl"), EXTENSIONS) == ()
-    filesystem = fsspec.filesystem("memory")
-    for name in ("a.jsonl", "d.tsv", "ds=2/b.jsonl"):
-        filesystem.pipe(f"/unread/{name}", TEXT)
-    assert not_read("memory://unread", EXTENSIONS) == ("memory://unread: not read: 2 entries: d.tsv, ds=2/",)
+    fsspec.filesystem("memory").pipe({f"/unread/{name}": TEXT for name in ("a.jsonl", "d.tsv", "ds=2/b.jsonl")})
+    for path, notes in (
+        (str(tmp_path), (f"{tmp_path}: not read: 4 entries: c.json.lz4, d.tsv, ds=2/, part-00001",)),
+        (str(tmp_path / "a.jsonl"), ()),
+        ("memory://unread", ("memory://unread: not read: 2 entries: d.tsv, ds=2/",)),
+    ):
+        assert not_read(path, EXTENSIONS) == notes
 
 
 @pytest.mark.parametrize(("kind", "got"), [
-    ("fifo", "a FIFO"), ("socket", "a socket"), ("device", "a device"), ("link", "a link to gone, which is not there"),
+    ("fifo", "a FIFO"), ("socket", "a socket"), ("/dev/zero", "a device"),
+    ("gone", "a link to gone, which is not there"),
 ])  # fmt: skip
 def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str) -> None:
     (tmp_path / "a.json").write_bytes(TEXT)
     odd = tmp_path / "b.json"
     with closing(socket.socket(socket.AF_UNIX)) as bound:
-        if kind == "fifo":
-            os.mkfifo(odd)
-        elif kind == "socket":
-            bound.bind(str(odd))
-        else:
-            odd.symlink_to("/dev/zero" if kind == "device" else "gone")
+        make = {"fifo": os.mkfifo, "socket": lambda path: bound.bind(str(path))}
+        make.get(kind, lambda path: path.symlink_to(kind))(odd)
         for path in (odd, tmp_path):
             assert [(problem.where, problem.got) for problem in problems_of(path)] == [(str(odd), got)]
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked/a.json").symlink_to(tmp_path / "a.json")
-    assert rows_of(tmp_path / "linked") == ROWS
 
 
-def test_names_that_no_manifest_can_hold(tmp_path: Path) -> None:
+def test_links_to_files_are_read_and_names_that_no_manifest_can_hold_are_refused(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json"))
     odd.write_bytes(TEXT)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/a.json").symlink_to(odd)
+    assert rows_of(tmp_path / "linked") == ROWS
     for path in (odd, tmp_path):
-        assert (
-            str(problems_of(path)[0])
-            == rf"{tmp_path}/\udcff.json: expected a name in UTF-8, got one that is not. Rename it"
-        )
-    assert problems_of(tmp_path / "a\0.json")[0].got == "embedded null byte"
+        assert [str(problem) for problem in problems_of(path)] == [
+            rf"{tmp_path}/\udcff.json: expected a name in UTF-8, got one that is not. Rename it"
+        ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
-def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(NoRowsError, match="got an empty folder"):
+        rows_of(tmp_path)
     file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")
     file.write_bytes(content)
     with pytest.raises(NoRowsError, match=r"a\.json.*: expected rows of data"):

@@ -84,10 +84,9 @@ def test_both_parsers_read_what_json_reads(rows: list[dict[str, Any]]) -> None:
 )
 def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str) -> None:
     small_blocks(monkeypatch, 400)
-    good = ['{"a": 1}'] * 200
-    file = tmp_path / "a.json"
-    file.write_bytes("\n".join([*good[:120], line, *good[120:], line, ""]).encode("latin-1"))
-    problem = problems_of(file)[0]
-    assert (problem.where, problem.expected) == (f"{file}:121", "one JSON object in the line")
+    good = ['{"a": 1}'] * 120
+    (tmp_path / "a.json").write_bytes("\n".join([*good, line, *good, line, ""]).encode("latin-1"))
+    problem = problems_of(tmp_path / "a.json")[0]
+    assert (problem.where, problem.expected) == (f"{tmp_path}/a.json:121", "one JSON object in the line")
     assert got in problem.got
     assert ("to_json(path, orient='records', lines=True)" in problem.todo) == (line[0] + line[-1] != "{}")

@@ -11,6 +11,7 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from oracles.event_files import write_frame
 from oracles.events import timeline_config
 
 from reagent_lite.config.convert import ConvertConfig
@@ -50,42 +51,40 @@ FRAME = pd.DataFrame(
 FRAME["next_allowed"] = [[1, 1], [0, 0], [0, 0]]
 
 
+AS_TEXT = {
+    "log.csv": FRAME.assign(next_allowed=FRAME["next_allowed"].map(str)),
+    "log.json": FRAME.assign(at=FRAME["at"].dt.strftime("%Y-%m-%dT%H:%M:%S")),
+}
+
+
 def written(folder: Path, name: str) -> str:
-    frame, kind = FRAME.copy(), name.rpartition(".")[2]
-    if kind == "csv":
-        frame["next_allowed"] = frame["next_allowed"].map(str)
-    if kind == "json":
-        frame["at"] = frame["at"].dt.strftime("%Y-%m-%dT%H:%M:%S")
-    options: dict[str, dict[str, Any]] = {"csv": {"index": False}, "json": {"orient": "records", "lines": True}}
-    getattr(frame, f"to_{kind}")(folder / name, **options.get(kind, {}))
-    return str(folder / name)
+    return str(write_frame(AS_TEXT.get(name, FRAME), folder / name))
 
 
 def copy_of(path: Any, folder: Path, columns: dict[str, Any]) -> TrainingCopy:
     return prepare_training_copy(path, actions=("left", "right"), directory=str(folder / "copies"), columns=columns)
 
 
+TEN = (20_454 * 86_400 + 36_000) * 10**6
+"""By hand: 2026-01-01 is day 20 454 since 1970."""
+
+
 @pytest.mark.parametrize("name", ["log.csv", "log.json", "log.parquet", "log.feather"])
 def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> None:
-    copy = copy_of(written(tmp_path, name), tmp_path, COLUMNS)
+    path = written(tmp_path, name)
+    copy = copy_of(path, tmp_path, COLUMNS)
     ids = [str(feature_id) for feature_id in copy.state_ids]
-    assert sorted(ids) == ["age", "age_after", "income"]
-    assert copy.state_ids == tuple(sorted(id_of(name) for name in ids))
+    assert copy.state_ids == tuple(sorted(map(id_of, ("age", "age_after", "income"))))
     order = np.argsort(copy.sequence)  # the episodes' times
-    state = {feature: copy.state[:3][order, column] for column, feature in enumerate(ids)}
-    np.testing.assert_array_equal(state["age"], np.float32([30, 31, np.nan]))
-    np.testing.assert_array_equal(state["income"], np.float32([1.5, 2.5, -1]))
-    np.testing.assert_array_equal(copy.reward[order], [0, 1, 2])
-    assert copy.action[order].tolist() == [0, 1, 0]
-    # by hand: 2026-01-01 is day 20 454 since 1970
-    ten = (20_454 * 86_400 + 36_000) * 10**6
-    assert copy.sequence[order].tolist() == [ten, ten + 30 * 10**6, (20_455 * 86_400) * 10**6]
-    summary = summarize_log(data_files(str(tmp_path / name), COLUMNS), NormParams())
+    rows = {name: getattr(copy, name)[order].tolist() for name in ("reward", "action", "sequence")}
+    rows |= {name: copy.state[order, ids.index(name)].tolist() for name in ("age", "income")}
+    np.testing.assert_equal(rows, {
+        "reward": [0, 1, 2], "action": [0, 1, 0], "age": [30, 31, np.nan], "income": [1.5, 2.5, -1],
+        "sequence": [TEN, TEN + 30 * 10**6, TEN + (86_400 - 36_000) * 10**6],
+    })  # fmt: skip
+    summary = summarize_log(data_files(path, COLUMNS), NormParams())
     assert summary.rows_by_position == 0
     assert set(summary.columns["state_features"].features) == {id_of("age"), id_of("income")}
-    again = copy_of(str(tmp_path / name), tmp_path, COLUMNS)
-    assert again.folder == copy.folder
-    assert [str(feature_id) for feature_id in again.state_ids] == ids
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.json"])
@@ -110,23 +109,24 @@ def test_a_column_that_is_not_there_is_named_with_the_nearest(
     assert not (tmp_path / "copies").exists() or not list((tmp_path / "copies").iterdir())
 
 
-def test_a_header_without_rows(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("r,age,last\n")
-    columns = {"reward": "r", "state_features": ["age"], "terminal": "last"}
-    with pytest.raises(NoRowsError):
-        copy_of(f"{tmp_path}/log.csv", tmp_path, columns)
-    (tmp_path / "more.csv").write_text('r,age,last,action\n1,2,TRUE,left 5"\n')
-    with pytest.raises(DataError, match=r"more\.csv:2: expected quotation marks"):
-        copy_of(f"{tmp_path}/more.csv", tmp_path, columns)
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [("", NoRowsError, "expected rows"), ('1,2,TRUE,left 5"\n', DataError, r"log\.csv:2: expected quotation marks")],
+)
+def test_a_header_without_rows_or_with_a_broken_one(
+    tmp_path: Path, text: str, kind: type[DataError], words: str
+) -> None:
+    (tmp_path / "log.csv").write_text("r,age,last,action\n" + text)
+    with pytest.raises(kind, match=words):
+        copy_of(f"{tmp_path}/log.csv", tmp_path, {"reward": "r", "state_features": ["age"], "terminal": "last"})
 
 
 def test_names_pass_through_timelines(tmp_path: Path) -> None:
-    events = str(tmp_path / "events.parquet")
-    FRAME.drop(columns=["age_after", "next_allowed"]).assign(last=[False, True, True]).to_parquet(events)
+    frame = FRAME.drop(columns=["age_after", "next_allowed"]).assign(last=[False, True, True])
     columns = {key: value for key, value in COLUMNS.items() if not key.startswith(("next", "possible"))}
-    columns["terminal"] = "last"
-    run_timeline(timeline_config(tmp_path, Path(events), {"columns": columns}))
-    copy = prepare_training_copy(f"{tmp_path}/train", actions=("left", "right"), directory=f"{tmp_path}/copies")
+    source = write_frame(frame, tmp_path / "events.parquet")
+    run_timeline(timeline_config(tmp_path, source, {"columns": columns | {"terminal": "last"}}))
+    copy = copy_of(f"{tmp_path}/train", tmp_path, {})
     assert {str(feature_id) for feature_id in copy.state_ids} == {"age", "income"}
     assert sorted(copy.reward.tolist()) == [0, 1, 2]
 
@@ -153,9 +153,14 @@ def test_names_that_no_log_can_have(columns: Any, message: str) -> None:
         read_log("a.csv", columns)
 
 
-def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that frames given in the place of a path are written to."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    frames = tmp_path / "reagent-lite/frames"
+    return tmp_path / "reagent-lite/frames"
+
+
+def test_a_frame_in_the_place_of_a_path(tmp_path: Path, frames: Path) -> None:
     for days, name in ((31, "unused"), (29, "used")):
         (frames / name).mkdir(parents=True)
         os.utime(frames / name, (0, time.time() - days * 86_400))
@@ -163,19 +168,22 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.Monk
         assert sorted(copy_of(log, tmp_path, COLUMNS).reward.tolist()) == [0, 1, 2]
     (file,) = frames.glob("*/*.arrow")
     assert {folder.name for folder in frames.iterdir()} == {"used", file.parent.name}
-    mixed = FRAME.assign(age=["old", 1, 2])
-    large = FRAME.assign(income=[10**30, 1, 2])
-    for other, got in (
-        (3, "Expected"),
-        (large, "Python int too large"),
-        (FRAME["age"], "Cannot import"),
-        (mixed, ".*; Conversion failed for column a"),
-    ):
-        words = f"data: expected a path, or a frame of pandas, polars or .*, got {type(other).__name__}: {got}"
-        with pytest.raises(DataError, match=words):
-            copy_of(other, tmp_path, COLUMNS)
-    with pytest.raises(DataError, match=r"a LazyFrame of polars.*collect\(\)"):
-        copy_of(polars.LazyFrame({"mdp_id": ["1"]}), tmp_path, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (3, "got int: Expected"),
+        (FRAME.assign(income=[10**30, 1, 2]), "got DataFrame: Python int too large"),
+        (FRAME["age"], "got Series: Cannot import"),
+        (FRAME.assign(age=["old", 1, 2]), "got DataFrame: .*; Conversion failed for column a"),
+        (polars.LazyFrame({"mdp_id": ["1"]}), r"got a LazyFrame of polars.*collect\(\)"),
+    ],
+    ids=range(5),
+)
+def test_what_is_no_frame_is_refused(tmp_path: Path, frames: Path, log: Any, words: str) -> None:
+    with pytest.raises(DataError, match=f"data: expected .*{words}"):
+        copy_of(log, tmp_path, COLUMNS)
 
 
 LEFT, RIGHT = {"7": 1.0, "size": 2.0}, {"7": 0.5, "size": None}
@@ -194,19 +202,12 @@ CANDIDATES = pa.Table.from_pylist([
     ids=["named", "candidates"],
 )  # fmt: skip
 def test_frames_of_pandas_polars_and_arrow_make_equal_copies(
-    log: pa.Table,
-    actions: tuple[str, ...] | None,
-    columns: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    log: pa.Table, actions: tuple[str, ...] | None, columns: dict[str, Any], tmp_path: Path, frames: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    copies, tables = [], []
+    made = []
     for number, frame in enumerate((log, log.to_pandas(), polars.from_arrow(log))):
         folder = tmp_path / f"{number}"
         prepare_training_copy(path_of(frame), actions=actions, directory=str(folder), columns=columns)
-        copies.append({file.name: file.read_bytes() for file in folder.rglob("*.npy")})
-        tables.append(read_log(frame, columns))
-    assert len(copies[0]) > 10
-    assert copies[1] == copies[2] == copies[0]
-    assert tables[1] == tables[2] == tables[0]
+        made.append(({file.name: file.read_bytes() for file in folder.rglob("*.npy")}, read_log(frame, columns)))
+    assert len(made[0][0]) > 10
+    assert made[1] == made[2] == made[0]

@@ -2,18 +2,19 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions, write_items
+from oracles.event_files import write_events, write_frame
+from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions
 from oracles.logs import write_lines
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.agreement import content_of
-from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
@@ -28,44 +29,32 @@ Row = dict[str, Any]
 PRICE = FeatureId("price")
 
 
-def items_in(folder: Path, *others: Row) -> ItemTable:
-    return read_items(str(write_items(folder, *others)), "item_id")
+def items_of(folder: Path, rows: Sequence[Row]) -> ItemTable:
+    return read_items(str(write_lines(folder / "items.jsonl", rows)), "item_id")
 
 
 def copied(folder: Path, log: Path, items: ItemTable | None) -> TrainingCopy:
     return prepare_training_copy(str(log), actions=None, directory=str(folder), items=items)
 
 
-def test_a_table_has_ids_in_its_order_and_features_ascending(tmp_path: Path) -> None:
-    items = items_in(tmp_path)
-    assert items.ids == NAMES == ("tea", "milk", "bread", "12", "jam")
-    assert items.feature_ids == (7, PRICE)
-    assert items.values.tolist() == np.float32([[0.25, 2], [0.1, 1], [-0.5, 3.5], [1.5, 0.5], [0.75, 4]]).tolist()
+def test_a_table_has_ids_in_its_order_and_features_ascending_and_comes_back_from_json(tmp_path: Path) -> None:
+    items = items_of(tmp_path, ITEMS)
+    for table in (items, ItemTable.of_json(items.json())):
+        assert (table.ids, table.feature_ids, table.sha256) == (NAMES, (7, PRICE), items.sha256)
+        assert table.values.tolist() == np.float32([[0.25, 2], [0.1, 1], [-0.5, 3.5], [1.5, 0.5], [0.75, 4]]).tolist()
+    assert NAMES == ("tea", "milk", "bread", "12", "jam")
     assert items.rows(["jam", 12, "12", "beer", None]).tolist() == [4, 3, 3, -1, -1]
+    assert json.loads(items.json())["feature_ids"] == [7, "price"]
+    assert items_of(tmp_path / "other", [*ITEMS, {"item_id": "beer", "price": 1.5, "7": 0.0}]).sha256 != items.sha256
 
 
 @pytest.mark.parametrize("extension", ["csv", "parquet", "feather", "jsonl"])
 def test_every_format_gives_the_same_table(extension: str, tmp_path: Path) -> None:
     frame = pd.DataFrame(ITEMS)[["7", "item_id", "price"]].astype({"item_id": str}).rename(columns={"item_id": "sku"})
-    file = tmp_path / f"items.{extension}"
     if extension == "csv":
-        frame.to_csv(file)  # with the row labels of pandas, which are no feature
-    elif extension == "jsonl":
-        frame.to_json(file, orient="records", lines=True)
-    else:
-        getattr(frame, f"to_{extension}")(file)
-    read = read_items(str(file), "sku")
-    assert (read.ids, read.feature_ids, read.sha256) == (NAMES, (7, PRICE), items_in(tmp_path).sha256)
-
-
-def test_the_hash_is_that_of_the_content(tmp_path: Path) -> None:
-    items = items_in(tmp_path)
-    back = ItemTable.of_json(items.json())
-    assert (back.ids, back.feature_ids, back.sha256) == (items.ids, items.feature_ids, items.sha256)
-    assert back.values.tobytes() == items.values.tobytes()
-    assert json.loads(items.json())["feature_ids"] == [7, "price"]
-    other = items_in(tmp_path / "other", {"item_id": "beer", "price": 1.5, "7": 0.0})
-    assert other.sha256 != items.sha256
+        frame.insert(0, "", range(5))  # the row labels of pandas, which are no feature
+    read = read_items(str(write_frame(frame, tmp_path / f"items.{extension}")), "sku")
+    assert (read.ids, read.feature_ids, read.sha256) == (NAMES, (7, PRICE), items_of(tmp_path, ITEMS).sha256)
 
 
 REFUSED: list[tuple[list[Row], str]] = [
@@ -87,60 +76,47 @@ REFUSED: list[tuple[list[Row], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("others", "words"), REFUSED)
-def test_bad_items_are_refused_with_their_line(others: list[Row], words: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
-        items_in(tmp_path, *others)
-    assert words.format(folder=tmp_path) in str(error.value)
+TABLES = [
+    ("item_id,price\n", "expected an item table with a row for each item, got none in 1 file"),
+    ("item_id\na\nb\n", "expected columns of features beside 'item_id', got none"),
+    ("sku,price\na,1\n", "expected a column 'item_id' with the ids of the items, got columns price, sku"),
+    ("item_id,color\na,red\nb,blue\nc,7\n", "items.csv:4: expected a text for 'color' in the item table"),
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("item_id,price\n", "expected an item table with a row for each item, got none in 1 file"),
-        ("item_id\na\nb\n", "expected columns of features beside 'item_id', got none"),
-        ("sku,price\na,1\n", "expected a column 'item_id' with the ids of the items, got columns price, sku"),
-        ("item_id,color\na,red\nb,blue\nc,7\n", "items.csv:4: expected a text for 'color' in the item table"),
-    ],
-)
-def test_tables_without_items_ids_or_features_are_refused(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "items.csv").write_text(text)
-    with pytest.raises(DataError) as error:
-        read_items(str(tmp_path / "items.csv"), "item_id")
-    assert words in str(error.value)
+    ("name", "text", "words"),
+    [*(("items.jsonl", "".join(json.dumps(item) + "\n" for item in (*ITEMS, *others)), words)
+       for others, words in REFUSED),
+     *(("items.csv", text, words) for text, words in TABLES)],
+)  # fmt: skip
+def test_bad_tables_are_refused_with_their_line(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=re.escape(words.format(folder=tmp_path))):
+        read_items(str(tmp_path / name), "item_id")
 
 
 def test_texts_of_items_are_categories(tmp_path: Path) -> None:
-    kinds = ("hot", "cold", "food", "food", "food")
-    rows = [{**item, "kind": kind} for item, kind in zip(ITEMS, kinds, strict=True)]
-    items = read_items(str(write_lines(tmp_path / "items.jsonl", rows)), "item_id")
-    assert [sorted(of_code.values()) for of_code in items.texts.values()] == [["cold", "food", "hot"]]
+    rows = [{**item, "kind": kind} for item, kind in zip(ITEMS, ("hot", "cold", "food", "food", "food"), strict=True)]
+    items = items_of(tmp_path, rows)
     copy = copied(tmp_path, write_lines(tmp_path / "log.jsonl", events()), items)
-    assert [sorted(counts) for counts in copy.levels["action"].values()] == [["cold", "food", "hot"]]
+    for texts in (*(of_code.values() for of_code in items.texts.values()), *copy.levels["action"].values()):
+        assert sorted(texts) == ["cold", "food", "hot"]
 
 
-@pytest.mark.parametrize("made", [events, lambda: transitions(events())], ids=["events", "transitions"])
-@pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv"])
-def test_ids_and_repeated_features_are_the_same_rows(made: Any, extension: str, tmp_path: Path) -> None:
-    rows = made()
-    whole = transitions(repeated(events())) if "next_action" in rows[0] else repeated(rows)
-    if extension == "parquet":
-        rows = json.loads(re.sub(r"\b12\b(?=[,\]])", '"12"', json.dumps(rows)))  # a column has one type
-    logs = {}
-    for name, log in (("ids", rows), ("features", whole)):
-        if extension == "jsonl":
-            logs[name] = write_lines(tmp_path / f"{name}.jsonl", log)
-        elif extension == "csv":
-            logs[name] = as_csv(tmp_path, log, f"{name}.csv")
-        else:
-            logs[name] = tmp_path / f"{name}.parquet"
-            pd.DataFrame(log).to_parquet(logs[name])
-    items = items_in(tmp_path)
-    by_id = copied(tmp_path / "a", logs["ids"], items)
-    by_features = copied(tmp_path / "b", logs["features"], None)
+@pytest.mark.parametrize("made", [list, transitions], ids=["events", "transitions"])
+@pytest.mark.parametrize("form", ["jsonl", "struct.parquet", "csv"])
+def test_ids_and_repeated_features_are_the_same_rows(made: Any, form: str, tmp_path: Path) -> None:
+    rows = json.dumps(made(events()))
+    ids = re.sub(r"\b12\b(?=[,\]])", '"12"', rows) if "parquet" in form else rows  # a column of Parquet has one type
+    by_id, by_features = (
+        copied(tmp_path, write_events(logged, tmp_path / name, form), items)
+        for name, logged, items in (
+            ("ids", json.loads(ids), items_of(tmp_path, ITEMS)), ("features", made(repeated(events())), None),
+        )
+    )  # fmt: skip
     assert by_id.action_ids == by_features.action_ids == (7, PRICE)
-    assert len(by_id) == len(rows)
-    assert content_of(by_id) == content_of(by_features)
+    assert (len(by_id), content_of(by_id)) == (len(events()), content_of(by_features))
 
 
 def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
@@ -149,60 +125,51 @@ def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
     rows[5] = {**rows[5], "possible_actions": [*rows[5]["possible_actions"], "rum"]}
     log = write_lines(tmp_path / "log.jsonl", rows)
     with pytest.raises(DataError) as error:
-        copied(tmp_path, log, items_in(tmp_path))
-    assert [problem.fault for problem in error.value.problems[:2]] == [
-        f'{log}:4: expected an id of the 5 items in the item table, in action, got "beer"',
-        f'{log}:6: expected an id of the 5 items in the item table, in possible_actions, got "rum"',
+        copied(tmp_path, log, items_of(tmp_path, ITEMS))
+    expected = "expected an id of the 5 items in the item table, in"
+    assert [str(problem) for problem in error.value.problems[:2]] == [
+        f'{log}:4: {expected} action, got "beer". Add the item to the table',
+        f'{log}:6: {expected} possible_actions, got "rum". Add the item to the table',
     ]
-    assert error.value.problems[0].todo == "Add the item to the table"
-
-
-def test_ids_without_a_table_say_what_is_missing(tmp_path: Path) -> None:
-    log = write_lines(tmp_path / "log.jsonl", events())
     with pytest.raises(DataError, match=r"the item table, data\.items"):
         copied(tmp_path, log, None)
 
 
 def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
-    numbers = [{**item, "item_id": number} for number, item in enumerate(ITEMS)]
-    items = read_items(str(write_lines(tmp_path / "items.jsonl", numbers)), "item_id")
-
-    def numbered(value: Any) -> Any:
-        if isinstance(value, list):
-            return [numbered(item) for item in value]
-        return None if value is None else NAMES.index(str(value))
-
-    named = ("action", "next_action", "possible_actions", "possible_next_actions")
-    rows = [{**row, **{name: numbered(row[name]) for name in named}} for row in transitions(events())]
+    items = items_of(tmp_path, [{**item, "item_id": number} for number, item in enumerate(ITEMS)])
+    number_of = {name: number for number, name in enumerate(NAMES)} | {12: 3, None: None}
+    rows = [
+        {**row, **{name: number_of[row[name]] for name in ("action", "next_action")},
+         **{name: [number_of[item] for item in row[name]] for name in ("possible_actions", "possible_next_actions")}}
+        for row in transitions(events())
+    ]  # fmt: skip
     log = as_csv(tmp_path, rows)
     assert ",3.0," in log.read_text()
-    by_id = copied(tmp_path / "a", log, items)
-    by_features = copied(tmp_path / "b", as_csv(tmp_path, transitions(repeated(events())), "features.csv"), None)
-    np.testing.assert_array_equal(by_id.next_action, by_features.next_action)
+    features = write_lines(tmp_path / "features.jsonl", transitions(repeated(events())))
+    assert content_of(copied(tmp_path, log, items)) == content_of(copied(tmp_path, features, None))
 
 
 def test_another_table_makes_another_copy(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", events())
-    items = items_in(tmp_path)
-    first = copied(tmp_path / "copy", log, items)
-    manifest = CopyManifest.read(str(first.folder))
-    assert manifest is not None
-    assert manifest.settings["items"] == items.sha256
-    assert copied(tmp_path / "copy", log, items_in(tmp_path)).folder == first.folder
-    cheaper = tuple({**item, "price": item["price"] / 2} for item in ITEMS)
-    newer = read_items(str(write_lines(tmp_path / "newer.jsonl", cheaper)), "item_id")
-    second = copied(tmp_path / "copy", log, newer)
+    first = copied(tmp_path / "copy", log, items_of(tmp_path, ITEMS))
+    assert copied(tmp_path / "copy", log, items_of(tmp_path, ITEMS)).folder == first.folder
+    cheaper = items_of(tmp_path, [{**item, "price": item["price"] / 2} for item in ITEMS])
+    second = copied(tmp_path / "copy", log, cheaper)
     assert second.folder != first.folder
     assert second.candidates[:, 1].tolist() == (first.candidates[:, 1] / 2).tolist()
 
 
 def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path) -> None:
-    items = items_in(tmp_path)
-    settings = NormParams(cols_to_norm=("state_features", "action"))
-    ids = write_lines(tmp_path / "ids.jsonl", events())
-    features = write_lines(tmp_path / "features.jsonl", repeated(events()))
-    by_id = summarize_log(data_files(str(ids), None, items), settings)
-    by_features = summarize_log(data_files(str(features)), settings)
+    by_id, by_features = (
+        summarize_log(
+            data_files(str(write_lines(tmp_path / name, rows)), None, items),
+            NormParams(cols_to_norm=("state_features", "action")),
+        )
+        for name, rows, items in (
+            ("a.jsonl", events(), items_of(tmp_path, ITEMS)),
+            ("b.jsonl", repeated(events()), None),
+        )
+    )
     assert by_id.parametric
     assert str(by_id.columns) == str(by_features.columns)
 
@@ -210,11 +177,10 @@ def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path)
 @pytest.mark.parametrize("extension", ["parquet", "feather"])
 def test_blocks_are_small_where_ids_stand_for_many_features(extension: str, tmp_path: Path) -> None:
     items = ItemTable(ids=("a",), feature_ids=tuple(range(1000)), values=np.ones((1, 1000), np.float32))
-    file = tmp_path / f"log.{extension}"
     frame = pd.DataFrame({"action": ["a"] * 600, "possible_actions": [["a"] * 10] * 600, "reward": [1.0] * 600})
-    getattr(frame, f"to_{extension}")(file)
-    (given,) = data_files(str(file), None, items)
-    rows = list(read_blocks((given,), lambda block: block.table.num_rows))
-    assert sum(rows) == 600
+    log = str(write_frame(frame, tmp_path / f"log.{extension}"))
+    rows, without_items = (
+        list(read_blocks(data_files(log, None, table), lambda block: block.table.num_rows)) for table in (items, None)
+    )
+    assert (sum(rows), without_items) == (600, [600])
     assert max(rows) * 10 * 1000 <= BLOCK_VALUES
-    assert list(read_blocks(data_files(str(file)), lambda block: block.table.num_rows)) == [600]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -15,13 +14,11 @@ import pytest
 from oracles.event_files import data_of, small_blocks, write_events
 from oracles.events import make
 from oracles.logs import write_lines
+from pyarrow.feather import write_feather
 
-from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.tables import read_log
-from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.feature_ids import id_of
 
 Row = dict[str, Any]
 Actions = tuple[str, ...] | None
@@ -36,41 +33,33 @@ GOOD: Row = {
     "next_action": "right",
     "metrics": {"x": 1.0},
 }
-TEXTS = ("mdp_id", "action", "next_action")
 MAPS = {name: pa.map_(pa.string(), pa.float64()) for name in ("state_features", "next_state_features", "metrics")}
 BEFORE, AFTER = 2, 40
 """Good rows around the faulty one: parsers that learn have learnt, and the block goes on behind it."""
 JSON, CSV = ("log.json",), ("log.csv",)
+TABLES = ("log.parquet", "log.arrow")
 
 
 def write_text(file: Path, column: str, text: bytes) -> int:
     """Writes a log whose row BEFORE + 1 is faulty, its text as given; returns the line of that row."""
-    if file.suffix == ".json":
-        line = json.dumps(GOOD).encode()
-        bad = json.dumps({**GOOD, column: "@"}).encode().replace(b'"@"', text)
-        file.write_bytes(b"\n".join([line] * BEFORE + [bad] + [line] * AFTER) + b"\n")
-        return BEFORE + 1
-    good = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in GOOD.items()}
-    cell = (text.strip(b'"') if column in TEXTS else text).decode("utf-8", "surrogateescape")
-    with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-        rows = [good] * BEFORE + [{**good, column: cell}] + [good] * AFTER
-        csv.writer(stream, lineterminator="\n").writerows([list(good), *(row.values() for row in rows)])
-    return BEFORE + 2
+    data = data_of([GOOD] * BEFORE + [{**GOOD, column: "@"}] + [GOOD] * AFTER, file.suffix[1:])
+    cell = (text.strip(b'"') if column in ("mdp_id", "action", "next_action") else text).replace(b'"', b'""')
+    file.write_bytes(data.replace(b'"@"', text) if file.suffix == ".json" else data.replace(b"@", b'"%s"' % cell))
+    return BEFORE + 1 + (file.suffix == ".csv")
 
 
-def write_table(file: Path, *columns: tuple[str, pa.Array]) -> None:
+OWN = pa.table({
+    name: pa.array([list(value.items()) if name in MAPS else value] * 2, MAPS.get(name)) for name, value in GOOD.items()
+})  # fmt: skip
+
+
+def write_table(file: Path, *columns: tuple[str, pa.Array]) -> Path:
     """Writes two good rows, with other columns in the place of theirs or beside them."""
-    own = {
-        name: pa.array([list(value.items()) if name in MAPS else value] * 2, MAPS.get(name))
-        for name, value in GOOD.items()
-    }
-    kept = [(name, array) for name, array in own.items() if name not in dict(columns)]
-    names, arrays = zip(*kept, *columns, strict=True)
-    if file.suffix == ".parquet":
-        pq.write_table(pa.table(list(arrays), names), file)
-    else:
-        with pa.ipc.new_file(file, pa.table(list(arrays), names).schema) as writer:
-            writer.write_table(pa.table(list(arrays), names))
+    table = OWN.select([name for name in OWN.column_names if name not in dict(columns)])
+    for column in columns:
+        table = table.append_column(*column)
+    (pq.write_table if file.suffix == ".parquet" else write_feather)(table, file)
+    return file
 
 
 def texts(array: pa.Array) -> pa.Array:
@@ -95,14 +84,14 @@ DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
 AN_ID = "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'"
 NO_MAP = "an object {id: number} in "
 """Cells of CSV that are not JSON stay text."""
-TOO_DEEP, TWICE = "more than 100 nested objects and lists", "the key '0' twice in one object"
+TOO_DEEP = "more than 100 nested objects and lists"
 FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
     ("state_features", DEEP, JSON, TOO_DEEP),
     ("state_features", DEEP, CSV, NO_MAP),
     ("action", b"[" * 101 + b"]" * 101, JSON, TOO_DEEP),
     ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", JSON, TOO_DEEP),
     ("reward", b'1.0, "reward": 2.0', JSON, "the key 'reward' twice"),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, TWICE),
+    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, "the key '0' twice in one object"),
     ("state_features", b'{"0": 1.0, "0": 2.0}', CSV, NO_MAP),
     ("mdp_id", b'"\xff"', JSON + CSV, "UTF"),
     ("metrics", b'{"\xff": 1.0}', JSON + CSV, "UTF"),
@@ -133,9 +122,8 @@ FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
 )
 def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, words: str) -> None:
     line = write_text(tmp_path / name, column, text)
-    problem = problems_of(tmp_path / name)[0]
-    assert problem.where == f"{tmp_path / name}:{line}"
-    assert words.lower() in f"{problem.expected}, got {problem.got}".lower()
+    words = f"{tmp_path / name}:{line}: expected .*{re.escape(words)}"
+    assert re.match(words, str(problems_of(tmp_path / name)[0]), re.IGNORECASE)
 
 
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\x00", b"[]\x00"], ids=repr)
@@ -152,10 +140,7 @@ def test_a_column_twice_is_refused(tmp_path: Path, name: str, column: str) -> No
         (tmp_path / name).write_text(f"reward,{column},{column}\n1,1,1\n")
     else:
         write_table(tmp_path / name, *[(column, pa.array([1.0, 1.0]))] * 2)
-    problem = problems_of(tmp_path / name)[0]
-    assert problem.where.startswith(str(tmp_path / name))
-    assert "once" in problem.expected
-    assert f"'{column}'" in problem.got
+    assert re.match(f"{tmp_path}/{name}.*: expected .*once.*, got .*'{column}'", str(problems_of(tmp_path / name)[0]))
 
 
 GOOD_PARAMETRIC: Row = {
@@ -241,27 +226,21 @@ def test_faults_of_transitions(
     if by_line:  # a block per line: the faulty row is alone with its types
         small_blocks(monkeypatch, 16)
     file, good = tmp_path / "log.json", GOOD_PARAMETRIC if parametric else GOOD
-    write_lines(file, [good, good, {**good, **changes}, good])
-    (problem,) = problems_of(file, None if parametric else ACTIONS)
+    (problem,) = problems_of(
+        write_lines(file, [good, good, {**good, **changes}, good]), None if parametric else ACTIONS
+    )
     assert problem.where == f"{file}:3"
-    if not by_line:
-        assert expected in problem.expected
-        assert got in problem.got
-    if expected.startswith("next_state_features"):  # an event whose episode is not named looks like this
-        assert "events: rows with mdp_id and sequence_number" in problem.todo
+    assert by_line or (expected in problem.expected and got in problem.got)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "map.parquet"])
 def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> None:
-    four, five = {"4": 1.0}, {"5": 1.0}
-    rows = [
-        {**GOOD_PARAMETRIC, "action": four, "possible_actions": [four]},
-        {**GOOD_PARAMETRIC, "action": five, "possible_actions": [four]},
-    ]
+    four = {"action": {"4": 1.0}, "possible_actions": [{"4": 1.0}]}
+    rows = [GOOD_PARAMETRIC | four, GOOD_PARAMETRIC | four | {"action": {"5": 1.0}}]
     assert [problem.got for problem in problems_of(write_events(rows, tmp_path / "log", form), None)] == ['{"5": 1.0}']
 
 
-LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
+@pytest.mark.parametrize(("rows", "actions", "line", "expected", "todo"), [
     ([GOOD_PARAMETRIC], ACTIONS, ":1", "one of the actions", "Maps are actions of workflows.parametric_dqn"),
     ([GOOD], None, ":1", "", "Names and indices are actions of workflows.dqn"),
     *(
@@ -271,43 +250,40 @@ LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
     ),
     ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "mdp_id": "a"}], ACTIONS, "",
      "one of the columns terminal, possible_next_actions, next_action", "If each row is a decision of its own"),
+    # an event whose episode is not named looks like this
+    ([GOOD, {**GOOD, "next_state_features": None}], ACTIONS, ":2", "next_state_features in a row that is not terminal",
+     ".*events: rows with mdp_id and sequence_number"),
     ([GOOD, {**GOOD, "sequence_number": None}], ACTIONS, ":2", "a sequence_number, as other rows have one", ""),
     ([{**GOOD, "action": 3, "next_action": action} for action in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
-]  # fmt: skip
-"""Rows, names of actions, and the line, the words and the advice of the fault of a log."""
-
-
-@pytest.mark.parametrize(("rows", "actions", "line", "expected", "todo"), LACKING)
+])  # fmt: skip
 def test_what_a_log_lacks(
     tmp_path: Path, rows: list[Row], actions: Actions, line: str, expected: str, todo: str
 ) -> None:
     problem = problems_of(write_lines(tmp_path / "log.json", rows), actions)[0]
-    assert problem.where == f"{tmp_path}/log.json{line}"
-    assert problem.expected.startswith(expected)
-    assert problem.todo.startswith(todo)
+    assert (problem.where, problem.expected[: len(expected)]) == (f"{tmp_path}/log.json{line}", expected)
+    assert re.match(todo, problem.todo)
 
 
 def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_blocks(monkeypatch, 1500)
-    for name in ("a.json", "b.json"):
-        rows = [{**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)]
-        write_lines(tmp_path / name, [*rows[:3], {**GOOD, "reward": None}, *rows[4:]] if name == "a.json" else rows[:2])
+    rows = [{**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)]
+    write_lines(tmp_path / "a.json", [*rows[:3], {**GOOD, "reward": None}, *rows[4:]])
+    write_lines(tmp_path / "b.json", rows[:2])
     assert problems_of(tmp_path) == (
         Problem(f"{tmp_path}/a.json:2", "a propensity above 0 and at most 1",
                 "2.0; 29 more rows like it: 6 (2.0), 8 (2.0) and others"),
         Problem(f"{tmp_path}/a.json:4", "a finite number in reward", "null"),
     )  # fmt: skip
-    (tmp_path / "a.json").unlink()
-    write_lines(tmp_path / "c.json", rows[:2])
-    assert [problem.got for problem in problems_of(tmp_path)] == [f"2.0; 1 more row like it: {tmp_path}/c.json:2 (2.0)"]
+    write_lines(tmp_path / "a.json", rows[:2])
+    assert [problem.got for problem in problems_of(tmp_path)] == [f"2.0; 1 more row like it: {tmp_path}/b.json:2 (2.0)"]
 
 
-@pytest.mark.parametrize("suffix", ["csv", "json"])
-def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"log.{suffix}"
-    file.write_text("reward,action\n" + "1\n" * 30 if suffix == "csv" else "[1]\n" * 30)
-    (problem,) = problems_of(file)
-    assert "; at least 19 more rows like it: " in problem.got
+@pytest.mark.parametrize(
+    ("name", "text"), [("log.csv", "reward,action\n" + "1\n" * 30), ("log.json", "[1]\n" * 30)], ids=["csv", "json"]
+)
+def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert ["; at least 19 more rows like it: " in problem.got for problem in problems_of(tmp_path / name)] == [True]
 
 
 def pairs(kind: pa.DataType, *keys: Any) -> pa.Array:
@@ -332,88 +308,88 @@ def by_key(kind: pa.DataType, *keys: Any) -> pa.Array:
     ],
     ids=lambda value: str(getattr(value, "type", "")),
 )
-@pytest.mark.parametrize("file", ["log.parquet", "log.arrow"])
+@pytest.mark.parametrize("file", TABLES)
 def test_keys_of_maps(tmp_path: Path, file: str, array: pa.Array, ids: list[str | int]) -> None:
     write_table(tmp_path / file, ("state_features", array))
     copy = prepare_training_copy(str(tmp_path / file), actions=ACTIONS)
-    kept = [number for number, feature_id in enumerate(copy.state_ids) if feature_id in (*ids, *map(id_of, ids))]
-    assert sorted(map(str, (copy.state_ids[number] for number in kept))) == sorted(map(str, ids))
-    assert np.nanmax(np.array(copy.state)[:2, kept], axis=1).tolist() == [1.5, 1.5]
+    names = list(map(str, copy.state_ids))
+    assert set(names) == {"0", *map(str, ids)}  # 0 is of the next states
+    assert np.nanmax(copy.state[:2, [names.index(str(feature)) for feature in ids]], axis=1).tolist() == [1.5, 1.5]
 
 
-TABLES = ("log.parquet", "log.arrow")
-TWICE_A_FIELD = pa.StructArray.from_arrays(
-    [pa.array([None, 1.0]), pa.array([None, 2.0])], ["0", "0"], mask=pa.array([True, False])
-)
 NO_TIMES = ("reward", "mdp_id", "metrics", "possible_actions", "terminal")
-TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
-    ("state_features", maps((b"0", 1.0), (b"0", 2.0)), "each id once", ""),
-    ("metrics", maps((b"x", 1.0), (b"x", None)), "each id once", ""),
-    ("state_features", maps((b"0", 1e39)), "finite numbers in state_features", "inf"),
-    ("state_features", maps((b"%d" % 10**18, 1.0)), *AN_ID.split(", got ")),
-    ("state_features", pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())), "finite", "inf"),
-    ("state_features", pa.array([None, ["y"]]), "an object {id: number} in state_features", '["y"]'),
-    ("metrics", maps((b"x", float("nan"))), "metrics", "NaN"),
-    ("sequence_number", pa.array([1, 2**62]), "an integer within ±2^62", ""),
-    ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
-    ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
-    ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
-    ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
-    ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
-    ("state_features", by_key(pa.binary(), b"0", b"\xff"), "keys in UTF-8", "\\xff"),
-    ("metrics", pairs(pa.string(), "0", None), "keys in UTF-8, none of them null, in metrics", "null"),
-    (
-        "metrics",
-        pa.array([None, [(True, 1.5)]], pa.map_(pa.bool_(), pa.float64())),
-        "an object {id: number} in metrics",
-        '"True"',
-    ),
-    (
-        "metrics",
-        pa.array([None, [(2.5, 1.5)]], pa.map_(pa.float64(), pa.float64())),
-        "an object {id: number} in metrics",
-        '"2.5"',
-    ),
-    ("state_features", TWICE_A_FIELD, "each id once in state_features", "'0' twice"),
-    *((name, pa.array([None, 10**15], pa.timestamp("s")), f"in {name}", "value out of range") for name in NO_TIMES),
-    *((name, pa.array([None, 10**15], pa.duration("s")), f"in {name}", "1" + "0" * 15) for name in NO_TIMES),
-]
 
 
 @pytest.mark.parametrize("file", TABLES)
-@pytest.mark.parametrize(("name", "array", "expected", "got"), TABLE_FAULTS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("name", "array", "expected", "got"),
+    [
+        ("state_features", maps((b"0", 1.0), (b"0", 2.0)), "each id once", ""),
+        ("metrics", maps((b"x", 1.0), (b"x", None)), "each id once", ""),
+        ("state_features", maps((b"0", 1e39)), "finite numbers in state_features", "inf"),
+        ("state_features", maps((b"%d" % 10**18, 1.0)), *AN_ID.split(", got ")),
+        (
+            "state_features",
+            pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())),
+            "finite",
+            "inf",
+        ),
+        ("state_features", pa.array([None, ["y"]]), "an object {id: number} in state_features", '["y"]'),
+        ("metrics", maps((b"x", float("nan"))), "metrics", "NaN"),
+        ("sequence_number", pa.array([1, 2**62]), "an integer within ±2^62", ""),
+        ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
+        ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
+        ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
+        ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
+        ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
+        ("state_features", by_key(pa.binary(), b"0", b"\xff"), "keys in UTF-8", "\\xff"),
+        ("metrics", pairs(pa.string(), "0", None), "keys in UTF-8, none of them null, in metrics", "null"),
+        (
+            "metrics",
+            pa.array([None, [(True, 1.5)]], pa.map_(pa.bool_(), pa.float64())),
+            "an object {id: number} in metrics",
+            '"True"',
+        ),
+        (
+            "metrics",
+            pa.array([None, [(2.5, 1.5)]], pa.map_(pa.float64(), pa.float64())),
+            "an object {id: number} in metrics",
+            '"2.5"',
+        ),
+        (
+            "state_features",
+            pa.StructArray.from_arrays(
+                [pa.array([None, 1.0]), pa.array([None, 2.0])], ["0", "0"], mask=pa.array([True, False])
+            ),
+            "each id once in state_features",
+            "'0' twice",
+        ),
+        *((name, pa.array([None, 10**15], pa.timestamp("s")), f"in {name}", "value out of range") for name in NO_TIMES),
+        *((name, pa.array([None, 10**15], pa.duration("s")), f"in {name}", "1" + "0" * 15) for name in NO_TIMES),
+    ],
+    ids=lambda value: str(value)[:30],
+)
 def test_faults_of_rows_of_tables(
     tmp_path: Path, file: str, name: str, array: pa.Array, expected: str, got: str
 ) -> None:
-    write_table(tmp_path / file, (name, array))
-    problem = next(problem for problem in problems_of(tmp_path / file) if problem.where == f"{tmp_path / file}:2")
-    assert expected in problem.expected
-    assert got in problem.got
+    assert re.search(
+        f"{tmp_path / file}:2: expected .*{re.escape(expected)}.*, got .*{re.escape(got)}",
+        "\n".join(map(str, problems_of(write_table(tmp_path / file, (name, array))))),
+    )
 
 
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [("mdp_id", texts(pa.array([b"a", b"\xff"]))), ("metrics", maps((b"\xff", 1.0)))],
-    ids=["a text", "a key"],
-)
-def test_text_in_tables_is_utf_8(tmp_path: Path, name: str, array: pa.Array) -> None:
-    for file in TABLES:
-        write_table(tmp_path / file, (name, array))
-        problem = problems_of(tmp_path / file)[0]
-        assert "utf" in f"{problem.expected} {problem.got}".lower()
-        assert file == "log.arrow" or problem.where == f"{tmp_path / file}:2"
+@pytest.mark.parametrize("file", TABLES)
+@pytest.mark.parametrize("column", [("mdp_id", texts(pa.array([b"a", b"\xff"]))), ("metrics", maps((b"\xff", 1.0)))])
+def test_text_in_tables_is_utf_8(tmp_path: Path, file: str, column: tuple[str, pa.Array]) -> None:
+    line = ":2" if file == "log.parquet" else ""
+    assert re.match(f"{tmp_path}/{file}{line}.*utf", str(problems_of(write_table(tmp_path / file, column))[0]).lower())
 
 
-def actions_of(file: Path, actions: tuple[str, ...]) -> list[int]:
-    copy = prepare_training_copy(str(file), actions=actions)
-    order = np.argsort(copy.sequence)
-    return [int(action) for action in copy.action[order]]
-
-
-FORMS, LINES = ("jsonl", "map.parquet", "csv"), ("jsonl",)
+DECISION: Row = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
+FORMS = ("jsonl", "map.parquet", "csv")
 LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]] = [
     ([1, 0, 1], ("a", "b"), [1, 0, 1], FORMS),
-    ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], LINES),
+    ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], ("jsonl",)),
     ([10, 20, 0], ("10", "20"), [0, 1, 0], FORMS),
     (["1", "2", "3", "0"], ("1", "2", "3"), [0, 1, 2, 0], FORMS),
     (["a", "1", "0"], ("a", "b"), [0, 1, 0], FORMS),
@@ -423,7 +399,7 @@ LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]
     ([10, None, 20], ("10", "20"), [0, -1, 1], FORMS),
     ([1, None, 2], ("1", "2"), [0, -1, 1], ("csv",)),
     ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
-    (["0", 1], ("1", "0"), "1", LINES),
+    (["0", 1], ("1", "0"), "1", ("jsonl",)),
     (["a", "01"], ("a", "b"), "01", FORMS),
     (["9" * 5000], ("a", "b"), "999", FORMS),
     ([True], ("a", "b"), "true", ("jsonl", "map.parquet")),
@@ -440,32 +416,30 @@ LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]
 def test_actions_mean_the_same_in_rows_and_events(
     tmp_path: Path, logged: list[Any], names: tuple[str, ...], expected: list[int] | str, form: str
 ) -> None:
-    rows = [{**GOOD, "sequence_number": number, "action": action} for number, action in enumerate(logged)]
-    for row in rows:
-        row |= {"state_features": {"0": 1.0}, "terminal": True, "next_action": None, "next_state_features": None}
-    events = [{name: value for name, value in row.items() if not name.startswith("next_")} for row in rows]
-    write_events(rows, tmp_path / "rows", form)
-    write_events(events, tmp_path / "events", form)
-    if isinstance(expected, list):
-        assert actions_of(tmp_path / "rows", names) == expected
-        make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
-        assert actions_of(tmp_path / "train", names) == expected
-        return
-    problem = problems_of(tmp_path / "rows", names)[0]
-    with pytest.raises(DataError) as caught:
-        make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
-    same = caught.value.problems[0]
-    assert same.where.rpartition(":")[2] == problem.where.rpartition(":")[2]
-    assert expected in problem.got
-    assert expected in same.got
+    events = [{**DECISION, "sequence_number": number, "action": action} for number, action in enumerate(logged)]
+    results = []
+    for folder in (
+        write_events(
+            [{**event, "next_action": None, "next_state_features": None} for event in events], tmp_path / "rows", form
+        ),
+        write_events(events, tmp_path / "events", form),
+    ):
+        try:
+            if folder.name == "events":
+                make(tmp_path, folder, {"query": {"actions": names}})
+            copy = prepare_training_copy(tmp_path / ("train" if folder.name == "events" else "rows"), actions=names)
+            results.append((copy.action[np.argsort(copy.sequence)].tolist(), ""))
+        except DataError as error:
+            results.append((error.problems[0].got, error.problems[0].where.rpartition(":")[2]))
+    assert results[0][1] == results[1][1]
+    assert all(got == expected if isinstance(expected, list) else expected in got for got, _ in results)
 
 
 @pytest.mark.parametrize(("names", "expected"), [(("a", "b"), [1, 0, -1, -1]), (("10", "20"), [1, 0, 1, -1])])
 def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: Actions, expected: list[int]) -> None:
     """Integers and nothing are 1.0 and an empty cell in its CSV files; 20.0 is the name 20, or beyond the indices."""
     rows = [
-        {**GOOD, "action": 1, "next_action": action, "sequence_number": number}
-        for number, action in enumerate((1, 0, 20, None))
+        {**GOOD, "action": 1, "next_action": action, "sequence_number": n} for n, action in enumerate((1, 0, 20, None))
     ]
     write_events(rows, tmp_path / "log", "csv")
     assert "20.0" in (tmp_path / "log/events-0.csv").read_text()
@@ -473,7 +447,9 @@ def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: A
 
 
 NINE_DIGITS = "2026-01-31T10:00:00.123456"
-ORDERS: list[tuple[str, list[Any], str]] = [
+
+
+@pytest.mark.parametrize(("name", "order", "words"), [
     ("log.json", [0, "2026-01-31"], "integers in sequence_number, as in {file}:1, got a time"),
     ("log.json", ["2026-01-31", 0], "integers in sequence_number, as in {file}:2, got a time"),
     ("log.csv", [0, "2026-01-31"], "integers in sequence_number, as in {file}:2, got a time"),
@@ -482,10 +458,7 @@ ORDERS: list[tuple[str, list[Any], str]] = [
     ("log.csv", [f"{NINE_DIGITS}001", f"{NINE_DIGITS}9"], "times of an episode that differ by a microsecond"),
     ("log.parquet", [1_001, 1_999], "times of an episode that differ by a microsecond"),
     ("log.arrow", [1_001, 1_999], "times of an episode that differ by a microsecond"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "order", "words"), ORDERS)
+])  # fmt: skip
 @pytest.mark.parametrize("by_line", [False, True])
 def test_sequence_numbers_say_one_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, order: list[Any], words: str, by_line: bool
@@ -493,22 +466,21 @@ def test_sequence_numbers_say_one_order(
     if by_line:
         small_blocks(monkeypatch, 16)
     file = tmp_path / name
-    event = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
     if name in TABLES:
         write_table(file, ("sequence_number", pa.array(order, pa.timestamp("ns"))), ("terminal", pa.array([True] * 2)))
     else:
-        file.write_bytes(data_of([{**event, "sequence_number": value} for value in order], file.suffix[1:]))
+        file.write_bytes(data_of([{**DECISION, "sequence_number": value} for value in order], file.suffix[1:]))
     words = words.format(file=file)
     assert words in str(problems_of(file)[0])
-    config = {"timeline": {"inputTableName": str(file), "outputTableName": str(tmp_path / "out")}}
     with pytest.raises(DataError, match=re.escape(words)):
-        run_timeline(TimelineConfig.model_validate(config))
+        make(tmp_path, file)
     if "integers" in words:
         with pytest.raises(DataError, match=re.escape(words)):
             read_log(file)
 
 
 def test_parts_of_a_microsecond_are_cut_where_times_differ(tmp_path: Path) -> None:
-    write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))
-    copy = prepare_training_copy(str(tmp_path / "log.parquet"), actions=ACTIONS)
-    assert copy.sequence.tolist() == [1, 3]
+    assert prepare_training_copy(
+        str(write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))),
+        actions=ACTIONS,
+    ).sequence.tolist() == [1, 3]

@@ -1,82 +1,64 @@
 """Mixtures: rows of all parts in one batch, their shares of the loss, and losses that find their way back."""
 
-from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import torch
-from torch import Tensor
 
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.types import Actions, TransitionBatch
 
 
-class Numbered:
-    """Batches whose rows hold the number of the batch; keeps the errors it gets."""
+def batch(
+    rows: int, choices: int, value: float = 1.0, *, metrics: int = 0, features: int = 0, expanded: bool = False
+) -> TransitionBatch:
+    """A batch whose columns have this value; metrics are 5 and features of candidates 2."""
+    column = torch.full((rows,), value)
+    mask = torch.ones(1, 1).bool().expand(rows, choices) if expanded else torch.ones(rows, choices).bool()
+    actions = Actions(mask=mask, features=torch.full((rows, choices, features), 2.0) if features else None)
+    return TransitionBatch(
+        state=column.unsqueeze(1), actions=actions, action=torch.full((rows,), choices - 1), reward=column,
+        steps=column, bootstrap=column, next_state=column.unsqueeze(1), next_actions=actions,
+        next_action=torch.zeros(rows, dtype=torch.int64), propensity=column,
+        metrics=torch.full((rows, metrics), 5.0), weight=torch.full((rows,), 1 / rows),
+    )  # fmt: skip
 
-    def __init__(self, rows: int, choices: int, *, metrics: int = 0, features: int = 0, expanded: bool = False) -> None:
-        self.shape = rows, choices, metrics, features, expanded
-        self.step = 0
-        self.losses: list[list[float]] = []
 
-    def __next__(self) -> TransitionBatch:
-        rows, K, metrics, F, expanded = self.shape
-        self.step += 1
-        column = torch.full((rows,), float(self.step))
-        mask = torch.ones(1, 1, dtype=torch.bool).expand(rows, K) if expanded else torch.ones(rows, K).bool()
-        listed = None if not F else torch.full((K, F), 2.0).expand(rows, K, F)
-        return TransitionBatch(
-            state=column.unsqueeze(1), actions=Actions(mask=mask, features=listed), action=torch.full((rows,), K - 1),
-            reward=column, steps=column, bootstrap=column, next_state=column.unsqueeze(1),
-            next_actions=Actions(mask=mask, features=listed), next_action=torch.zeros(rows, dtype=torch.int64),
-            propensity=column, metrics=torch.full((rows, metrics), 5.0), weight=torch.full((rows,), 1 / rows),
-        )  # fmt: skip
-
-    def learned(self, row_errors: Tensor) -> None:
-        self.losses.append(row_errors.tolist())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = state["step"]
+def source(*batches: TransitionBatch) -> MagicMock:
+    return MagicMock(__next__=Mock(side_effect=batches))
 
 
 def test_rows_of_all_parts_with_their_shares() -> None:
-    first, second = Numbered(3, 2, expanded=True), Numbered(2, 2, metrics=2)
-    next(second)  # so that its rows read 2
-    batch = next(MixedSource(((first, 0.75), (second, 0.25))))
-    for column in (batch.state[:, 0], batch.reward, batch.steps, batch.bootstrap, batch.next_state[:, 0]):
+    mixed = next(
+        MixedSource(((source(batch(3, 2, 1, expanded=True)), 0.75), (source(batch(2, 2, 2, metrics=2)), 0.25)))
+    )
+    for column in (mixed.state[:, 0], mixed.reward, mixed.steps, mixed.bootstrap, mixed.next_state[:, 0]):
         assert column.tolist() == [1, 1, 1, 2, 2]
-    torch.testing.assert_close(batch.weight, torch.tensor([0.25, 0.25, 0.25, 0.125, 0.125]))
-    assert batch.actions.mask.tolist() == batch.next_actions.mask.tolist() == [[True, True]] * 5
-    assert batch.actions.features is None
-    assert batch.metrics.tolist() == [[0, 0]] * 3 + [[5, 5]] * 2  # a part without metrics
+    torch.testing.assert_close(mixed.weight, torch.tensor([0.25, 0.25, 0.25, 0.125, 0.125]))
+    assert mixed.actions.mask.tolist() == mixed.next_actions.mask.tolist() == [[True, True]] * 5
+    assert mixed.actions.features is None
+    assert mixed.metrics.tolist() == [[0, 0]] * 3 + [[5, 5]] * 2  # a part without metrics
 
 
 def test_lists_of_candidates_are_padded_to_the_longest() -> None:
-    batch = next(MixedSource(((Numbered(1, 2, features=3), 0.5), (Numbered(2, 4, features=3, expanded=True), 0.5))))
-    for choices in (batch.actions, batch.next_actions):
+    mixed = next(
+        MixedSource(((source(batch(1, 2, features=3)), 0.5), (source(batch(2, 4, features=3, expanded=True)), 0.5)))
+    )
+    for choices in (mixed.actions, mixed.next_actions):
         assert choices.features is not None
         assert choices.mask.tolist() == [[True, True, False, False], [True] * 4, [True] * 4]
-        assert choices.features[0].tolist() == [[2] * 3, [2] * 3, [0] * 3, [0] * 3]
-        assert choices.features[1:].tolist() == [[[2] * 3] * 4] * 2
-    assert batch.action.tolist() == [1, 3, 3]
+        assert choices.features.tolist() == [[[2] * 3, [2] * 3, [0] * 3, [0] * 3], *[[[2] * 3] * 4] * 2]
+    assert mixed.action.tolist() == [1, 3, 3]
 
 
-def test_losses_go_back_to_the_parts_of_the_last_batch() -> None:
-    first, second = Numbered(3, 2), Numbered(1, 2)
+def test_losses_and_states_go_back_to_their_parts() -> None:
+    first, second = source(batch(3, 2), batch(1, 2)), source(batch(1, 2), batch(1, 2))
     mixture = MixedSource(((first, 0.5), (second, 0.5)))
-    next(mixture)
-    mixture.learned(torch.tensor([1.0, 2, 3, 4]))
-    first.shape = (1, *first.shape[1:])
-    next(mixture)
-    mixture.learned(torch.tensor([5.0, 6]))
-    assert first.losses == [[1, 2, 3], [5]]
-    assert second.losses == [[4], [6]]
-
-
-def test_states_are_kept_by_part() -> None:
-    mixture, other = (MixedSource(((Numbered(1, 2), 0.5), (Numbered(1, 2), 0.5))) for _ in range(2))
-    next(mixture)
-    assert mixture.state_dict() == {"0": {"step": 1}, "1": {"step": 1}}
-    other.load_state_dict({"0": {"step": 4}, "1": {"step": 6}})
-    assert next(other).reward.tolist() == [5, 7]
+    for errors in ([1.0, 2, 3, 4], [5.0, 6]):  # of the last batch
+        next(mixture)
+        mixture.learned(torch.tensor(errors))
+    assert [call.args[0].tolist() for call in first.learned.mock_calls] == [[1, 2, 3], [5]]
+    assert [call.args[0].tolist() for call in second.learned.mock_calls] == [[4], [6]]
+    assert mixture.state_dict() == {"0": first.state_dict(), "1": second.state_dict()}
+    mixture.load_state_dict({"0": {"step": 4}, "1": {"step": 6}})
+    first.load_state_dict.assert_called_once_with({"step": 4})
+    second.load_state_dict.assert_called_once_with({"step": 6})

@@ -1,5 +1,6 @@
 """The read plan as a pure function: nothing twice, nothing lost, the same for every world size and every layout."""
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -16,9 +17,8 @@ Rows = list[tuple[int, int]]
 
 def read(plan: ReadPlan, step: int, rank: int) -> list[Rows]:
     """Returns the rows a rank reads in each minibatch of a step, as (shard, row), by the permutations."""
-    shard = plan.reads[rank]
-    order = plan.permutation(step // plan.steps_per_epoch, shard)
-    return [[(shard, int(row)) for row in order[start:stop]] for start, stop in plan.parts(step, rank)]
+    order = plan.permutation(step // plan.steps_per_epoch, plan.reads[rank])
+    return [[(plan.reads[rank], int(row)) for row in order[start:stop]] for start, stop in plan.parts(step, rank)]
 
 
 def test_seven_rows_by_hand() -> None:
@@ -26,8 +26,7 @@ def test_seven_rows_by_hand() -> None:
     assert (plan.steps_per_epoch, plan.num_steps) == (3, 6)
     assert [plan.rows_of_step(step) for step in range(6)] == [3, 3, 1, 3, 3, 1]
     assert [plan.rows_before(step) for step in range(7)] == [0, 3, 6, 0, 3, 6, 0]
-    assert plan.parts(1, 0) == [(3, 6)]
-    assert plan.parts(5, 0) == [(6, 7)]
+    assert (plan.parts(1, 0), plan.parts(5, 0)) == ([(3, 6)], [(6, 7)])
 
 
 def test_ranks_of_one_shard_by_hand() -> None:
@@ -37,15 +36,24 @@ def test_ranks_of_one_shard_by_hand() -> None:
     assert sorted(alone.parts(0, 0) + alone.parts(0, 1)) == [(0, 0), (0, 1)]
 
 
-def test_apportioned_by_hand() -> None:
-    """Rows of 4 come at 1/8, 3/8, 5/8, 7/8 of the way, rows of 2 at 1/4 and 3/4: a b a a b a."""
-    assert [apportion((4, 2), count) for count in range(7)] == [
-        [0, 0], [1, 0], [1, 1], [2, 1], [3, 1], [3, 2], [4, 2],
-    ]  # fmt: skip
-    assert apportion((1, 1, 1), 2) == [1, 1, 0]  # equally far on the way: by number
-    assert apportion((5,), 3) == [3]
-    assert apportion((0, 0), 0) == [0, 0]
-    assert apportion((10**12, 3 * 10**12), 4 * 10**11) == [10**11, 3 * 10**11]
+# rows of 4 come at 1/8, 3/8, 5/8, 7/8 of the way, rows of 2 at 1/4 and 3/4: a b a a b a
+
+
+@pytest.mark.parametrize(
+    ("shards", "count", "expected"),
+    [
+        *(
+            ((4, 2), count, expected)
+            for count, expected in enumerate([[0, 0], [1, 0], [1, 1], [2, 1], [3, 1], [3, 2], [4, 2]])
+        ),
+        ((1, 1, 1), 2, [1, 1, 0]),  # equally far on the way: by number
+        ((5,), 3, [3]),
+        ((0, 0), 0, [0, 0]),
+        ((10**12, 3 * 10**12), 4 * 10**11, [10**11, 3 * 10**11]),
+    ],
+)
+def test_apportioned_by_hand(shards: tuple[int, ...], count: int, expected: list[int]) -> None:
+    assert apportion(shards, count) == expected
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8))
@@ -56,46 +64,48 @@ def test_apportioned_is_the_order_of_rows_on_the_way(shards: list[int]) -> None:
         assert apportion(tuple(shards), count) == [by_shard[shard] for shard in range(len(shards))]
 
 
-@st.composite
-def clusters(draw: st.DrawFn) -> ReadPlan:
-    """Plans of clusters: shards of any sizes, each on a node of one to three processes."""
-    shards = draw(st.lists(st.integers(0, 25), min_size=1, max_size=4).filter(any))
-    return ReadPlan(
-        shards=tuple(shards),
-        minibatch=draw(st.integers(1, 20)),
-        epochs=2,
-        seed=draw(st.integers(0, 5)),
-        reads=tuple(shard for shard in range(len(shards)) for _ in range(draw(st.integers(1, 3)))),
-        minibatches_per_step=draw(st.integers(1, 4)),
+CLUSTERS = (
+    st.lists(st.integers(0, 25), min_size=1, max_size=4)
+    .filter(any)
+    .flatmap(
+        lambda shards: st.builds(
+            ReadPlan,
+            shards=st.just(tuple(shards)),
+            minibatch=st.integers(1, 20),
+            epochs=st.just(2),
+            seed=st.integers(0, 5),
+            reads=st.tuples(*(st.integers(1, 3) for _ in shards)).map(
+                lambda processes: tuple(shard for shard, count in enumerate(processes) for _ in range(count))
+            ),
+            minibatches_per_step=st.integers(1, 4),
+        )
     )
+)
+"""Plans of clusters: shards of any sizes, each on a node of one to three processes."""
 
 
-@given(clusters())
-def test_the_union_over_ranks_does_not_depend_on_how_many_there_are(plan: ReadPlan) -> None:
+@given(CLUSTERS)
+def test_every_row_comes_once_an_epoch_however_many_ranks_there_are(plan: ReadPlan) -> None:
     """One process a shard reads what several do, and of each shard its share of the rows so far."""
     alone = replace(plan, reads=tuple(range(len(plan.shards))))
-    assert plan.num_steps == alone.num_steps
-    for step in range(plan.num_steps):
-        assert plan.rows_of_step(step) == alone.rows_of_step(step)
-        minibatches, whole = (
-            zip(*(read(some, step, rank) for rank in range(len(some.reads))), strict=True) for some in (plan, alone)
-        )
-        for ranks, shards in zip(minibatches, whole, strict=True):
-            assert sorted(row for rows in ranks for row in rows) == sorted(row for rows in shards for row in rows)
-        done = plan.rows_before(step) + plan.rows_of_step(step)
-        assert [alone.parts(step, shard)[-1][1] for shard in alone.reads] == apportion(plan.shards, done)
-
-
-@given(clusters())
-def test_every_row_of_every_shard_comes_once_an_epoch(plan: ReadPlan) -> None:
-    every = [(shard, row) for shard, rows in enumerate(plan.shards) for row in range(rows)]
+    assert plan.num_steps == alone.num_steps == 2 * plan.steps_per_epoch
     seen: Rows = []
-    for step in range(plan.steps_per_epoch):
-        in_step = [row for rank in range(len(plan.reads)) for part in read(plan, step, rank) for row in part]
-        assert len(in_step) == plan.rows_of_step(step) > 0
-        assert len(seen) == plan.rows_before(step)
-        seen += in_step
-    assert sorted(seen) == every
+    for step in range(plan.num_steps):
+        minibatches, whole = (
+            [
+                sorted(itertools.chain(*ranks))
+                for ranks in zip(*(read(some, step, rank) for rank in range(len(some.reads))), strict=True)
+            ]
+            for some in (plan, alone)
+        )
+        assert minibatches == whole
+        rows = [row for minibatch in minibatches for row in minibatch]
+        before = plan.rows_before(step)
+        assert len(rows) == plan.rows_of_step(step) == alone.rows_of_step(step) > 0
+        assert len(seen) - (step >= plan.steps_per_epoch) * sum(plan.shards) == before
+        assert [alone.parts(step, shard)[-1][1] for shard in alone.reads] == apportion(plan.shards, before + len(rows))
+        seen += rows
+    assert sorted(seen) == sorted(2 * [(shard, row) for shard, rows in enumerate(plan.shards) for row in range(rows)])
 
 
 def test_order_changes_by_epoch_seed_and_shard_only() -> None:
@@ -117,10 +127,8 @@ def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
 
 def test_a_plan_is_told_from_another_by_its_json() -> None:
     plan = ReadPlan(shards=(3, 1), minibatch=4, epochs=2, reads=(0, 1))
-    tree = json.loads(json.dumps(plan.as_json()))
-    assert tree == {
-        "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "reads": [0, 1],
-        "minibatches_per_step": 1,
+    tree = {
+        "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "reads": [0, 1], "minibatches_per_step": 1,
     }  # fmt: skip
-    assert tree == plan.as_json()
+    assert plan.as_json() == json.loads(json.dumps(plan.as_json())) == tree
     assert replace(plan, reads=(0, 0)).as_json() != tree

@@ -1,6 +1,8 @@
 """Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan
-from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, build_rows, no_rows
+from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows, LoggedSource, build_rows, no_rows
 from reagent_lite.data.sampling.spans import learnable_rows, single_steps
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
@@ -21,9 +23,17 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, Sour
 CPU = torch.device("cpu")
 
 
-def plain(ids: tuple[int, ...]) -> NormalizationSpec:
-    features = {i: FeatureSpec(feature_id=i, feature_type=FeatureType.DO_NOT_PREPROCESS) for i in ids}
-    return NormalizationSpec.ordered(features)
+def spec_of(kind: FeatureType, ids: Iterable[int], **parameters: Any) -> NormalizationSpec:
+    return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind, **parameters) for i in ids})
+
+
+PLAIN = partial(spec_of, FeatureType.DO_NOT_PREPROCESS)
+
+
+def columns_of(matrix: Any, ids: tuple[int, ...], spec: NormalizationSpec, file: Path) -> FeatureColumns:
+    transform = Reordered(ids, spec, Preprocessor(spec))
+    prepare_columns(matrix, transform, spec.width, file)
+    return open_columns(matrix, transform, spec.width, file, CPU)
 
 
 def shard(
@@ -33,28 +43,23 @@ def shard(
     metrics: tuple[str, ...] | None = None,
 ) -> LoggedRows:
     """Rows of a log over features 0 to 2 as they are, unless a normalization is given; candidates where it has some."""
-    file, parametric = write_lines(folder / "log.jsonl", logged), isinstance(logged[0]["action"], dict)
-    actions = None if parametric else ("a", "b")
-    copy = prepare_training_copy(str(file), actions=actions, directory=str(folder / "copy"))
-    matrices = [(copy.state, copy.state_ids, state or plain((0, 1, 2)))]
-    matrices += [(copy.candidates, copy.action_ids, plain(copy.action_ids))] if parametric else []
-    columns = []
-    for number, (matrix, ids, spec) in enumerate(matrices):
-        transform = Reordered(ids, spec, Preprocessor(spec))
-        prepare_columns(matrix, transform, spec.width, folder / f"{number}_x.npy")
-        columns.append(open_columns(matrix, transform, spec.width, folder / f"{number}_x.npy", CPU))
+    copy = prepare_training_copy(
+        write_lines(folder / "log.jsonl", logged), actions=None if isinstance(logged[0]["action"], dict) else ("a", "b")
+    )
+    columns = [columns_of(copy.state, copy.state_ids, state or PLAIN((0, 1, 2)), folder / "state.npy")]
+    if copy.parametric:
+        columns.append(columns_of(copy.candidates, copy.action_ids, PLAIN(copy.action_ids), folder / "action.npy"))
     spans = single_steps(copy)
     usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
     return build_rows(copy, spans, usable, *columns, metric_names=metrics)
 
 
-Logged = tuple[list[dict[str, Any]], LoggedRows]
+LOGGED = random_rows(57)
 
 
 @pytest.fixture(scope="module")
-def discrete(tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    logged = random_rows(57)
-    return logged, shard(tmp_path_factory.mktemp("discrete"), logged)
+def discrete(tmp_path_factory: pytest.TempPathFactory) -> LoggedRows:
+    return shard(tmp_path_factory.mktemp("discrete"), LOGGED)
 
 
 def read(rows: LoggedRows, plan: ReadPlan, rank: int = 0) -> list[TransitionBatch]:
@@ -66,78 +71,64 @@ def dense(features: dict[str, float]) -> list[float]:
     return [float(np.float32(features.get(str(i), 0.0))) for i in range(3)]
 
 
-def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: Logged) -> None:
-    logged, rows = discrete
-    batches = read(rows, ReadPlan(shards=(57,), minibatch=8, epochs=2))
+def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) -> None:
+    batches = read(discrete, ReadPlan(shards=(57,), minibatch=8, epochs=2))
     assert [len(batch) for batch in batches] == [8] * 7 + [1] + [8] * 7 + [1]
+    expected = [
+        (dense(r["state_features"]), "ab".index(r["action"]), float(np.float32(r["reward"])),
+         dense(r["next_state_features"]) if any(r["possible_next_actions"]) else None)
+        for r in LOGGED
+    ]  # fmt: skip
     for epoch in (batches[:8], batches[8:]):
         seen = [
             (b.state[i].tolist(), int(b.action[i]), float(b.reward[i]),
              b.next_state[i].tolist() if b.bootstrap[i] else None)
             for b in epoch for i in range(len(b))
         ]  # fmt: skip
-        expected = [
-            (dense(r["state_features"]), "ab".index(r["action"]), float(np.float32(r["reward"])),
-             dense(r["next_state_features"]) if any(r["possible_next_actions"]) else None)
-            for r in logged
-        ]  # fmt: skip
         assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
-def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: Logged) -> None:
-    rows = discrete[1]
-    ends = np.flatnonzero(rows.scalars[:, 2] == 0)
-    others = np.flatnonzero(rows.scalars[:, 2] > 0)
-    assert 0 < len(ends) < len(rows.scalars)
-    assert not rows.only(ends).continues
-    assert rows.only(np.append(ends, others[0])).continues
-    assert replace(rows, usable=None).continues
-    assert not replace(rows, usable=None, scalars=rows.scalars[ends]).continues
+def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: LoggedRows) -> None:
+    ends, others = (np.flatnonzero(discrete.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
+    assert (discrete.only(ends).continues, discrete.only(np.append(ends, others[0])).continues) == (False, True)
+    assert replace(discrete, usable=None).continues
+    assert not replace(discrete, usable=None, scalars=discrete.scalars[ends]).continues
 
 
 @pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
-def test_shares_sum_to_the_world_size_in_every_step(discrete: Logged, world: int, per_step: int) -> None:
-    _, rows = discrete
+def test_shares_sum_to_the_world_size_in_every_step(discrete: LoggedRows, world: int, per_step: int) -> None:
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, reads=(0,) * world, minibatches_per_step=per_step)
-    parts = [read(rows, plan, rank) for rank in range(world)]
-    for step in range(plan.num_steps):
-        minibatches = [b for part in parts for b in part[step * per_step : (step + 1) * per_step]]
-        assert sum(float(b.weight.sum()) for b in minibatches) == pytest.approx(world)
+    weights = [[float(b.weight.sum()) for b in read(discrete, plan, rank)] for rank in range(world)]
+    np.testing.assert_allclose(np.reshape(weights, (world, -1, per_step)).sum((0, 2)), world, rtol=1e-6)
 
 
-def test_position_is_a_step_number(discrete: Logged) -> None:
+def test_position_is_a_step_number(discrete: LoggedRows) -> None:
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=3, minibatches_per_step=2)
-    whole = read(discrete[1], plan)
-    source, other = (LoggedSource(discrete[1], plan, 0, CPU) for _ in range(2))
-    for _ in range(10):
-        next(source)
+    source, other = (LoggedSource(discrete, plan, 0, CPU) for _ in range(2))
+    rewards = [next(source).reward.tolist() for _ in range(10)]
     assert source.state_dict() == {"step": 5}
     other.load_state_dict(source.state_dict())
-    for batch in whole[10:]:
-        assert torch.equal(next(other).reward, batch.reward)
+    rewards += [next(other).reward.tolist() for _ in range(2 * plan.num_steps - 10)]
+    assert rewards == [batch.reward.tolist() for batch in read(discrete, plan)]
 
 
 def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged = random_rows(40, missing=0.1)
-    values = tuple(sorted({r["state_features"][k] for r in logged for k in r["state_features"]}))
-    features = [FeatureSpec(feature_id=i, feature_type=FeatureType.ENUM, possible_values=values) for i in range(3)]
-    spec = NormalizationSpec.ordered(dict(enumerate(features)))
+    values = tuple(sorted({value for row in logged for value in row["state_features"].values()}))
+    spec = spec_of(FeatureType.ENUM, range(3), possible_values=values)
     once = shard(tmp_path / "once", logged, spec)
     monkeypatch.setattr("reagent_lite.data.sampling.normalized._SMALL_BYTES", 0)
     each = shard(tmp_path / "each", logged, spec)
     assert (once.state.transform is None, each.state.transform is None) == (True, False)
     plan = ReadPlan(shards=(40,), minibatch=16, epochs=1)
     for a, b in zip(read(once, plan), read(each, plan), strict=True):
-        assert torch.equal(a.state, b.state)
-        assert torch.equal(a.next_state, b.next_state)
+        assert torch.equal(torch.cat((a.state, a.next_state)), torch.cat((b.state, b.next_state)))
 
 
 def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     logged = candidate_rows(60)
-    rows = shard(tmp_path, logged)
-    (batch,) = read(rows, ReadPlan(shards=(60,), minibatch=60, epochs=1))
+    (batch,) = read(shard(tmp_path, logged), ReadPlan(shards=(60,), minibatch=60, epochs=1))
     assert batch.actions.features is not None
-    assert batch.next_actions.features is not None
     rows_read = sorted(
         (round(float(batch.reward[i]), 4), int(batch.actions.mask[i].sum()), int(batch.next_actions.mask[i].sum()),
          [round(x, 4) for x in batch.actions.features[i, batch.action[i]].tolist()])
@@ -150,11 +141,6 @@ def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     assert float(batch.actions.features[~batch.actions.mask].abs().sum()) == 0
 
 
-def resident(file: Path) -> int:
-    """Returns the resident bytes of this process's maps of a file."""
-    return sum(int(mapped.rss) for mapped in psutil.Process().memory_maps() if mapped.path == str(file))
-
-
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system has no /proc/self/smaps")
 @pytest.mark.parametrize("small_bytes", [0, 1 << 28])
 def test_released_pages_are_not_resident_and_come_back(
@@ -163,45 +149,43 @@ def test_released_pages_are_not_resident_and_come_back(
     monkeypatch.setattr("reagent_lite.data.sampling.normalized._SMALL_BYTES", small_bytes)
     raw, normalized = tmp_path / "raw.npy", tmp_path / "normalized.npy"
     np.save(raw, np.arange(300_000, dtype=np.float32).reshape(-1, 3))
-    matrix = np.load(raw, mmap_mode="r")
-    values = tuple(float(value) for value in range(4))
-    wide = FeatureSpec(feature_id=0, feature_type=FeatureType.ENUM, possible_values=values)
-    spec = NormalizationSpec.ordered({0: wide})
-    transform = Reordered((0, 1, 2), spec, Preprocessor(spec))
-    prepare_columns(matrix, transform, spec.width, normalized)
-    columns = open_columns(matrix, transform, spec.width, normalized, CPU)
+    columns = columns_of(
+        np.load(raw, mmap_mode="r"),
+        (0, 1, 2),
+        spec_of(FeatureType.ENUM, [0], possible_values=(0.0, 1.0, 2.0, 3.0)),
+        normalized,
+    )
     mapped = raw if small_bytes == 0 else normalized
     before = columns.take(torch.arange(0, 100_000, 7))
-    assert resident(mapped) > 1_000_000
-    columns.release()
-    assert resident(mapped) == 0
+    for most, least in ((10**9, 10**6), (0, 0)):
+        maps = psutil.Process().memory_maps()
+        assert least <= sum(part.rss for part in maps if part.path == str(mapped)) <= most
+        columns.release()
     assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
 
 
 def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
-    spec = SourceSpec(num_state_features=3, action_names=("a", "b"), metric_names=("clicks",))
+    named = SourceSpec(num_state_features=3, action_names=("a", "b"), metric_names=("clicks",))
+    listed = SourceSpec(num_state_features=3, num_action_features=2)
+    none = shard(tmp_path, [{**row, "action": None} for row in random_rows(3)])  # no row to learn from
     plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=2, reads=(0, 1))
-    full = shard(tmp_path, random_rows(4), metrics=("clicks",))
-    there = next(LoggedSource(full, plan, 0, CPU))
-    here = next(LoggedSource(no_rows(spec, CPU), plan, 1, CPU))
-    assert here.weight.tolist() == [0]
-    assert there.weight.tolist() == [0.5] * 4  # two ranks, four rows
-    assert (here.state.shape, here.metrics.shape) == ((1, 3), (1, 1))
-    assert here.actions.mask.tolist() == [[True, True]]
-    candidates = SourceSpec(num_state_features=3, num_action_features=2)
-    here = next(LoggedSource(no_rows(candidates, CPU), plan, 1, CPU))
-    assert here.weight.tolist() == [0]
-    assert here.actions.features is not None
-    assert (here.actions.features.tolist(), here.actions.mask.tolist()) == ([[[0, 0]]], [[True]])
-    none = shard(tmp_path / "none", [{**row, "action": None} for row in random_rows(3)])  # no row to learn from
-    assert none.count == 0
-    assert next(LoggedSource(none, plan, 1, CPU)).weight.tolist() == [0]
+    names, lists, unusable = (
+        next(LoggedSource(rows, plan, 1, CPU)) for rows in (no_rows(named, CPU), no_rows(listed, CPU), none)
+    )
+    assert [batch.weight.tolist() for batch in (names, lists, unusable)] == [[0]] * 3
+    assert (names.state.shape, names.metrics.shape, names.actions.mask.tolist()) == ((1, 3), (1, 1), [[True, True]])
+    assert lists.actions.features is not None
+    assert (lists.actions.features.tolist(), lists.actions.mask.tolist(), none.count) == ([[[0, 0]]], [[True]], 0)
 
 
 def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: Path) -> None:
     """The other machine has feature 7 and the metric "clicks"; here they are missing (DO_NOT_PREPROCESS: 0) and 0."""
-    logged = [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)]
-    batch = next(LoggedSource(shard(tmp_path, logged, plain((0, 1, 2, 7)), ("clicks", "views")),
-                              ReadPlan(shards=(4,), minibatch=4, epochs=1), 0, CPU))  # fmt: skip
-    assert batch.state[:, 3].tolist() == [0] * 4
-    assert batch.metrics.tolist() == [[0, 2]] * 4
+    rows = shard(
+        tmp_path,
+        [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)],
+        PLAIN((0, 1, 2, 7)),
+        ("clicks", "views"),
+    )
+    batch = next(LoggedSource(rows, ReadPlan(shards=(4, 0), minibatch=4, epochs=1, reads=(0, 1)), 0, CPU))
+    assert (batch.state[:, 3].tolist(), batch.metrics.tolist()) == ([0] * 4, [[0, 2]] * 4)
+    assert batch.weight.tolist() == [0.5] * 4  # two ranks, four rows
