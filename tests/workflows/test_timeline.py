@@ -42,44 +42,68 @@ def columns(folder: Path, *names: str) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in names}
 
 
-@pytest.mark.parametrize(
-    ("section", "beyond_window", "expected"),
-    [
-        ({}, 0, {
-            "sequence_number": [0, 1, 4], "sequence_number_ordinal": [1, 2, 3], "time_since_first": [0, 1, 4],
-            "time_diff": [1, 3, 1], "next_state_features": [{0: 1.0}, {0: 4.0}, {0: 5.0}], "terminal": [False] * 3,
-            "next_action": ["l"] * 3, "possible_next_actions": [["l", "r"]] * 3}),
-        # cut after pairing
-        ({"timeWindowLimit": 1}, 1, {"sequence_number": [0, 1], "next_state_features": [{0: 1.0}, {0: 4.0}]}),
-        # the figures of the contract
-        ({"addTerminalStateRow": True, "steps": 2, "gamma": 0.9}, 0, {
-            "reward": pytest.approx([0 + 0.9 * 1, 1 + 0.9 * 4, 4 + 0.9 * 5, 5]), "step": [2, 2, 2, 1],
-            "terminal": [False, False, True, True], "next_state_features": [{0: 4.0}, {0: 5.0}, None, None],
-            "time_diff": [4, 4, 0, 0], "next_action": ["l", "l", None, None],
-            "possible_next_actions": [["l", "r"], ["l", "r"], [], []]}),
-        # without an end the fourth row is no transition: the third spans itself alone, the second itself and the third
-        ({"steps": 3, "gamma": 0.5}, 0, {
+# rows, keys of the config, columns of the transitions, and figures of the report
+BY_HAND: dict[str, tuple[list[Row], Row, Row, Row]] = {
+    "a step": (FOUR, {}, {
+        "sequence_number": [0, 1, 4], "sequence_number_ordinal": [1, 2, 3], "time_since_first": [0, 1, 4],
+        "time_diff": [1, 3, 1], "next_state_features": [{0: 1.0}, {0: 4.0}, {0: 5.0}], "terminal": [False] * 3,
+        "next_action": ["l"] * 3, "possible_next_actions": [["l", "r"]] * 3}, {"episodes": 1}),
+    "a window, which cuts after pairing": (FOUR, {"timeWindowLimit": 1}, {
+        "sequence_number": [0, 1], "next_state_features": [{0: 1.0}, {0: 4.0}]}, {"rows_beyond_time_window": 1}),
+    "the figures of the contract": (FOUR, {"addTerminalStateRow": True, "steps": 2, "gamma": 0.9}, {
+        "reward": pytest.approx([0 + 0.9 * 1, 1 + 0.9 * 4, 4 + 0.9 * 5, 5]), "step": [2, 2, 2, 1],
+        "terminal": [False, False, True, True], "next_state_features": [{0: 4.0}, {0: 5.0}, None, None],
+        "time_diff": [4, 4, 0, 0], "next_action": ["l", "l", None, None],
+        "possible_next_actions": [["l", "r"], ["l", "r"], [], []]}, {"rows_beyond_time_window": 0}),
+    "without an end the fourth row is no transition, the third spans itself alone, the second itself and the third": (
+        FOUR, {"steps": 3, "gamma": 0.5}, {
             "reward": pytest.approx([0 + 0.5 * 1 + 0.25 * 4, 1 + 0.5 * 4, 4]), "step": [3, 2, 1],
-            "next_state_features": [{0: 5.0}] * 3}),
-    ],
-)  # fmt: skip
-def test_rows_pair_with_what_follows_them(tmp_path: Path, section: Row, beyond_window: int, expected: Row) -> None:
-    outcome = make(tmp_path, FOUR, **section)
-    assert columns(tmp_path, *expected) == expected
-    rows = len(read(tmp_path / "train"))
-    assert (outcome.train_rows, outcome.eval, outcome.episodes, outcome.made) == (rows, None, 1, True)
-    assert report(tmp_path / "train")["rows_beyond_time_window"] == beyond_window
-    copy = prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
-    assert copy.step.tolist() == expected.get("step", [1] * rows)
+            "next_state_features": [{0: 5.0}] * 3}, {"paired_rows": 4}),
+    "ends inside an mdp_id": (
+        [event("a", n, n, 1, terminal=n in (1, 3), metrics={"m": float(n)}) for n in range(4)],
+        {"steps": 3, "gamma": 1.0},
+        {"step": [2, 1, 2, 1], "terminal": [True] * 4, "metrics": [{"m": 1.0}, {"m": 1.0}, {"m": 5.0}, {"m": 3.0}]},
+        {"rows_after_an_end": 1}),
+    "candidates that are unknown are the action alone": (
+        [event("a", 0, 0.0, action=CANDIDATES[0], possible_actions=CANDIDATES),
+         event("a", 1, 1.0, action=CANDIDATES[1], possible_actions=[]),
+         event("a", 2, 2.0, action=CANDIDATES[0], possible_actions=[], terminal=True)],
+        {"actionDiscrete": False, "steps": 2, "gamma": 0.5},
+        {"possible_actions": [[{0: 1.0, 4: 0.5}, {0: 2.0}], [{0: 2.0}], [{0: 1.0, 4: 0.5}]],
+         "action_probability": [0.5, 1.0, 1.0], "possible_next_actions": [[{0: 1.0, 4: 0.5}], [], []],
+         "terminal": [False, True, True]}, {"candidates_unknown_rows": 2}),
+    "of rows with the same number the first": (
+        [event("a", 0, 0.0), event("a", 1, 1.0), event("a", 1, 7.0), event("a", 2, 2.0), event("b", 1, 3.0)], {},
+        {"next_state_features": [{0: 1.0}, {0: 2.0}]},
+        {"rows": 5, "duplicate_rows": 1, "paired_rows": 4, "one_row_episodes": 1}),
+    "dates, of which row 3 is the last": (
+        DATED, {"startDs": "2026-01-02", "endDs": "2026-01-04"}, {"sequence_number": [1, 2]}, {"paired_rows": 3}),
+    "columns of the log's own, one of which differs in case alone from one of ours": (
+        [event("a", n, n, 1, clicks=n, where=f"p{n}", Reward=999.0, terminal=n == 2, **{'we"; DROP--': n / 2})
+         for n in range(3)],
+        {"rewardColumns": ["reward", "clicks"], "extraFeatureColumns": ["where", 'we"; DROP--'], "steps": 2,
+         "gamma": 0.5, "includePossibleActions": False},
+        {"reward": [1.5, 1.5, 1.0], "clicks": [0 + 0.5, 1 + 0.5 * 2, 2], "where": ["p0", "p1", "p2"],
+         "next_where": ["p2", None, None], 'next_we"; DROP--': [1.0, None, None]}, {"terminal_rows": 1}),
+}  # fmt: skip
 
 
-def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [event("a", n, n, 1, terminal=n in (1, 3), metrics={"m": float(n)}) for n in range(4)]
-    make(tmp_path, rows, steps=3, gamma=1.0)
-    assert columns(tmp_path, "step", "terminal", "metrics") == {
-        "step": [2, 1, 2, 1], "terminal": [True] * 4, "metrics": [{"m": 1.0}, {"m": 1.0}, {"m": 5.0}, {"m": 3.0}],
-    }  # fmt: skip
-    assert "1 row follows an end inside an mdp_id" in caplog.text
+@pytest.mark.parametrize(("rows", "section", "expected", "figures"), BY_HAND.values(), ids=BY_HAND.keys())
+def test_timelines_by_hand(tmp_path: Path, rows: list[Row], section: Row, expected: Row, figures: Row) -> None:
+    outcome = make(tmp_path, rows, **section)
+    made = read(tmp_path / "train")
+    assert (outcome.train_rows, outcome.eval, outcome.made) == (len(made), None, True)
+    assert {name: [row[name] for row in made] for name in expected} == expected
+    assert ("possible_actions" in made[0]) == section.get("includePossibleActions", True)
+    assert {name: report(tmp_path / "train")[name] for name in figures} == figures
+
+
+def test_training_reads_steps_and_features_of_candidates(tmp_path: Path) -> None:
+    make(tmp_path, FOUR, addTerminalStateRow=True, steps=2, gamma=0.9)
+    assert prepare_training_copy(str(tmp_path / "train"), actions=("l", "r")).step.tolist() == [2, 2, 2, 1]
+    rows = [event("a", 0, 0.0, action=CANDIDATES[0], possible_actions=CANDIDATES, terminal=True)]
+    make(tmp_path, rows, actionDiscrete=False)
+    assert json.loads((tmp_path / "train/manifest.json").read_text())["action_ids"] == [0, 4]
 
 
 def test_training_says_why_a_timeline_has_no_rows(tmp_path: Path) -> None:
@@ -143,18 +167,6 @@ def test_outlier_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert "leaves out 0.0% of the episodes, not 50.0%" in caplog.text
 
 
-def test_further_columns(tmp_path: Path) -> None:
-    """A name that differs in case alone from one of ours is another column."""
-    rows = [event("a", n, n, 1, clicks=n, where=f"p{n}", Reward=999.0, **{'we"; DROP--': n / 2}) for n in range(3)]
-    rows[-1]["terminal"] = True
-    make(tmp_path, rows, rewardColumns=["reward", "clicks"], extraFeatureColumns=["where", 'we"; DROP--'],
-         steps=2, gamma=0.5, includePossibleActions=False)  # fmt: skip
-    expected = {"reward": [1.5, 1.5, 1.0], "clicks": [0 + 0.5, 1 + 0.5 * 2, 2], "where": ["p0", "p1", "p2"],
-                "next_where": ["p2", None, None], 'next_we"; DROP--': [1.0, None, None]}  # fmt: skip
-    assert columns(tmp_path, *expected) == expected
-    assert "possible_actions" not in read(tmp_path / "train")[0]
-
-
 def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
     rows = "".join(f"a,{at},1,l,0,{paid}\n" for at, paid in enumerate(["7.61", "", "-.5e1", "TRUE", "false"]))
     log = f"mdp_id,sequence_number,state_features.0,action,reward,paid\n{rows}"
@@ -166,11 +178,6 @@ def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
     source.write_text(log.replace("7.61", '"7,61"'))
     with pytest.raises(DataError, match='number in paid, got "7,61"'):
         make(tmp_path, source, **section)
-
-
-def test_dates(tmp_path: Path) -> None:
-    make(tmp_path, DATED, startDs="2026-01-02", endDs="2026-01-04")
-    assert columns(tmp_path, "sequence_number") == {"sequence_number": [1, 2]}  # row 3 is the last of the range
 
 
 @pytest.mark.parametrize(
@@ -213,28 +220,17 @@ def test_what_cannot_be_made_is_refused(
     assert [path.read_text() for path in Path("in").iterdir()] == [log]
 
 
-def test_transitions_are_not_paired_again(tmp_path: Path) -> None:
-    make(tmp_path, FOUR)
-    with pytest.raises(ConfigError, match=r"inputTableName: .* got transitions"):
-        make(tmp_path / "again", tmp_path / "train")
-
-
-def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [event("a", 0, 0.0), event("a", 1, 1.0), event("a", 1, 7.0), event("a", 2, 2.0), event("b", 1, 3.0)]
-    make(tmp_path, rows)
-    assert columns(tmp_path, "next_state_features") == {"next_state_features": [{0: 1.0}, {0: 2.0}]}
-    assert report(tmp_path / "train").items() >= {
-        ("rows", 5), ("duplicate_rows", 1), ("paired_rows", 4), ("one_row_episodes", 1),
-    }  # fmt: skip
-    assert "1 row has the mdp_id and sequence_number of another" in caplog.text
-    assert f"Left out: {tmp_path}/events.jsonl:3" in caplog.text
-
-
-def test_gaps_between_times_are_not_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_what_was_paired_and_what_is_odd(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """20 pairs: steps of 7, and a last one of 1."""
-    make(tmp_path, [event("a", 7 * n, n) for n in range(20)] + [event("a", 134, 0.0)], addTerminalStateRow=True)
-    assert "21 rows in 1 episode, 0 true ends, 0 cut by a limit, gaps not counted" in caplog.text
-    assert "1 last row does not say how it ends: addTerminalStateRow" in caplog.text
+    rows = [event("a", 7 * n, n, terminal=n == 3) for n in range(20)] + [event("a", 134, 0.0), event("a", 7, 1.0)]
+    make(tmp_path, rows, addTerminalStateRow=True)
+    for words in (
+        "21 rows in 1 episode, 1 true end, 0 cut by a limit, gaps not counted",
+        "1 last row does not say how it ends: addTerminalStateRow",
+        "1 row follows an end inside an mdp_id",
+        f"1 row has the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/events",
+    ):
+        assert words in caplog.text
 
 
 def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -291,6 +287,8 @@ def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: P
     assert make(tmp_path, rows, steps=2, gamma=0.5).made  # other settings
     os.truncate(file, 100)
     assert make(tmp_path, rows, steps=2, gamma=0.5).made
+    with pytest.raises(ConfigError, match=r"inputTableName: .* got transitions"):
+        make(tmp_path / "again", tmp_path / "train")
 
 
 @pytest.fixture
@@ -380,8 +378,7 @@ def test_an_error_ends_a_file_without_another(tmp_path: Path) -> None:
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "events.jsonl", FOUR)
-    done = run("timeline", {"timeline": {"inputTableName": str(source), "outputTableName": str(tmp_path / "out")}})
-    assert done.code == 0, done.err
+    done = run("timeline", {"timeline": {"inputTableName": str(source), "outputTableName": str(tmp_path / "out")}}).ok
     assert done.outcome["train_rows"] == 3
     assert "4 rows in 1 episode, 0 true ends, 0 cut by a limit, 1 gap" in done.err
     bad = run("timeline", {"timeline": {"inputTable": "x"}, "engine": "spark", "query": {"actions": ["a", "a"]}})
