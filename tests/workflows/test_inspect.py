@@ -58,8 +58,7 @@ def sessions(count: int = 600) -> pd.DataFrame:
 
 def test_from_a_file_of_clicks_to_a_config(tmp_path: Path, run: Runner) -> None:
     clicks().to_csv(tmp_path / "clicks.csv", index=False)
-    done = run("inspect", {}, "--data", str(tmp_path / "clicks.csv"), "--output", str(tmp_path / "x.json"))
-    assert done.code == 0, done.err
+    done = run("inspect", {}, "--data", str(tmp_path / "clicks.csv"), "--output", str(tmp_path / "x.json")).ok
     assert json.loads((tmp_path / "x.json").read_text()) == {
         "training_data_path": str(tmp_path / "clicks.csv"),
         "model_output_path": "outputs/clicks",
@@ -137,24 +136,25 @@ def test_the_first_rows_alone_are_read() -> None:
     assert inspected.facts()["click"]["distinct"] == 2
 
 
-def test_whether_propensities_are_plausible() -> None:
-    """One row of probabilities for each action adds up to 1.1."""
-    assert reagent_lite.inspect(clicks()).propensities == ("propensity_score: in (0, 1] in every row, from 0.2 to 0.5",)
-    frame = clicks().assign(**{f"p_{action}": probability for action, probability in PROBABILITIES.items()})
-    frame.loc[7, "p_mail"] = 0.6
-    inspected = reagent_lite.inspect(frame)
-    assert re.match("p_call, p_mail, p_none: .* do not add up to 1 in 1 of 600 rows$", inspected.propensities[1])
-    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment"]
-    maps = reagent_lite.inspect(clicks().assign(policy=[PROBABILITIES] * 600))
-    assert "they add up to 1 in all 600 rows" in maps.propensities[1]
-    # by hand: the mean of 1 / p is 1 where every p is 1, and 3 actions give 3
-    certain = reagent_lite.inspect(clicks().assign(propensity_score=1.0))
-    assert "the mean of 1 / probability is 1; " in certain.propensities[1]
-    percent = reagent_lite.inspect(clicks().assign(propensity_score=50.0))
-    assert [note.partition(": ")[2] for note in percent.propensities] == [
-        "not a probability in (0, 1] in every row: 600 outside, 0 absent"
-    ]
-    assert "action_probability" not in percent.config["data"]["columns"]
+@pytest.mark.parametrize(
+    ("columns", "note", "used"),
+    [
+        ({}, r"propensity_score: in \(0, 1\] in every row, from 0.2 to 0.5$", True),
+        # one row of probabilities for each action adds up to 1.1
+        ({**{f"p_{action}": probability for action, probability in PROBABILITIES.items()},
+          "p_mail": [0.5] * 7 + [0.6] + [0.5] * 592},
+         "p_call, p_mail, p_none: .* do not add up to 1 in 1 of 600 rows$", True),
+        ({"policy": [PROBABILITIES] * 600}, ".* they add up to 1 in all 600 rows", True),
+        # by hand: the mean of 1 / p is 1 where every p is 1, and 3 actions give 3
+        ({"propensity_score": 1.0}, ".*the mean of 1 / probability is 1; ", True),
+        ({"propensity_score": 50.0}, r".*: not a probability in \(0, 1\] in every row: 600 outside, 0 absent$", False),
+    ],
+)  # fmt: skip
+def test_whether_propensities_are_plausible(columns: dict[str, Any], note: str, used: bool) -> None:
+    inspected = reagent_lite.inspect(clicks().assign(**columns))
+    assert re.match(note, inspected.propensities[-1]), inspected.propensities
+    read_as = inspected.config["data"]["columns"]
+    assert (read_as["state_features"], "action_probability" in read_as) == (["age", "income", "segment"], used)
 
 
 def test_what_is_known_is_given_as_columns() -> None:
@@ -206,8 +206,7 @@ def test_results_are_frames(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert outcome.metrics["step"].tolist() == [line["step"] for line in lines]
     assert set(outcome.metrics) == {key for line in lines for key in line}
-    evaluated = reagent_lite.evaluate(outcome.model, frame)
-    for result in (outcome, evaluated):
+    for result in (outcome, reagent_lite.evaluate(outcome.model, frame)):
         estimates = result.estimates.set_index(["outcome", "estimator"])
         assert set(estimates["policy"]) == {"model"}
         tags = {f"CPE/{name}/{estimator}" for name, estimator in estimates.index}
@@ -237,10 +236,8 @@ CELLS: list[st.SearchStrategy[Any]] = [
 @st.composite
 def frames(draw: st.DrawFn) -> pd.DataFrame:
     rows = draw(st.integers(0, 40))
-    names = draw(st.lists(NAMES, max_size=7, unique=True))
-    return pd.DataFrame(
-        {name: draw(st.lists(draw(st.sampled_from(CELLS)), min_size=rows, max_size=rows)) for name in names}
-    )
+    columns = st.sampled_from(CELLS).flatmap(lambda cells: st.lists(cells, min_size=rows, max_size=rows))
+    return pd.DataFrame(draw(st.dictionaries(NAMES, columns, max_size=7)))
 
 
 @settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -1,6 +1,5 @@
 """Logs of single decisions: without mdp_id, sequence_number and terminal, from any format to a policy and its value."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ def test_a_policy_its_value_and_scores_from_a_frame(
     frame = pd.DataFrame(log).assign(x=[row["state_features"]["x"] for row in log]).drop(columns="state_features")
     columns = {"state_features": ["x"]}
     tree = quick(Path(), tmp_path / "out", epochs=60, training={"learning_rate": 0.01, "l2_decay": 0.0})
-    caplog.set_level(logging.INFO)
     model = reagent_lite.train(tree | {"training_data_path": "", "data": {"columns": columns}}, frame).model
     assert caplog.messages.count(f"training data: {ALONE}") == 1
     decided = reagent_lite.load_bundle(model).predict_rows([{"x": 0.1}, {"x": 0.9}])

@@ -122,12 +122,12 @@ FEW_STEPS = "too few optimizer steps"
 def single_steps(folder: Path, *, depends: float, noise: float, rows: int = 1200) -> Path:
     """Terminal rows whose reward is `depends` times a feature, with the sign of the action, and noise of that size."""
     rng = np.random.default_rng(0)
-    states, actions, shocks = rng.normal(size=(rows, 3)), rng.integers(2, size=rows), rng.normal(size=rows)
+    drawn = (rng.normal(size=(rows, 3)).tolist(), rng.integers(2, size=rows), rng.normal(size=rows))
     log = [
         {"mdp_id": str(i), "sequence_number": 0, "state_features": {"0": x[0], "1": x[1], "2": x[2]},
          "action": "ab"[action], "reward": float(3 + depends * (2 * action - 1) * x[0] + noise * shock),
          "action_probability": 0.5, "possible_actions": ["a", "b"], "terminal": True}
-        for i, (x, action, shock) in enumerate(zip(states.tolist(), actions, shocks, strict=True))
+        for i, (x, action, shock) in enumerate(zip(*drawn, strict=True))
     ]  # fmt: skip
     return write_lines(folder / "log.jsonl", log)
 

@@ -1,6 +1,7 @@
 """Simulated logs: dynamics, episodes, policies and values against independent truth, and every error of the command."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ import pytest
 import scipy.special
 from numpy.typing import NDArray
 from oracles import cartpole, gridworld
-from oracles.bundles import Habit, bilinear_bundle, linear_bundle
+from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.simulated import dense, made
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.cli import main_alone
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
@@ -29,37 +29,22 @@ NAMES = ("left", "right")
 def test_rows_obey_the_dynamics_and_the_limit(tmp_path: Path, limit: int | None) -> None:
     result, log = made(tmp_path, rows=5000, num_envs=100, time_limit=limit)
     after = dense(row["next_state_features"] for row in log.rows)
-    expected, fell = cartpole.step(log.state, (log.action == "right").astype(int))
-    assert np.abs(after - expected).max() < 1e-5  # a truncated row says where it led, too
+    led_to, fell = cartpole.step(log.state, (log.action == "right").astype(int))
+    assert np.abs(after - led_to).max() < 1e-5  # a truncated row says where it led, too
     np.testing.assert_array_equal(log.terminal, fell)
     np.testing.assert_array_equal(log.truncated, (log.position == (limit or 200) - 1) & ~fell)
     assert bool(log.truncated.any()) == (limit is not None)
     last = np.append(np.diff(log.episode) > 0, True)
     np.testing.assert_array_equal(log.terminal ^ log.truncated, last)
     np.testing.assert_array_equal(after[~last], log.state[1:][~last[:-1]])  # the same numbers, not only close
-    starts = log.state[log.position == 0]
-    assert 0.049 < np.abs(starts).max() <= 0.05
+    assert 0.049 < np.abs(log.state[log.position == 0]).max() <= 0.05
     for row, ends, following in zip(log.rows, last, [*log.rows[1:], None], strict=True):
-        assert row["possible_actions"] == list(NAMES)
-        assert row["possible_next_actions"] == ([] if row["terminal"] else list(NAMES))
-        assert row["next_action"] == (None if ends or following is None else following["action"])
-        assert (row["time_diff"], row["reward"]) == (1, 1)
+        expected = {"possible_actions": list(NAMES), "possible_next_actions": [] if row["terminal"] else list(NAMES),
+                    "next_action": None if ends else following["action"], "time_diff": 1, "reward": 1}  # fmt: skip
+        assert {name: row[name] for name in expected} == expected
     assert (result.rows, result.episodes) == (len(log.rows), len(log.lengths))
     assert (log.propensity == 0.5).all()
     assert abs((log.action == "right").mean() - 0.5) < 4 * 0.5 / len(log.rows) ** 0.5
-
-
-def test_whole_episodes_in_the_order_of_their_starts(tmp_path: Path) -> None:
-    result, log = made(tmp_path, rows=3000, num_envs=16, seed=7)
-    assert result.rows == log.lengths.sum() >= 3000 > log.lengths[:-1].sum()
-    np.testing.assert_array_equal(log.position, np.concatenate([np.arange(n) for n in log.lengths]))
-    episodes = pd.DataFrame(log.ids, columns=["played", "env", "number"]).assign(length=log.lengths)
-    assert (episodes["played"].nunique(), set(episodes["env"])) == (1, set(range(16)))
-    # an environment's episodes follow each other without a gap, so each start is the sum of the lengths before
-    of_env = episodes.groupby("env")
-    assert (episodes["number"] == of_env.cumcount()).all()
-    start = of_env["length"].cumsum() - episodes["length"]
-    assert episodes.assign(start=start).sort_values(["start", "env"]).index.is_monotonic_increasing
 
 
 def test_events_are_the_same_decisions(tmp_path: Path) -> None:
@@ -100,7 +85,7 @@ def test_the_same_seed_is_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_masked_actions_and_the_true_value_of_the_random_policy(tmp_path: Path) -> None:
-    truth = float(gridworld.policy_values(gridworld.random_policy())[gridworld.START])
+    truth = gridworld.policy_values(gridworld.random_policy())[gridworld.START]
     assert truth == pytest.approx(0.332371, abs=5e-7)
     wanted = {"kind": "random", "episodes": 4000, "gamma": 0.9, "confidence_level": 0.9999}
     result, log = made(tmp_path, env="gridworld", rows=2000, value_of=wanted)
@@ -112,12 +97,11 @@ def test_masked_actions_and_the_true_value_of_the_random_policy(tmp_path: Path) 
     assert value["return"]["mean"] == pytest.approx(10 * value["terminated_share"])
     cells, open_here = log.state.argmax(1), gridworld.allowed()
     after = dense(row["next_state_features"] for row in log.rows).argmax(1)
-    chances = gridworld.transition_matrix()
-    for row, cell, following, propensity in zip(log.rows, cells, after, log.propensity, strict=True):
-        assert row["possible_actions"] == [gridworld.ACTIONS[k] for k in np.flatnonzero(open_here[cell])]
-        assert row["possible_next_actions"] == [gridworld.ACTIONS[k] for k in np.flatnonzero(open_here[following])]
-        assert propensity == np.float32(1 / open_here[cell].sum())
-        assert chances[cell, gridworld.ACTIONS.index(row["action"]), following] > 0
+    names = [[gridworld.ACTIONS[k] for k in np.flatnonzero(actions)] for actions in open_here]
+    for row, cell, following in zip(log.rows, cells, after, strict=True):
+        assert (row["possible_actions"], row["possible_next_actions"]) == (names[cell], names[following])
+    np.testing.assert_allclose(log.propensity, 1 / open_here[cells].sum(1), rtol=1e-7)
+    assert (gridworld.transition_matrix()[cells, [*map(gridworld.ACTIONS.index, log.action)], after] > 0).all()
 
 
 def test_logs_of_other_settings_share_no_episodes(tmp_path: Path) -> None:
@@ -169,8 +153,7 @@ def bilinear(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def values(state: Array) -> Array:
-    result: Array = state[:, IDS] @ WEIGHT.T
-    return result
+    return state[:, IDS] @ WEIGHT.T
 
 
 def test_epsilon_greedy_propensities(tmp_path: Path, linear: str) -> None:
@@ -182,19 +165,6 @@ def test_epsilon_greedy_propensities(tmp_path: Path, linear: str) -> None:
     np.testing.assert_allclose(log.propensity[clear], np.where(greedy, 0.85, 0.15), rtol=1e-6)
     assert len(np.unique(log.propensity)) == 2
     assert abs(greedy.mean() - 0.85) < 4 * (0.85 * 0.15 / clear.sum()) ** 0.5
-
-
-@pytest.mark.parametrize(
-    "policy", [{"kind": "epsilon_greedy", "epsilon": 0.0}, {"kind": "softmax", "temperature": 9.0}]
-)
-def test_a_restricted_model_plays_what_its_log_takes(tmp_path: Path, policy: dict[str, Any]) -> None:
-    """Right is taken with 0.05 of what left is: never played, whatever its value."""
-    habit = LikelyInTheLog(Habit([0.95, 0.0475]), 0.1)
-    model = str(linear_bundle(tmp_path / "model", WEIGHT, NAMES, IDS, restriction=habit))
-    _, log = made(tmp_path, rows=500, policy={**policy, "model": model})
-    assert (values(log.state).argmax(1) == 1).any()
-    assert set(log.action) == {"left"}
-    assert (log.propensity == 1).all()
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -219,11 +189,10 @@ def test_the_true_value_of_a_model(tmp_path: Path) -> None:
     policy[np.arange(25), np.where(mask, best, -1).argmax(1)] += 0.5 * mask.any(1)
     wanted = {**half, "episodes": 2000, "gamma": 0.9, "confidence_level": 0.9999}
     result, log = made(tmp_path, env="gridworld", episodes=50, value_of=wanted, policy=half)
-    assert result.value_of is not None
     truth = float(gridworld.policy_values(policy)[gridworld.START])
     assert result.value_of["discounted_return"]["lower"] < truth < result.value_of["discounted_return"]["upper"]
     assert result.value_of["policy"] == {**half, "temperature": 0}
-    index = [gridworld.ACTIONS.index(row["action"]) for row in log.rows]
+    index = [*map(gridworld.ACTIONS.index, log.action)]
     np.testing.assert_allclose(log.propensity, policy[log.state.argmax(1), index], rtol=1e-6)
 
 
@@ -254,7 +223,7 @@ def test_errors_leave_nothing(
     tree: dict[str, Any], message: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("")
+    Path("file").touch()
     Path("folder.jsonl").mkdir()
     Path("linear").symlink_to(linear)
     Path("bilinear").symlink_to(bilinear)
@@ -274,6 +243,5 @@ def test_the_last_line_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFi
     assert {"log", "rows", "episodes", "mean_return", "rows_per_second", "seconds", "value_of"} <= outcome.keys()
     assert (outcome["log"], outcome["rows"]) == (str(log), len(log.read_text().splitlines()))
     assert outcome["value_of"]["policy"]["kind"] == "random"
-    assert "simulating: " in captured.err
-    assert "true value of random over 50 episodes" in captured.err
+    assert re.search("(?s)simulating: .*true value of random over 50 episodes", captured.err)
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.jsonl", "log.jsonl.truth.json"]

@@ -163,7 +163,6 @@ def beside_data(tmp_path: Path, share: float) -> Tree:
 
 def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tree = beside_data(tmp_path, 0.25)
-    caplog.set_level("INFO", "reagent_lite")
     assert {"simulation/return/mean", "td_loss/mean"} <= set(trained(tree).scores)
     assert "simulation/env_steps" in tags(tree)
     assert "32 of them simulated" in caplog.text
@@ -228,7 +227,6 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
 ) -> None:
     set_to = ["medium"]
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
-    caplog.set_level("INFO", "reagent_lite")
     config = checked(online(tmp_path, "cartpole_v1", math=math, backend="cpu"), "dqn")
     open_simulation(config, Group(ProcessRanks(), torch.device(device)))
     assert set_to[-1] == precision

@@ -1,6 +1,5 @@
 """Timelines of this machine's engine: pairs, ends, spans of several rows, what is left out, what is refused."""
 
-import gc
 import json
 import os
 import signal
@@ -306,7 +305,10 @@ def many_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_events: Path, size: str, rows: int, key: str
 ) -> None:
-    """It fills up at the end of a file or before, when a row group is written."""
+    """It fills up at the end of a file or before, when a row group is written.
+
+    An error in the destructor of Parquet's writer would be pytest's warning, which is an error.
+    """
     monkeypatch.setattr(part_files, "ROW_GROUP_ROWS", rows)
     with small_disk(tmp_path / "disk", size=size, files=64) as disk:
         with pytest.raises(ConfigError, match=rf"timeline.{key}TableName: .* {disk}, got No space left"):
@@ -339,16 +341,6 @@ def test_events_that_change_while_they_are_read(tmp_path: Path) -> None:
     with touch, pytest.raises(DataError, match=r"events.jsonl: .* while it is read"):
         make(tmp_path, source)
     assert not (tmp_path / "train").exists()
-
-
-def test_an_error_ends_a_file_without_another(tmp_path: Path) -> None:
-    """An error in the destructor of Parquet's writer would be pytest's warning, which is an error."""
-    rows = pa.record_batch({"x": [1], "part": [0]})
-    files = PartFiles(tmp_path, "", ["x"], rows.schema)
-    files.write(rows)
-    files.__exit__(InterruptedError, InterruptedError(), None)
-    del files
-    gc.collect()
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:

@@ -243,7 +243,6 @@ def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
         finish(*arguments)
         stop()
 
-    caplog.set_level("INFO")
     slow = MagicMock(spec=Sink, **{"__exit__.side_effect": stop})
     again = pytest.raises(Preempted, match="run the same command again to continue")
     with patch("reagent_lite.run.train.trackers", return_value=[slow]), again:
