@@ -132,11 +132,11 @@ def same_normalization(file: Path, fitted: dict[str, Any]) -> None:
     written = {key: json.loads(text) for key, text in json.loads(file.read_text()).items()}
     assert written.keys() == fitted.keys()
     for key, text in fitted.items():
-        expected = json.loads(text) if isinstance(text, str) else text
-        for name in ("feature_type", "levels"):
-            assert written[key].get(name) == expected.get(name)
-        for name in ("mean", "stddev", "min_value", "max_value"):
-            assert written[key][name] == pytest.approx(expected[name], rel=1e-12, abs=1e-12)
+        parameters = json.loads(text) if isinstance(text, str) else text
+        exact = {name: parameters.get(name) for name in ("feature_type", "levels")}
+        close = {name: parameters[name] for name in ("mean", "stddev", "min_value", "max_value")}
+        assert {name: written[key].get(name) for name in exact} == exact
+        assert {name: written[key][name] for name in close} == pytest.approx(close, rel=1e-12, abs=1e-12)
 
 
 @pytest.fixture
@@ -145,23 +145,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
 
 
 def gradient(group: Group, path: str) -> dict[str, float]:
-    """Returns the gradient of a step over the rows of all machines, and that of plain averaging.
+    """Returns the gradient of a step over the rows of all machines.
 
     One number, 0, is predicted for every reward; the loss is the weighted sum of squared errors.
     """
     config = load_config(DqnConfig, path)
     data = prepare(config, group)
     batch = next(LoggedSource(data.train.rows, logged_plan(config, data, 4), group.rank, group.device))
-    figures: dict[str, float] = {"rows": len(batch)}
-    for name, weight in (("weighted", batch.weight), ("plain", torch.full((len(batch),), 1 / len(batch)))):
-        module = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.zeros_(module.weight)
-        wrapped = group.wrap(module)  # averages as long as it lives
-        errors = wrapped(torch.ones(len(batch), 1))[:, 0] - batch.reward
-        (weight * errors.square()).sum().backward()
-        assert module.weight.grad is not None
-        figures[name] = float(module.weight.grad)
-    return figures
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    wrapped = group.wrap(module)  # averages as long as it lives
+    (batch.weight * (wrapped(torch.ones(len(batch), 1))[:, 0] - batch.reward).square()).sum().backward()
+    return {"rows": len(batch), "gradient": float(module.weight.grad)}
 
 
 def scored_episodes(group: Group, path: str) -> dict[str, object]:
@@ -179,34 +174,39 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
     }
 
 
-def with_kind(value: Any, texts: str) -> Any:
-    """Returns features, or each of a list, with a category "kind" of these levels; one in ten of them lacks it."""
+def with_kind(value: Any, texts: str, number: str) -> Any:
+    """Returns features, or each of a list, with a category "kind" and a number, which one in ten lacks."""
     if isinstance(value, list):
-        return [with_kind(candidate, texts) for candidate in value]
-    number = crc32(json.dumps(value).encode())
-    return {**value, "kind": texts[number // 10 % len(texts)]} if isinstance(value, dict) and number % 10 else value
+        return [with_kind(candidate, texts, number) for candidate in value]
+    code = crc32(json.dumps(value).encode())
+    more = {"kind": texts[code // 10 % len(texts)], number: float(code % 7)}
+    return {**value, **more} if isinstance(value, dict) and code % 10 else value
 
 
-def with_texts(rows: Rows, texts: str) -> Rows:
-    """Returns rows whose states, and candidates, have such a category."""
-    return [{name: with_kind(value, texts) for name, value in row.items()} for row in rows]
+def with_texts(rows: Rows, texts: str, number: str) -> Rows:
+    """Returns rows whose states, and candidates, have such features."""
+    return [{name: with_kind(value, texts, number) for name, value in row.items()} for row in rows]
 
 
 @pytest.mark.parametrize(("make", "tree"), [(random_rows, SETTINGS), (candidate_rows, WITHOUT_NAMES)])
 def test_shards_with_different_levels_train_what_one_machine_trains(
     make: Callable[..., Rows], tree: dict[str, Any], cluster: Callable[..., Any]
 ) -> None:
-    shards = [with_texts(named(make(80), 0), "abc"), with_texts(named(make(60, seed=1), 1), "bcdd")]
-    runs, folders = cluster(shards, tree=tree, norm_params={"max_unique_enum_values": 3})
-    for column in ("state_features", *([] if "actions" in tree else ["action"])):
-        kind = json.loads(json.loads((folders[0] / f"out/{column}_norm.json").read_text())["kind"])
+    """Node 1 has a metric and features 7, which node 0 lacks; node 0 has features 9."""
+    second = with_texts(named(make(60, seed=1), 1), "bcdd", "7")
+    shards = [with_texts(named(make(80), 0), "abc", "9"), [{**row, "metrics": {"clicks": 1.0}} for row in second]]
+    runs, folders = cluster(shards, tree=tree, norm_params={"max_unique_enum_values": 3, "num_samples": 1000})
+    for column, ids in {"state_features": "0127", **({} if "actions" in tree else {"action": "057"})}.items():
+        norm = json.loads((folders[0] / f"out/{column}_norm.json").read_text())
+        assert sorted(norm) == [*ids, "9", "kind"]
+        kind = json.loads(norm["kind"])
         assert (kind["feature_type"], kind["levels"]) == ("ENUM", ["b", "c", "d"])
     assert re.search("state feature kind: .* values are other", runs[0].err)
 
 
 def test_a_feature_that_is_a_text_on_one_machine_alone_is_refused(tmp_path: Path) -> None:
     numbers = [{**row, "state_features": {**row["state_features"], "kind": 1.5}} for row in named(random_rows(40), 0)]
-    runs = started(nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab")]), "dqn", SETTINGS)
+    runs = started(nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab", "7")]), "dqn", SETTINGS)
     assert 2 in [run.code for run in runs]
     assert any("data on node 0: feature kind: expected texts" in run.err for run in runs)
 
@@ -223,8 +223,7 @@ def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: P
     tree = merged(SETTINGS, {"norm_params": {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(3)}}})
     runs = started(folders, gradient, tree)
     assert [run.code for run in runs] == [0, 0], runs
-    gradients = {"weighted": pytest.approx(-8), "plain": pytest.approx(-6)}
-    assert [run.outcome for run in runs] == [{"rows": 3, **gradients}, {"rows": 1, **gradients}]
+    assert [run.outcome for run in runs] == [{"rows": rows, "gradient": pytest.approx(-8)} for rows in (3, 1)]
 
 
 def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[..., Any]) -> None:
@@ -238,8 +237,7 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[.
         assert words in runs[0].err
     scored = held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
     out = folders[0] / "out"
-    overlap = json.loads((out / "model/evaluation.json").read_text())["cpe"]["overlap"]
-    assert overlap["num_episodes"] == scored
+    assert json.loads((out / "model/evaluation.json").read_text())["cpe"]["overlap"]["num_episodes"] == scored
     figures = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
@@ -259,31 +257,6 @@ def test_a_node_without_rows_and_one_with_a_single_row(cluster: Callable[..., An
 @pytest.mark.slow
 def test_a_file_without_rows_and_candidates(cluster: Callable[..., Any]) -> None:
     assert "shards: 45 + 0 rows on 2 nodes" in cluster([candidate_rows(45), []], tree=WITHOUT_NAMES)[0][0].err
-
-
-@pytest.mark.slow
-def test_candidates_of_two_nodes_that_have_other_features_and_metrics(cluster: Callable[..., Any]) -> None:
-    """Node 1 has 31 rows, a state feature and a metric that node 0 lacks; node 0 has a candidate's feature more."""
-    first = [
-        {**row, **{name: with_ninth(row[name]) for name in row if name.endswith("action") or name.endswith("actions")}}
-        for row in named(candidate_rows(70), 0)
-    ]
-    second = [
-        {**row, "state_features": {**row["state_features"], "7": 2.5 * number - 3}, "metrics": {"clicks": 1.0}}
-        for number, row in enumerate(named(candidate_rows(31, 1, most=3), 1))
-    ]
-    _, folders = cluster([first, second], tree=WITHOUT_NAMES, norm_params={"num_samples": 1000})
-    state, action = (
-        json.loads((folders[0] / f"out/{name}_norm.json").read_text()) for name in ("state_features", "action")
-    )
-    assert (sorted(state), sorted(action)) == (["0", "1", "2", "7"], ["0", "5", "9"])
-    # feature 7 is in 31 rows of 101: 2.5 i - 3 for i < 31, whose mean is 2.5 * 15 - 3
-    assert json.loads(state["7"])["mean"] == 34.5
-
-
-def with_ninth(value: Any) -> Any:
-    """Returns a candidate, if it is one, or each of a list with another feature."""
-    return [*map(with_ninth, value)] if isinstance(value, list) else value and {**value, "9": 1.0}
 
 
 LONG = random_rows(3000, missing=0)
