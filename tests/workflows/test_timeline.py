@@ -305,10 +305,7 @@ def many_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_events: Path, size: str, rows: int, key: str
 ) -> None:
-    """It fills up at the end of a file or before, when a row group is written.
-
-    An error in the destructor of Parquet's writer would be pytest's warning, which is an error.
-    """
+    """It fills up at the end of a file or before, when a row group is written."""
     monkeypatch.setattr(part_files, "ROW_GROUP_ROWS", rows)
     with small_disk(tmp_path / "disk", size=size, files=64) as disk:
         with pytest.raises(ConfigError, match=rf"timeline.{key}TableName: .* {disk}, got No space left"):
@@ -360,6 +357,8 @@ def test_the_command_line(run: Runner, tmp_path: Path) -> None:
 def test_a_signal_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: str
 ) -> None:
+    """Nor an error in the destructor of Parquet's writer, which would be pytest's warning and so an error."""
+
     def interrupted(*_: object) -> None:
         assert len(list(tmp_path.glob(".train.*"))) == 2  # what is sorted, and what would be written
         os.kill(os.getpid(), signal.Signals[number])
