@@ -51,6 +51,12 @@ class Run:
         result: dict[str, Any] = json.loads(self.out.splitlines()[-1])
         return result
 
+    @property
+    def ok(self) -> "Run":
+        """This run, which has ended without an error."""
+        assert self.code == 0, self.err
+        return self
+
 
 def end(process: Interpreter, timeout: float = 240) -> Run:
     """Waits for the end of a process, and kills it where that takes longer."""

@@ -28,16 +28,11 @@ def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, t
 
     The value is that of the policy that the exported model would follow, in all 713 states and with every action open.
     """
-    paired = run("timeline", with_events(tmp_path, seed))
-    assert paired.code == 0, paired.err
-    fetched = run("shard", config("shard"), "--num_nodes", "1", "--node_index", "0")
-    assert (fetched.code, fetched.outcome["rows"]) == (0, [paired.outcome["train_rows"]]), fetched.err
-    done = run("dqn", config("dqn") | {"seed": seed}, timeout=500)
-    assert done.code == 0, done.err
-    values = json.loads((tmp_path / done.outcome["model"] / "evaluation.json").read_text())["values"]
+    model = learned(run, tmp_path, seed)
+    values = json.loads((model / "evaluation.json").read_text())["values"]
     assert (values["low"], values["high"]) == (0, 1)
     assert 0 < values["mean"] < 1
-    value, unrestricted = worth(tmp_path)
+    value, unrestricted = worth(model)
     assert value >= 0.81
     assert value > unrestricted  # the largest q of all actions, likely in the log or not
 
@@ -56,33 +51,23 @@ def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, t
 )
 def test_actors_find_one_too(changes: dict[str, Any], run: Runner, tmp_path: Path) -> None:
     """The greedy choice of the actor; tests/benchmarks/RESULTS.md has more seeds beside BCQ and CQL."""
-    paired = run("timeline", with_events(tmp_path, 0))
-    assert paired.code == 0, paired.err
-    fetched = run("shard", config("shard"), "--num_nodes", "1", "--node_index", "0")
-    assert fetched.code == 0, fetched.err
-    tree = config("dqn") | {"rainbow": {"dueling_architecture": False}} | changes
-    done = run("dqn", tree, timeout=500)
-    assert done.code == 0, done.err
-    assert worth(tmp_path)[0] >= 0.81
+    assert worth(learned(run, tmp_path, 0, rainbow={"dueling_architecture": False}, **changes))[0] >= 0.81
 
 
-def config(name: str) -> dict[str, Any]:
-    tree: dict[str, Any] = json.loads((ROOT / "configs" / "icu_sepsis" / f"{name}.json").read_text())
-    return tree
-
-
-def with_events(folder: Path, seed: int) -> dict[str, Any]:
-    """Draws a log where configs/icu_sepsis/timeline.json reads it, and returns that."""
-    tree = config("timeline")
+def learned(run: Runner, folder: Path, seed: int, **changes: Any) -> Path:
+    """Draws a log where configs/icu_sepsis/timeline.json reads it, and returns the model of its configs."""
+    timeline, shard, dqn = (
+        json.loads((ROOT / "configs/icu_sepsis" / f"{name}.json").read_text()) for name in ("timeline", "shard", "dqn")
+    )
     log = icu_sepsis.draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(seed))
-    icu_sepsis.write_events(folder / tree["timeline"]["inputTableName"], log)
-    return tree
+    icu_sepsis.write_events(folder / timeline["timeline"]["inputTableName"], log)
+    paired = run("timeline", timeline).ok
+    fetched = run("shard", shard, "--num_nodes", "1", "--node_index", "0")
+    assert (fetched.code, fetched.outcome["rows"]) == (0, [paired.outcome["train_rows"]]), fetched.err
+    return folder / run("dqn", dqn | {"seed": seed} | changes, timeout=500).ok.outcome["model"]
 
 
-def worth(folder: Path) -> tuple[float, float]:
+def worth(model: Path) -> list[float]:
     """Returns the exact value of the exported model's greedy choice, and of the largest q without its restriction."""
-    bundle = load_bundle(folder / "outputs" / "icu_sepsis" / "model")
-    prediction = bundle.predict(np.arange(NUM_LIVING, dtype=np.float32)[:, None])
-    policies = (prediction.greedy, prediction.q.argmax(1))
-    value, unrestricted = (exact_value(icu_sepsis.greedy_policy(actions)) for actions in policies)
-    return value, unrestricted
+    prediction = load_bundle(model).predict(np.arange(NUM_LIVING, dtype=np.float32)[:, None])
+    return [exact_value(icu_sepsis.greedy_policy(actions)) for actions in (prediction.greedy, prediction.q.argmax(1))]

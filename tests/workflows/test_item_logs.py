@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracles.items import ITEMS, NAMES, events, features_of, repeated, transitions, write_items
 from oracles.logs import write_lines
-from oracles.runs import Runner, merged, quick, run, trained
+from oracles.runs import Runner, merged, quick, trained
 
 import reagent_lite
 from reagent_lite.config import check
@@ -28,8 +28,6 @@ from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.score import score
 from workflows.normalize import normalize
 
-__all__ = ["run"]
-
 
 def config(log: Path, out: Path, **sections: Any) -> dict[str, Any]:
     tree = quick(log, out, epochs=2)
@@ -37,53 +35,51 @@ def config(log: Path, out: Path, **sections: Any) -> dict[str, Any]:
     return merged(tree, {"training": {"layers": [-1, 8, 1]}, **sections})
 
 
-def test_ids_and_repeated_features_train_the_same_model(tmp_path: Path) -> None:
-    rows, features = events(), repeated(events())
-    items = write_items(tmp_path)
-    by_id = trained(config(write_lines(tmp_path / "ids.jsonl", rows), tmp_path / "a", data={"items": str(items)}))
-    by_features = trained(config(write_lines(tmp_path / "features.jsonl", features), tmp_path / "b"))
-    items_model, features_model = (Path(str(outcome.model)) for outcome in (by_id, by_features))
-    for file in ("weights.safetensors", "normalization.json", "golden.json", "model.onnx"):
-        assert (items_model / file).read_bytes() == (features_model / file).read_bytes(), file
-    assert by_id.scores == by_features.scores
-    assert (items_model / ITEMS_FILE).exists()
-    assert not (features_model / ITEMS_FILE).exists()
+def model_of(log: Path, out: Path, **sections: Any) -> Path:
+    return Path(str(trained(config(log, out, **sections)).model))
+
+
+def assert_same(model: Path, other: Path, *files: str) -> None:
+    for file in files:
+        assert (model / file).read_bytes() == (other / file).read_bytes(), file
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the events with their items."""
-    folder = tmp_path_factory.mktemp("model")
-    items = write_items(folder)
-    log = write_lines(folder / "log.jsonl", events())
-    return Path(str(trained(config(log, folder / "out", data={"items": str(items)})).model))
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Files of the events and of their items."""
+    folder = tmp_path_factory.mktemp("inputs")
+    return write_lines(folder / "log.jsonl", events()), str(write_items(folder))
 
 
-def test_card_report_and_evaluation_name_the_items(model: Path) -> None:
-    bundle = load_bundle(model)
-    assert bundle.items is not None
+@pytest.fixture(scope="module")
+def model(inputs: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_of(inputs[0], tmp_path_factory.mktemp("model") / "out", data={"items": inputs[1]})
+
+
+def test_ids_and_repeated_features_train_the_same_model(model: Path, tmp_path: Path) -> None:
+    other = model_of(write_lines(tmp_path / "features.jsonl", repeated(events())), tmp_path / "out")
+    assert_same(model, other, "weights.safetensors", "normalization.json", "golden.json", "model.onnx")
+    of_ids, of_features = (json.loads((path / "evaluation.json").read_text())["scores"] for path in (model, other))
+    assert of_ids == of_features
+    assert [(path / ITEMS_FILE).exists() for path in (model, other)] == [True, False]
+
+
+def test_card_and_report_name_the_items(model: Path) -> None:
     digest = hashlib.sha256((model / ITEMS_FILE).read_bytes()).hexdigest()
-    assert digest == bundle.items.sha256
-    card = (model / "MODEL_CARD.md").read_text()
-    assert f"5 items in `items.json`, hash `{digest}`, such as tea, milk, bread, 12, jam." in card
-    document = json.loads((model / "evaluation.json").read_text())["cpe"]["candidates"]
-    assert set(document["items"]) == set(NAMES)
-    for policy in ("logged", "policy"):
-        assert sum(share[policy] for share in document["items"].values()) == pytest.approx(1)
-        assert document["other_items"][policy] == pytest.approx(0, abs=1e-6)
+    assert digest == load_bundle(model).items.sha256
+    words = f"5 items in `items.json`, hash `{digest}`, such as tea, milk, bread, 12, jam."
+    assert words in (model / "MODEL_CARD.md").read_text()
     page = (model.parent / "report.html").read_text()
-    assert "Shares of items on evaluated rows" in page
-    assert digest[:16] in page
+    assert ("Shares of items on evaluated rows" in page, digest[:16] in page) == (True, True)
 
 
-def test_shares_of_logged_items_are_those_of_the_log(tmp_path: Path) -> None:
-    rows = events()
-    log = write_lines(tmp_path / "log.jsonl", rows)
-    run = {"model": "uniform", "data_path": str(log), "items": str(write_items(tmp_path)), "gamma": 0.9,
+def test_shares_of_logged_items_are_those_of_the_log(inputs: tuple[Path, str], tmp_path: Path) -> None:
+    log, items = inputs
+    run = {"model": "uniform", "data_path": str(log), "items": items, "gamma": 0.9,
            "output_path": str(tmp_path / "out.json"), "write_scored_rows": True}  # fmt: skip
     evaluate(check(EvaluateConfig, run))
     document = json.loads((tmp_path / "out.json").read_text())
-    scored = [rows[line - 1] for line in document["log"]["scored_lines"][str(log)]]
+    scored = [events()[line - 1] for line in document["log"]["scored_lines"][str(log)]]
     shares = document["model"]["candidates"]["items"]
     for name in NAMES:
         logged = sum(str(row["action"]) == name for row in scored) / len(scored)
@@ -95,8 +91,7 @@ def scored(model: Path, data: Path, **keys: Any) -> list[dict[str, Any]]:
     target = data.with_suffix(".scores.parquet")
     tree = {"model": str(model), "data_path": str(data), "output_path": str(target), "policy": "greedy", **keys}
     score(check(ScoreConfig, tree))
-    rows: list[dict[str, Any]] = pq.read_table(target).to_pylist()
-    return rows
+    return pq.read_table(target).to_pylist()
 
 
 def test_scores_name_items_and_are_those_of_their_features(model: Path, tmp_path: Path) -> None:
@@ -104,20 +99,17 @@ def test_scores_name_items_and_are_those_of_their_features(model: Path, tmp_path
     without = [{"state_features": row["state_features"]} for row in rows]
     mixed = [row if number % 3 else other for number, (row, other) in enumerate(zip(rows, without, strict=True))]
     plain = [{**row, "possible_actions": [features_of(name) for name in row["possible_actions"]]} for row in rows]
-    by_features = scored(model, write_lines(tmp_path / "features.jsonl", plain), all_scores=True)
-    by_id = scored(model, write_lines(tmp_path / "ids.jsonl", rows), all_scores=True)
-    of_all = scored(model, write_lines(tmp_path / "all.jsonl", without), all_scores=True)
+    by_features, by_id, of_all, some = (
+        scored(model, write_lines(tmp_path / f"{number}.jsonl", given), all_scores=True)
+        for number, given in enumerate((plain, rows, without, mixed))
+    )
     for number, (row, result, other, every) in enumerate(zip(rows, by_id, by_features, of_all, strict=True)):
         assert result["action"] == str(row["possible_actions"][result["index"]])
         assert dict(other["action"]) == pytest.approx(features_of(result["action"]))
         assert (result["index"], result["score"], result["scores"]) == (other["index"], other["score"], other["scores"])
-        assert every["action"] == NAMES[every["index"]]
+        assert (every["action"], len(every["scores"])) == (NAMES[every["index"]], 5)
         assert every["score"] == pytest.approx(max(every["scores"])), number
-        assert len(every["scores"]) == 5
-    some = scored(model, write_lines(tmp_path / "mixed.jsonl", mixed))
-    expected = [(result if number % 3 else every)["action"]
-                for number, (result, every) in enumerate(zip(by_id, of_all, strict=True))]  # fmt: skip
-    assert [result["action"] for result in some] == expected
+        assert some[number]["action"] == (result if number % 3 else every)["action"]
 
 
 def test_scores_with_a_newer_table_and_with_unknown_items(model: Path, tmp_path: Path) -> None:
@@ -133,83 +125,66 @@ def test_scores_with_a_newer_table_and_with_unknown_items(model: Path, tmp_path:
 
 
 def test_a_model_is_evaluated_on_ids_with_its_own_items(model: Path, tmp_path: Path) -> None:
-    estimates = {}
-    for name, rows in (("ids", events(seed=1)), ("features", repeated(events(seed=1)))):
+    def evaluated(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         log = write_lines(tmp_path / f"{name}.jsonl", rows)
-        target = tmp_path / f"{name}.json"
-        keys = {"model": str(model), "data_path": str(log), "output_path": str(target)}
-        outcome = evaluate(check(EvaluateConfig, {**keys, "evaluation": {"bootstrap_resamples": 100}}))
-        estimates[name] = outcome.scores
-    assert estimates["ids"] == estimates["features"]
+        keys = {"model": str(model), "data_path": str(log), "output_path": str(tmp_path / f"{name}.json")}
+        return evaluate(check(EvaluateConfig, {**keys, "evaluation": {"bootstrap_resamples": 100}})).scores
+
+    assert evaluated("ids", events(seed=1)) == evaluated("features", repeated(events(seed=1)))
     assert json.loads((tmp_path / "ids.json").read_text())["model"]["candidates"]["items"]
 
 
-def test_timelines_normalization_and_stages_take_items(tmp_path: Path) -> None:
-    items = write_items(tmp_path)
-    log = write_lines(tmp_path / "log.jsonl", events())
-    given = {"items": str(items)}
-    section = {"inputTableName": str(log), "outputTableName": str(tmp_path / "t"), "actionDiscrete": False}
-    timeline = check(TimelineConfig, {"timeline": section, **given})
-    made = run_timeline(timeline)
-    by_timeline = trained(config(Path(made.train), tmp_path / "a"))
-    direct = trained(config(log, tmp_path / "b", data=given))
-    for file in ("weights.safetensors", "normalization.json"):
-        assert (Path(str(by_timeline.model)) / file).read_bytes() == (Path(str(direct.model)) / file).read_bytes()
-    assert run_timeline(timeline).made is False
+def test_timelines_take_items(inputs: tuple[Path, str], model: Path, tmp_path: Path) -> None:
+    section = {"inputTableName": str(inputs[0]), "outputTableName": str(tmp_path / "t"), "actionDiscrete": False}
+    timeline = check(TimelineConfig, {"timeline": section, "items": str(write_items(tmp_path))})
+    by_timeline = model_of(Path(run_timeline(timeline).train), tmp_path / "out")
+    assert_same(by_timeline, model, "weights.safetensors", "normalization.json")
+    assert not run_timeline(timeline).made
     write_items(tmp_path, {"item_id": "beer", "price": 1.0, "7": 0.1})
-    again = run_timeline(timeline)
-    assert again.made is True
-    norm = {"norm_params": {"output_dir": str(tmp_path / "norm"), "cols_to_norm": ["state_features", "action"]}}
-    outcome = normalize(check(NormalizeConfig, {"training_data_path": str(log), **given, **norm}))
+    assert run_timeline(timeline).made
+
+
+def test_normalization_takes_items(inputs: tuple[Path, str], tmp_path: Path) -> None:
+    norm = {"output_dir": str(tmp_path), "cols_to_norm": ["state_features", "action"]}
+    tree = {"training_data_path": str(inputs[0]), "items": inputs[1], "norm_params": norm}
+    outcome = normalize(check(NormalizeConfig, tree))
     assert (outcome.parametric, outcome.features) == (True, {"state_features": 2, "action": 2})
-    fitted = json.loads((tmp_path / "norm" / "action_norm.json").read_text())
-    assert set(fitted) == {"7", "price"}
+    assert json.loads((tmp_path / "action_norm.json").read_text()).keys() == {"7", "price"}
 
 
-def test_shards_of_ids_train_with_the_table(tmp_path: Path) -> None:
-    items = write_items(tmp_path)
+def test_shards_of_ids_train_with_the_table(inputs: tuple[Path, str], model: Path, tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", transitions(events()))
-    shards = trained(config(log, tmp_path / "a", data={"items": str(items), "shards_path": str(tmp_path / "shards")}))
-    direct = trained(config(log, tmp_path / "b", data={"items": str(items)}))
-    from_shards, other = (Path(str(outcome.model)) / "normalization.json" for outcome in (shards, direct))
-    assert from_shards.read_bytes() == other.read_bytes()
+    data = {"items": inputs[1], "shards_path": str(tmp_path / "shards")}
+    assert_same(model_of(log, tmp_path / "out", data=data), model, "normalization.json")
 
 
-def test_frames_of_rows_and_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_rows_and_items(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     frame = pd.DataFrame(ITEMS).astype({"item_id": str}).rename(columns={"item_id": "sku"})
     rows = pd.DataFrame([{**row, "action": str(row["action"]), "possible_actions": [*map(str, row["possible_actions"])]}
                          for row in events()])  # fmt: skip
-    tree = config(Path(), tmp_path / "out", data={"item_id": "sku"})
-    outcome = reagent_lite.train({**tree, "training_data_path": ""}, rows, items=frame)
-    by_path = trained(config(write_lines(tmp_path / "log.jsonl", events()), tmp_path / "b",
-                             data={"items": str(write_items(tmp_path))}))  # fmt: skip
-    from_frames, other = (Path(str(run.model)) / "weights.safetensors" for run in (outcome, by_path))
-    assert from_frames.read_bytes() == other.read_bytes()
-    assert load_bundle(from_frames.parent).item_id == "sku"
-    table = reagent_lite.score(str(outcome.model), rows[["state_features"]], items=frame, config={"policy": "greedy"})
+    tree = config(Path(), tmp_path / "out", data={"item_id": "sku"}) | {"training_data_path": ""}
+    trained_model = Path(str(reagent_lite.train(tree, rows, items=frame).model))
+    assert_same(trained_model, model, "weights.safetensors")
+    assert load_bundle(trained_model).item_id == "sku"
+    table = reagent_lite.score(trained_model, rows[["state_features"]], items=frame, config={"policy": "greedy"})
     assert set(table["action"].to_pylist()) <= set(NAMES)
 
 
-def test_a_bad_table_ends_the_run_before_it_begins(run: Runner, tmp_path: Path) -> None:
+def test_a_bad_table_ends_the_run_before_it_begins(run: Runner, inputs: tuple[Path, str], tmp_path: Path) -> None:
     items = write_items(tmp_path, ITEMS[0])
-    log = write_lines(tmp_path / "log.jsonl", events())
-    refused = run("parametric_dqn", config(log, tmp_path / "out", data={"items": str(items)}))
+    refused = run("parametric_dqn", config(inputs[0], tmp_path / "out", data={"items": str(items)}))
     assert refused.code == 2
     assert f"{items}:6: expected each id once, got 'tea'" in refused.err
     assert not (tmp_path / "out" / "model").exists()
 
 
-def test_inspect_proposes_candidates_of_an_item_table(tmp_path: Path) -> None:
+def test_inspect_proposes_candidates_of_an_item_table(inputs: tuple[Path, str], tmp_path: Path) -> None:
     items = write_items(tmp_path)
-    log = write_lines(tmp_path / "log.jsonl", events())
-    inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
-    assert inspected.config is not None
+    tree = check(InspectConfig, {"data_path": str(inputs[0]), "items": str(items)})
+    inspected = inspect_log(tree)
     assert (inspected.workflow, inspected.problems) == ("parametric_dqn", ())
     assert inspected.config["data"] == {"items": str(items)}
-    assert "actions" not in inspected.config
-    assert trained(merged(inspected.config, config(log, tmp_path / "out"))).model is not None
+    assert trained(merged(inspected.config, config(inputs[0], tmp_path / "out"))).model is not None
     write_lines(items, [*ITEMS[1:]])
-    inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": str(items)}))
-    assert inspected.config is None
-    assert "expected an id of the 4 items" in inspected.problems[0]
+    assert "expected an id of the 4 items" in inspect_log(tree).problems[0]

@@ -1,6 +1,5 @@
 """Logs of single decisions: without mdp_id, sequence_number and terminal, from any format to a policy and its value."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,32 +9,25 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from oracles.logs import write_lines
-from oracles.runs import Runner, quick, run, trained
+from oracles.runs import Runner, quick, trained
 
 import reagent_lite
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, NoRowsError
 
-__all__ = ["run"]
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
 
 
 def rows(count: int = 200, *, parametric: bool = False) -> list[dict[str, Any]]:
     """Action a earns the feature x, action b 1 - x; b is logged in three of ten rows."""
     rng = np.random.default_rng(0)
-    log = []
-    for x in rng.random(count).round(4).tolist():
-        action = int(rng.random() < 0.3)
-        choices: list[Any] = [{"is_b": 0.0}, {"is_b": 1.0}] if parametric else ["a", "b"]
-        log.append({"state_features": {"x": x}, "action": choices[action], "reward": 1 - x if action else x,
-                    "action_probability": 0.3 if action else 0.7, "possible_actions": choices})  # fmt: skip
-    return log
-
-
-def as_frame(log: list[dict[str, Any]]) -> pd.DataFrame:
-    cells = [{**row, "x": row["state_features"]["x"]} for row in log]
-    return pd.DataFrame(cells).drop(columns=["state_features"])
+    choices: list[Any] = [{"is_b": 0.0}, {"is_b": 1.0}] if parametric else ["a", "b"]
+    return [
+        {"state_features": {"x": x}, "action": choices[is_b], "reward": 1 - x if is_b else x,
+         "action_probability": 0.3 if is_b else 0.7, "possible_actions": choices}
+        for x, is_b in zip(rng.random(count).round(4).tolist(), (rng.random(count) < 0.3).astype(int), strict=True)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -43,9 +35,10 @@ def test_each_row_is_an_episode_of_one_decision(parametric: bool, tmp_path: Path
     log = rows(40, parametric=parametric)
     file = write_lines(tmp_path / "log.jsonl", log)
     copy = prepare_training_copy(str(file), actions=None if parametric else ("a", "b"), directory=str(tmp_path / "c"))
-    assert copy.state[:, 0].tolist() == [np.float32(row["state_features"]["x"]) for row in log]
-    assert copy.reward.tolist() == [np.float32(row["reward"]) for row in log]
-    assert copy.action.tolist() == [int(row["action_probability"] == 0.3) for row in log]
+    assert list(zip(copy.state[:, 0], copy.reward, copy.action, strict=True)) == [
+        (np.float32(row["state_features"]["x"]), np.float32(row["reward"]), row["action_probability"] == 0.3)
+        for row in log
+    ]
     assert (copy.bootstrap.sum(), copy.counts["episodes"], copy.counts["terminal_rows"]) == (0, 40, 40)
     assert copy.notes == (ALONE,)
 
@@ -55,14 +48,11 @@ def test_a_policy_its_value_and_scores_from_a_frame(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     log = rows(600)
-    frame = as_frame(log)
+    frame = pd.DataFrame(log).assign(x=[row["state_features"]["x"] for row in log]).drop(columns="state_features")
     columns = {"state_features": ["x"]}
     tree = quick(Path(), tmp_path / "out", epochs=60, training={"learning_rate": 0.01, "l2_decay": 0.0})
-    tree |= {"training_data_path": "", "data": {"columns": columns}}
-    with caplog.at_level(logging.INFO):
-        model = reagent_lite.train(tree, frame).model
-    assert [record.message for record in caplog.records].count(f"training data: {ALONE}") == 1
-    assert model is not None
+    model = reagent_lite.train(tree | {"training_data_path": "", "data": {"columns": columns}}, frame).model
+    assert caplog.messages.count(f"training data: {ALONE}") == 1
     decided = reagent_lite.load_bundle(model).predict_rows([{"x": 0.1}, {"x": 0.9}])
     assert decided.greedy.tolist() == [1, 0]  # b earns 0.9 at 0.1, a earns 0.9 at 0.9
 
@@ -80,8 +70,7 @@ def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner
     file = write_lines(tmp_path / "log.jsonl", rows())
     made = run("timeline", {"timeline": {"inputTableName": str(file), "outputTableName": str(tmp_path / "t"),
                                          "evalTableName": str(tmp_path / "e"), "eval_percent": 25}})  # fmt: skip
-    assert made.code == 0, made.err
-    assert ALONE in made.err
+    assert (made.code, ALONE in made.err) == (0, True), made.err
     assert made.outcome["train_rows"] + made.outcome["eval_rows"] == 200
     assert 25 <= made.outcome["eval_rows"] <= 75
     files = [file for folder in ("t", "e") for file in (tmp_path / folder).glob("*.parquet")]
@@ -93,12 +82,9 @@ def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner
 
 def test_normalization_and_shards(tmp_path: Path, run: Runner) -> None:
     file = write_lines(tmp_path / "log.jsonl", rows())
-    done = run("normalize", {"training_data_path": str(file), "norm_params": {"output_dir": str(tmp_path / "n")}})
-    assert (done.code, done.outcome["rows"], done.outcome["types"]) == (
-        0, 200, {"state_features": {"PROBABILITY": 1}}
-    ), done.err  # fmt: skip
-    done = run("shard", {"training_data_path": str(file), "shards_path": str(tmp_path / "s"), "num_nodes": 2})
-    assert done.code == 0, done.err
+    done = run("normalize", {"training_data_path": str(file), "norm_params": {"output_dir": str(tmp_path / "n")}}).ok
+    assert (done.outcome["rows"], done.outcome["types"]) == (200, {"state_features": {"PROBABILITY": 1}})
+    done = run("shard", {"training_data_path": str(file), "shards_path": str(tmp_path / "s"), "num_nodes": 2}).ok
     assert sum(done.outcome["rows"]) == 200
     assert min(done.outcome["rows"]) > 70
     shards = sorted(folder for folder in (tmp_path / "s").rglob("shard-*") if StageManifest.read(str(folder)))
@@ -106,31 +92,24 @@ def test_normalization_and_shards(tmp_path: Path, run: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "error", "message"),
     [
-        (lambda row, i: {**row, "mdp_id": str(i)},
-         r"leave out mdp_id"),
-        (lambda row, i: {**row, "sequence_number": i}, r"leave out sequence_number"),
-        (lambda row, i: {**row, "time_diff": 1}, r"leave out time_diff"),
+        ({"mdp_id": str}, DataError, "leave out mdp_id"),
+        ({"sequence_number": int}, DataError, "leave out sequence_number"),
+        ({"time_diff": lambda i: 1}, DataError, "leave out time_diff"),
+        # each row is an episode of its own name, and none says how it ended; then all were cut without a next state
+        ({"mdp_id": str, "sequence_number": lambda i: 0}, NoRowsError, "20 last of an .*addTerminalStateRow"),
+        ({"mdp_id": str, "sequence_number": lambda i: 0, "truncated": lambda i: True}, NoRowsError,
+         "20 truncated .* next_state_features"),
     ],
 )  # fmt: skip
-def test_a_part_of_the_columns_is_refused(
-    change: Callable[[dict[str, Any], int], dict[str, Any]], message: str, tmp_path: Path
+def test_columns_that_say_too_little_of_episodes_are_refused(
+    changes: dict[str, Callable[[int], Any]], error: Any, message: str, tmp_path: Path
 ) -> None:
-    file = write_lines(tmp_path / "log.jsonl", [change(row, i) for i, row in enumerate(rows(20))])
-    with pytest.raises(DataError, match=message):
-        prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "c"))
-
-
-def test_events_of_which_none_leads_anywhere_say_what_to_add(tmp_path: Path) -> None:
-    """Each row is an episode of its own name, and none says how it ended; then all were cut without a next state."""
-    log = [{**row, "mdp_id": str(i), "sequence_number": 0} for i, row in enumerate(rows(20))]
-    file = write_lines(tmp_path / "log.jsonl", log)
-    with pytest.raises(NoRowsError, match=r"20 last of an .*addTerminalStateRow"):
-        prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "c"))
-    file = write_lines(tmp_path / "cut.jsonl", [{**row, "truncated": True} for row in log])
-    with pytest.raises(NoRowsError, match=r"20 truncated .* next_state_features"):
-        prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "c"))
+    log = [{**row, **{name: value(i) for name, value in changes.items()}} for i, row in enumerate(rows(20))]
+    with pytest.raises(error, match=message):
+        prepare_training_copy(str(write_lines(tmp_path / "log.jsonl", log)), actions=("a", "b"),
+                              directory=str(tmp_path / "c"))  # fmt: skip
 
 
 def test_some_rows_of_episodes_and_some_without(tmp_path: Path, run: Runner) -> None:
@@ -145,22 +124,20 @@ def test_some_rows_of_episodes_and_some_without(tmp_path: Path, run: Runner) -> 
 def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discount(tmp_path: Path) -> None:
     """How wide intervals are then is tested in evaluation/test_regimes.py."""
     rng = np.random.default_rng(0)
-    count, each = 100, 10
     frame = pd.DataFrame(
         {
-            "state_features": [{"x": 1.0}] * (count * each),
-            "possible_actions": [["a", "b"]] * (count * each),
-            "action": rng.choice(["a", "b"], count * each),
+            "state_features": [{"x": 1.0}] * 1000,
+            "possible_actions": [["a", "b"]] * 1000,
+            "action": rng.choice(["a", "b"], 1000),
             "action_probability": 0.5,
-            "reward": np.repeat(rng.normal(size=count), each),
+            "reward": np.repeat(rng.normal(size=100), 10),
             "same": 0.5,
         }
     )
     config = {"actions": ["a", "b"], "output_path": str(tmp_path / "report.json")}
     alone = reagent_lite.evaluate("column:same", frame, config=config)
-    users = frame.assign(mdp_id=np.repeat(np.arange(count), each).astype(str), sequence_number=range(count * each))
+    users = frame.assign(mdp_id=np.repeat(np.arange(100), 10).astype(str), sequence_number=range(1000))
     settings = {**config, "gamma": 0, "timeline": {"addTerminalStateRow": True}}
-    together = reagent_lite.evaluate("column:same", users, config=settings)
-    for evaluated, episodes in ((alone, 1000), (together, 100)):
+    for evaluated, episodes in ((alone, 1000), (reagent_lite.evaluate("column:same", users, config=settings), 100)):
         assert (evaluated.rows, evaluated.episodes) == (1000, episodes)
         assert "a reward per row of" in evaluated.decision["reason"]

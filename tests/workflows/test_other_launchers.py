@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ def config(folder: Path) -> str:
 
 
 def learned(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = folder.glob("checkpoints/step_*/learner.safetensors")
-    return load_file(file)
+    return load_file(*folder.glob("checkpoints/step_*/learner.safetensors"))
 
 
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
@@ -53,9 +53,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     (outcome,) = [json.loads(line) for out, _ in ended for line in out.splitlines() if line.startswith("{")]
     assert "64 rows = 2 processes x 32" in ended[1][1]
     trained(tree(tmp_path, "alone"))
-    alone = learned(tmp_path / "alone")
-    for name, value in learned(tmp_path / "run").items():
-        torch.testing.assert_close(value, alone[name], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(learned(tmp_path / "run"), learned(tmp_path / "alone"), rtol=1e-5, atol=1e-5)
     assert outcome["steps"] == 2 * -(-outcome["rows"] // 2 // 64)
 
 
@@ -67,8 +65,7 @@ def test_machines_of_another_launcher_that_do_not_fit_together(tmp_path: Path) -
         (folder / "run.json").write_text(json.dumps(tree(tmp_path, "run") | {"rl": rl}))
     runs = run_ranks(["-m", "workflows.dqn", "--config", "run.json"], folders)
     assert [run.code for run in runs] == [3, 3]
-    for run in runs:
-        assert "config key rl.gamma: expected 0.9" in run.err
+    assert all("config key rl.gamma: expected 0.9" in run.err for run in runs)
     assert not (tmp_path / "run").exists()
 
 
@@ -84,7 +81,5 @@ def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: 
     command = ["-m", "workflows.dqn", "--config", config(tmp_path), "--set", "rendezvous.startup_timeout_seconds=3"]
     started = Interpreter(command, env=ENVIRONMENT | variables, cwd=tmp_path)
     assert started.wait(60) == 3
-    absent = "no sign of rank 1, 2" if store else "not all"
-    assert "start of 3 processes: " in started.said
-    assert f"got {absent}" in started.said
-    assert store or "1/3 clients joined" in started.said
+    absent = "no sign of rank 1, 2" if store else "not all.*1/3 clients joined"
+    assert re.search(f"start of 3 processes: .*got {absent}", started.said), started.said

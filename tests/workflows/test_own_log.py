@@ -1,7 +1,6 @@
 """A log as people keep it, with columns and features of their own names, from the file to decisions by name."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,51 +25,41 @@ COLUMNS = {
 }
 
 
-def frame() -> pd.DataFrame:
-    """Who has a positive income answers mail, the others answer calls; 200 sessions of 6 decisions."""
-    rng = np.random.default_rng(0)
-    shown, income = rng.choice(["mail", "call"], 1200), rng.normal(size=1200)
-    return pd.DataFrame(
-        {
-            "session": np.repeat([f"s{number}" for number in range(200)], 6),
-            "at": pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(1200) * 3, unit="min"),
-            "age": np.repeat(rng.integers(20, 60, 200), 6),
-            "income": income,
-            "shown": shown,
-            "p": 0.5,
-            "clicked": ((shown == "mail") == (income > 0)).astype(float),
-            "last": np.arange(1200) % 6 == 5,
-        }
-    )
-
-
 def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a config `score` and `evaluate` read a log by its own names, or by the contract's, as training does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    log = frame()
+    # who has a positive income answers mail, the others answer calls; 200 sessions of 6 decisions
+    rng = np.random.default_rng(0)
+    log = pd.DataFrame(
+        {
+            "session": np.repeat([f"s{number}" for number in range(200)], 6),
+            "at": pd.date_range("2026-01-01", periods=1200, freq="3min"),
+            "age": np.repeat(rng.integers(20, 60, 200), 6),
+            "income": rng.normal(size=1200),
+            "shown": rng.choice(["mail", "call"], 1200),
+            "p": 0.5,
+            "last": np.arange(1200) % 6 == 5,
+        }
+    )
+    log["clicked"] = ((log["shown"] == "mail") == (log["income"] > 0)).astype(float)
     log.to_csv(tmp_path / "own.csv", index=False)
     tree = quick(tmp_path / "own.csv", tmp_path / "out", epochs=2, actions=["mail", "call"])
     model = trained(tree | {"data": {"columns": COLUMNS}}).model
-    assert model is not None
     assert load_bundle(model).columns == COLUMNS
 
-    keys: dict[str, Any] = {"policy": "greedy", "columns": COLUMNS}
-    expected = reagent_lite.score(model, log, config=keys)
+    expected = reagent_lite.score(model, log, config={"policy": "greedy", "columns": COLUMNS})
     assert expected.column("mdp_id").to_pylist() == log["session"].tolist()
-    for rows in (log, tmp_path / "own.csv"):
-        assert reagent_lite.score(model, rows, config={"policy": "greedy"}).equals(expected)
-    unpaid = log.drop(columns=["clicked", "last", "p"])  # rows to decide have no outcome
-    assert reagent_lite.score(model, unpaid, config={"policy": "greedy"}).equals(expected)
     converted = tmp_path / "converted"
     converted.mkdir()
     convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
                                   "output_path": str(converted / "log.parquet")}))  # fmt: skip
-    assert reagent_lite.score(model, converted, config={"policy": "greedy"}).equals(expected)
+    unpaid = log.drop(columns=["clicked", "last", "p"])  # rows to decide have no outcome
+    for rows in (log, tmp_path / "own.csv", unpaid, converted):
+        assert reagent_lite.score(model, rows, config={"policy": "greedy"}).equals(expected)
 
     # as with columns of a config, which the report's name depends on
-    evaluated = [reagent_lite.evaluate(model, log, config=config) for config in ({}, {"columns": COLUMNS})]
-    assert evaluated[0].scores == evaluated[1].scores != {}
-    assert reagent_lite.evaluate(model, converted).scores == evaluated[0].scores
+    scores = reagent_lite.evaluate(model, log, config={"columns": COLUMNS}).scores
+    assert reagent_lite.evaluate(model, log).scores == reagent_lite.evaluate(model, converted).scores == scores != {}
 
     with pytest.raises(DataError, match=r"column 'income', .* 'incom'"):
         reagent_lite.score(model, log.rename(columns={"income": "incom"}))

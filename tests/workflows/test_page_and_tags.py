@@ -43,14 +43,13 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
     assert "scored episodes too" not in page + str(document["warnings"])  # eval data have other episodes
 
     # evaluation.json: every estimate and the ends of its interval; event files hold float32
-    for outcome in document["cpe"]["outcomes"]:
-        for family in ("one_step", "sequential"):
-            for estimate in outcome[family]["estimates"]:
-                for key, end in {"value": "", "low": "/low", "high": "/high"}.items():
-                    tag = f"CPE/{outcome['name']}/{estimate['name']}{end}"
-                    assert tags[tag] == pytest.approx(estimate["figure"][key], rel=1e-6), tag
-    overlap = document["cpe"]["overlap"]
-    assert tags["CPE/overlap/mean_weight"] == pytest.approx(overlap["mean_weight"]["value"], rel=1e-6)
+    figures = {
+        f"CPE/{outcome['name']}/{estimate['name']}{end}": estimate["figure"][key]
+        for outcome in document["cpe"]["outcomes"] for family in ("one_step", "sequential")
+        for estimate in outcome[family]["estimates"] for key, end in (("value", ""), ("low", "/low"), ("high", "/high"))
+    }  # fmt: skip
+    figures["CPE/overlap/mean_weight"] = document["cpe"]["overlap"]["mean_weight"]["value"]
+    assert {tag: tags[tag] for tag in figures} == pytest.approx(figures, rel=1e-6)
 
     # the page has all digits, in a title where a cell shows fewer
     number = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)\b"
@@ -61,7 +60,8 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
 
     # and the log's own figures
     first = np.array([row["action"] == "a" for row in logs["eval"]])
-    assert tags["reward/logged/mean"] == pytest.approx(np.mean([row["reward"] for row in logs["eval"]]), rel=1e-6)
-    assert tags["actions/logged/a"] == pytest.approx(first.mean(), rel=1e-6)
-    assert tags["propensities/logged/mean"] == pytest.approx(np.where(first, 0.6, 0.4).mean(), rel=1e-6)
+    logged = {"reward/logged/mean": np.mean([row["reward"] for row in logs["eval"]]),
+              "actions/logged/a": first.mean(),
+              "propensities/logged/mean": np.where(first, 0.6, 0.4).mean()}  # fmt: skip
+    assert {tag: tags[tag] for tag in logged} == pytest.approx(logged, rel=1e-6)
     assert tags["actions/model/a"] + tags["actions/model/b"] == pytest.approx(1)

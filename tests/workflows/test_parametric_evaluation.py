@@ -35,16 +35,16 @@ def test_a_run_on_candidates_scores_its_logging_policy(
         assert "scored episodes too" in text  # there is no other data to evaluate on
     cpe = document["cpe"]
     (outcome,) = cpe["outcomes"]
-    families = outcome["one_step"], outcome["sequential"]
-    values = {estimate["name"]: estimate["figure"]["value"] for family in families for estimate in family["estimates"]}
+    values = {estimate["name"]: estimate["figure"]["value"]
+              for family in ("one_step", "sequential") for estimate in outcome[family]["estimates"]}  # fmt: skip
     assert values.keys() == ESTIMATORS.keys()
     assert cpe["overlap"]["num_rows"] == 10 * cpe["overlap"]["num_episodes"] > 0
     assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
-    for kind, names in (("one_step", ("IPS_Reward", "Self_Normalized_IPS_Reward")),
-                        ("sequential", ("Per_Decision_Importance_Sampling",
-                                        "Weighted_Per_Decision_Importance_Sampling"))):  # fmt: skip
-        for name in names:
-            assert values[name] == pytest.approx(outcome[kind]["logged"]["value"], abs=1e-6)
+    means = {"IPS_Reward": "one_step", "Self_Normalized_IPS_Reward": "one_step",
+             "Per_Decision_Importance_Sampling": "sequential",
+             "Weighted_Per_Decision_Importance_Sampling": "sequential"}  # fmt: skip
+    expected = {name: outcome[family]["logged"]["value"] for name, family in means.items()}
+    assert {name: values[name] for name in means} == pytest.approx(expected, abs=1e-6)
     first, *_, last = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
     assert {f"CPE/Reward/{name}" for name in ESTIMATORS} - first.keys() == {"CPE/Reward/MAGIC"}
     assert {f"CPE/Reward/{name}" for name in ESTIMATORS} <= last.keys()

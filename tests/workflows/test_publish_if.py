@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from oracles.reports import RESULT, around, estimate
-from oracles.runs import trained
+from oracles.runs import merged, trained
 
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.errors import ConfigError
@@ -42,14 +42,13 @@ def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Ver
     ],
 )  # fmt: skip
 def test_what_passes(result: CPEResult, above: Any, passed: bool, said: str) -> None:
-    condition = PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above)
-    gate = decide(result, condition)
+    gate = decide(result, PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above))
     assert gate.passed == passed
     assert said in gate.reason
     assert gate.document["reason"] == gate.reason
     assert gate.document["bound"] == (None if not result.outcomes else 0.0 if above == "logged" else 1.0)
     if result.outcomes:
-        assert [gate.document[name]["value"] for name in ("logged", "continued")] == [1.5, 1.75]
+        assert (gate.document["logged"]["value"], gate.document["continued"]["value"]) == (1.5, 1.75)
 
 
 def test_names_are_those_of_the_registry() -> None:
@@ -58,40 +57,34 @@ def test_names_are_those_of_the_registry() -> None:
 
 def conditional(small: dict[str, Any], above: float) -> dict[str, Any]:
     """At so high a temperature the policy is that of the log, and four episodes are enough to say so."""
-    settings = {"min_effective_episodes": 1, "final_fit_passes": 1}
-    condition = {"estimator": "Weighted_Per_Decision_Importance_Sampling", "lower_bound_above": above}
-    return {**small, "rl": {"temperature": 100.0}, "evaluation": {**small["evaluation"], **settings},
-            "publish_if": condition}  # fmt: skip
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return merged(small, {
+        "rl": {"temperature": 100.0}, "evaluation": {"min_effective_episodes": 1, "final_fit_passes": 1},
+        "publish_if": {"estimator": "Weighted_Per_Decision_Importance_Sampling", "lower_bound_above": above},
+    })  # fmt: skip
 
 
 def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
-    with caplog.at_level("INFO", "reagent_lite"):
-        done = trained(conditional(small, 1e6))
-    assert done.model is None
-    assert not (out / "model").exists()
+    done = trained(conditional(small, 1e6))
+    assert (done.model, (out / "model").exists()) == (None, False)
     reason = json.loads(done.line())["not_published"]
     assert f"not published: {reason}" in caplog.text
     assert "Do not ship: publish_if blocks the export: " in caplog.text
-    document = json.loads((out / "not_published.json").read_text())
+    before = (out / "not_published.json").read_bytes()
+    document = json.loads(before)
     estimate = document["estimate"]
     assert (document["reason"], document["bound"], document["outcome"]) == (reason, 1e6, "Reward")
     assert document["lower"] == estimate["low"] < estimate["value"] < estimate["high"] < 1e6
     assert estimate["value"] == done.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"]
-    before = (out / "not_published.json").read_bytes()
 
     passing = trained(conditional(small, -1e6))
     assert (passing.model, passing.not_published) == (str(out / "model"), None)
     assert "not_published" not in json.loads(passing.line())
     assert not (out / "not_published.json").exists()
 
-    model = files(out / "model")
+    model = {file: file.read_bytes() for file in (out / "model").iterdir()}
     assert trained(conditional(small, 1e6)).model is None
-    assert files(out / "model") == model  # an older one stays as it was
+    assert {file: file.read_bytes() for file in (out / "model").iterdir()} == model  # an older one stays as it was
     assert (out / "not_published.json").read_bytes() == before
 
 

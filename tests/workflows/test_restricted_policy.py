@@ -29,8 +29,7 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     evaluator = LogEvaluator(config, source.data, learner, ALONE)
     state = torch.randn(3, source.spec.num_state_features)
     mask = torch.tensor([[True, True], [False, True], [True, False]])
-    propensities = evaluator.policy.policy(state, Actions(mask=mask))
-    assert propensities.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert evaluator.policy.policy(state, Actions(mask=mask)).tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -38,25 +37,21 @@ def test_bcq_takes_what_the_estimated_logging_policy_takes(tmp_path: Path, param
     """The log has a in 95 % of the rows with a positive feature, and b in 95 % of the others; b pays more."""
     rng = np.random.default_rng(0)
     choices: list[Any] = [{"7": 1.0, "8": 0.0}, {"7": 0.0, "8": 1.0}] if parametric else ["a", "b"]
-    rows = []
-    for number in range(1500):
-        sign = float(rng.choice((-1.0, 1.0)))
-        index = int((rng.random() < 0.95) == (sign < 0))
-        rows.append({
-            "mdp_id": str(number), "sequence_number": 0, "state_features": {"0": sign}, "action": choices[index],
-            "reward": float(index), "possible_actions": choices, "terminal": True,
-        })  # fmt: skip
+    signs = rng.choice((-1.0, 1.0), 1500)
+    taken = ((rng.random(1500) < 0.95) == (signs < 0)).astype(int)
+    rows = [
+        {"mdp_id": str(number), "sequence_number": 0, "state_features": {"0": sign}, "action": choices[index],
+         "reward": float(index), "possible_actions": choices, "terminal": True}
+        for number, (sign, index) in enumerate(zip(signs.tolist(), taken.tolist(), strict=True))
+    ]  # fmt: skip
     log = write_lines(tmp_path / "log.jsonl", rows)
     tree = quick(log, tmp_path / "out", rainbow={"bcq": True, "bcq_drop_threshold": 0.3}, epochs=3,
                  evaluation={"propensities": "estimate"}, norm_params={"feature_overrides": {
                      key: "DO_NOT_PREPROCESS" for key in (("0", "7", "8") if parametric else ("0",))}})  # fmt: skip
     if parametric:
         del tree["actions"]
-    outcome = trained(tree)
-    assert isinstance(outcome.model, str)
-    bundle = load_bundle(outcome.model)
-    states = [{"0": 1.0}, {"0": -1.0}]
-    predicted = bundle.predict_rows(states, [choices] * 2) if parametric else bundle.predict_rows(states)
+    model = Path(str(trained(tree).model))
+    lists = [[choices] * 2] if parametric else []
+    predicted = load_bundle(model).predict_rows([{"0": 1.0}, {"0": -1.0}], *lists)
     assert predicted.mask.tolist() == [[True, False], [False, True]]
-    weights = load_file(Path(outcome.model) / "weights.safetensors")
-    assert 0 <= float(weights["behavior_cloning.share"]) < 0.2
+    assert 0 <= float(load_file(model / "weights.safetensors")["behavior_cloning.share"]) < 0.2

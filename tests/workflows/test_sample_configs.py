@@ -31,8 +31,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tree(name: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads((ROOT / "configs" / name).read_text())
-    return parsed
+    return json.loads((ROOT / "configs" / name).read_text())
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(ROOT)))

@@ -1,6 +1,5 @@
 """workflows.score: what onnxruntime says of the same rows in every format, and what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.logs import write_lines
-from oracles.runs import Runner, run
+from oracles.runs import Runner
 
 import reagent_lite
 from reagent_lite.config import check
@@ -25,7 +24,6 @@ from reagent_lite.tasks import scoring
 from reagent_lite.tasks.score import ScoredFile, score
 from workflows.convert import convert
 
-__all__ = ["run"]
 NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
 Row = dict[str, Any]
 
@@ -42,18 +40,17 @@ def candidates(tmp_path: Path) -> Path:
 
 def rows(number: int, *, parametric: bool) -> list[Row]:
     """Rows without what training needs besides; some lack a feature, a list, or every action."""
-    rng, made = np.random.default_rng(0), []
-    for n in range(number):
-        row: Row = {"mdp_id": f"{n // 3}", "sequence_number": n % 3, "state_features": {"3": float(rng.normal())}}
-        if n % 4:
-            row["state_features"]["age"] = float(rng.normal())
+    rng = np.random.default_rng(0)
+
+    def row(n: int) -> Row:
+        features = {"3": float(rng.normal()), **({"age": float(rng.normal())} if n % 4 else {})}
+        listed: Row = {"possible_actions": [name for name in NAMES if rng.random() < 0.6]} if n % 3 else {}
         if parametric:
             items = [{"7": float(x), "size": 2.0} for x in rng.normal(size=n % 5)]
-            row["possible_actions"] = [*items, {"7": 0.5}] if n % 7 else []
-        elif n % 3:
-            row["possible_actions"] = [name for name in NAMES if rng.random() < 0.6]
-        made.append(row)
-    return made
+            listed = {"possible_actions": [*items, {"7": 0.5}] if n % 7 else []}
+        return {"mdp_id": f"{n // 3}", "sequence_number": n % 3, "state_features": features, **listed}
+
+    return [row(n) for n in range(number)]
 
 
 def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -79,15 +76,12 @@ def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.n
     return q, propensities, mask
 
 
-def scored(model: Path, data: Path | str, target: Path, **keys: Any) -> tuple[ScoredFile, pa.Table]:
-    outcome = score(
-        check(ScoreConfig, {"model": str(model), "data_path": str(data), "output_path": str(target), **keys})
-    )
-    assert outcome.scores == str(target)
-    return outcome, pq.read_table(target)
+def scored(model: Path, data: Path, target: Path, **keys: Any) -> tuple[ScoredFile, pa.Table]:
+    tree = {"model": str(model), "data_path": str(data), "output_path": str(target), **keys}
+    return score(check(ScoreConfig, tree)), pq.read_table(target)
 
 
-def close(values: list[float | None], expected: list[float | None]) -> None:
+def close(values: list[float | None], expected: Any) -> None:
     np.testing.assert_allclose(np.array(values, float), np.array(expected, float), rtol=1e-6, atol=1e-6)
 
 
@@ -95,75 +89,74 @@ def close(values: list[float | None], expected: list[float | None]) -> None:
 def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, given = request.getfixturevalue(kind), rows(200, parametric=kind == "candidates")
+    """Draws are in the order of the rows, whatever the blocks are."""
+    parametric = kind == "candidates"
+    model, given = request.getfixturevalue(kind), rows(200, parametric=parametric)
     (tmp_path / "rows").mkdir()
     for number, suffix in enumerate((".jsonl", ".parquet", ".arrow", ".csv")):
-        source, part = tmp_path / "part.jsonl", tmp_path / "rows" / f"{number}{suffix}"
-        write_lines(source, given[number * 50 : number * 50 + 50])
+        source = write_lines(tmp_path / "part.jsonl", given[number * 50 : number * 50 + 50])
+        part = tmp_path / "rows" / f"{number}{suffix}"
         convert(check(ConvertConfig, {"input_path": str(source), "output_path": str(part)}))
     q, propensities, mask = by_hand(model, given)
     allowed = mask.any(1)
     best = np.where(mask, q, -np.inf).argmax(1)
     monkeypatch.setattr(scoring, "BLOCK_VALUES", 60)  # a block is predicted in parts
     outcome, table = scored(model, tmp_path / "rows", tmp_path / "s.parquet", policy="greedy", all_scores=True)
+    assert outcome.scores == str(tmp_path / "s.parquet")
     assert (outcome.rows, outcome.undecided_rows) == (200, int((~allowed).sum()))
     assert 0 < outcome.undecided_rows < 100
-    assert table["mdp_id"].to_pylist() == [row["mdp_id"] for row in given]
-    assert table["sequence_number"].to_pylist() == [row["sequence_number"] for row in given]
+    ids = [(row["mdp_id"], row["sequence_number"]) for row in given]
+    assert list(zip(*table.select(["mdp_id", "sequence_number"]).to_pydict().values(), strict=True)) == ids
     expected = [int(k) if some else None for k, some in zip(best, allowed, strict=True)]
     assert table["index"].to_pylist() == expected
-    choices = [row["possible_actions"] if kind == "candidates" else NAMES for row in given]
+    choices = [row["possible_actions"] if parametric else NAMES for row in given]
     actions = [None if k is None else listed[k] for k, listed in zip(expected, choices, strict=True)]
-    scored_actions = table["action"].to_pylist(maps_as_pydicts="strict")
-    if kind == "candidates":
+    if parametric:
         actions = [action and {name: np.float32(x) for name, x in action.items()} for action in actions]
-    assert scored_actions == actions
-    wanted = [float(q[n, k]) if k is not None else None for n, k in enumerate(expected)]
-    close(table["score"].to_pylist(), wanted)
+    assert table["action"].to_pylist(maps_as_pydicts="strict") == actions
+    close(table["score"].to_pylist(), np.where(allowed, q[np.arange(200), best], np.nan))
     assert set(table["action_probability"].to_pylist()) == {1.0, None}
     for n, scores in enumerate(table["scores"].to_pylist()):
-        every = list(scores.values()) if isinstance(scores, dict) else scores
-        assert isinstance(scores, list) or tuple(scores) == NAMES
-        width = len(choices[n])
-        close(every, [float(q[n, k]) if mask[n, k] else None for k in range(width)])
+        assert parametric or tuple(scores) == NAMES
+        values = list(scores if parametric else scores.values())
+        close(values, np.where(mask[n], q[n], np.nan)[: len(choices[n])])
 
-    # draws: in the order of the rows, whatever the blocks are
     _, drawn = scored(model, tmp_path / "rows", tmp_path / "drawn.parquet", seed=5)
     bundle = load_bundle(model)
-    lists = bundle.candidates([row["possible_actions"] for row in given]) if kind == "candidates" else None
-    states = bundle.states([row["state_features"] for row in given])
+    lists = bundle.candidates([row["possible_actions"] for row in given]) if parametric else None
     index, probability = bundle.act(
-        states, mask=None if lists else mask, candidates=lists, rng=np.random.default_rng(5)
-    )
+        bundle.states([row["state_features"] for row in given]), mask=None if parametric else mask, candidates=lists,
+        rng=np.random.default_rng(5),
+    )  # fmt: skip
     assert drawn["index"].fill_null(-1).to_pylist() == index.tolist()
     np.testing.assert_allclose(drawn["action_probability"].fill_null(0), probability, rtol=1e-6)
-    drawn_probabilities = propensities[np.arange(200), np.maximum(index, 0)][allowed]
-    np.testing.assert_allclose(drawn["action_probability"].drop_null(), drawn_probabilities, rtol=1e-6)
+    of_graph = np.where(allowed, propensities[np.arange(200), np.maximum(index, 0)], 0)
+    np.testing.assert_allclose(probability, of_graph, rtol=1e-6)
     assert len(set(index.tolist())) > 3
     assert "scores" not in drawn.column_names
 
 
 def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    frame = pd.DataFrame({"3": [1.0, 0.0, -2.0], "age": [0.5, 2.0, -1.0], "customer": ["a", "b", "c"]})
-    frame["region"], frame["day"] = [7, None, 9], pd.to_datetime(["2026-11-01", "2026-11-02", None])
+    frame = pd.DataFrame({
+        "3": [1.0, 0.0, -2.0], "age": [0.5, 2.0, -1.0], "customer": ["a", "b", "c"], "region": [7, None, 9],
+        "day": pd.to_datetime(["2026-11-01", "2026-11-02", None]),
+    })  # fmt: skip
     columns = {"state_features": ["3", "age"], "mdp_id": "customer"}
     config = {"columns": columns, "policy": "greedy", "keep": ["region", "customer", "day"]}
     table = reagent_lite.score(named, frame, config=config)
     assert table.column_names[:5] == ["mdp_id", "sequence_number", "region", "customer", "day"]
-    assert table["mdp_id"].to_pylist() == table["customer"].to_pylist() == ["a", "b", "c"]
-    assert table["region"].to_pylist() == ["7", None, "9"]
+    expected = {"mdp_id": ["a", "b", "c"], "customer": ["a", "b", "c"], "region": ["7", None, "9"],
+                "action": ["mail", "call", "wait"], "score": [1.0, 2.0, 0.0],
+                "sequence_number": [None] * 3}  # fmt: skip
+    assert table.select(list(expected)).to_pydict() == expected
     assert [day and day[:10] for day in table["day"].to_pylist()] == ["2026-11-01", "2026-11-02", None]
-    assert table["action"].to_pylist() == ["mail", "call", "wait"]
-    assert table["score"].to_pylist() == [1.0, 2.0, 0.0]
-    assert table["sequence_number"].null_count == 3
     with pytest.raises(DataError, match=r"^the frame data: .* 'regoin'"):
         reagent_lite.score(named, frame, config=config | {"keep": ["regoin"]})
     frame.to_parquet(tmp_path / "rows.parquet")
     flags = ("--model", str(named), "--data", str(tmp_path / "rows.parquet"), "--output", str(tmp_path / "s.parquet"))
-    command = run("score", config, *flags)
-    assert command.code == 0, command.err
-    assert {key: command.outcome[key] for key in ("rows", "undecided_rows")} == {"rows": 3, "undecided_rows": 0}
+    command = run("score", config, *flags).ok
+    assert (command.outcome["rows"], command.outcome["undecided_rows"]) == (3, 0)
     assert pq.read_table(tmp_path / "s.parquet") == table
 
 
@@ -208,15 +201,12 @@ def test_what_cannot_be_scored_is_refused_and_older_scores_stay(
     monkeypatch.chdir(tmp_path)
     model = request.getfixturevalue(kind)
     write_lines(tmp_path / "rows.jsonl", given)
-    before = b"older scores"
-    (tmp_path / "s.parquet").write_bytes(before)
+    (tmp_path / "s.parquet").write_bytes(b"older scores")
+    content = {file: file.read_bytes() for file in tmp_path.glob("*.*")}
     tree = {"model": str(model), "data_path": "rows.jsonl", "output_path": "s.parquet", **keys}
-    content = sorted(tmp_path.rglob("*"))
     with pytest.raises(error, match=message):
         score(check(ScoreConfig, tree))
-    assert sorted(tmp_path.rglob("*")) == content
-    assert (tmp_path / "s.parquet").read_bytes() == before
-    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == given
+    assert {file: file.read_bytes() for file in tmp_path.glob("*.*")} == content
 
 
 def test_the_probability_of_a_candidate_that_is_listed_twice_is_that_of_both(candidates: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.tasks.evaluate import evaluate
-from workflows.normalize import normalize
+from workflows.normalize import Normalized, normalize
 
 FAST: dict[str, Any] = {"calc_cpe_in_training": False, "final_fit_passes": 1}
 
@@ -34,21 +34,25 @@ def two(tmp_path: Path) -> list[str]:
 
 def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> None:
     tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two}
-    done = run("dqn", tree)
-    assert done.code == 0, done.err
-    assert f"{two[0]}, {two[1]}: 200 rows, 20 episodes" in done.err
-    assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in done.err
-    assert f"{two[1]}: has 8 mdp_ids of {two[0]}" in done.err
+    done = run("dqn", tree).ok
+    for words in (f"{two[0]}, {two[1]}: 200 rows, 20 episodes", f"{two[1]}: has 8 mdp_ids of {two[0]}",
+                  f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%"):  # fmt: skip
+        assert words in done.err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["training_data_path"] == two
     rows = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").split("Rows of each log</caption>")[1]
-    cells = re.findall(r"<td[^>]*>([^<]*)</td>", rows.split("</table>")[0])
-    assert cells == [two[0], "120", "60%", two[1], "80", "40%"]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", rows.split("</table>")[0]) == [
+        two[0],
+        "120",
+        "60%",
+        two[1],
+        "80",
+        "40%",
+    ]
     dry = run("dqn", tree, "--dry_run")
     assert (dry.code, f"data: {two[0]}, {two[1]}: 2 files" in dry.err) == (0, True), dry.err
 
 
 def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
     data = {"shards_path": str(tmp_path / "share"), "training_copy_dir": str(tmp_path / "local")}
     tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two, "data": data}
     assert trained(tree).model is not None
@@ -88,44 +92,31 @@ def test_evaluation_on_two_logs_is_that_of_their_rows(tmp_path: Path) -> None:
 
 
 def test_normalization_of_two_logs(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    def made(path: Any, name: str, **keys: Any) -> Normalized:
+        tree = {"training_data_path": path, "norm_params": {"output_dir": str(tmp_path / name)}, **keys}
+        return normalize(check(NormalizeConfig, tree))
 
-    def made(path: Any, name: str) -> tuple[dict[str, Any], bool]:
-        tree = {"training_data_path": path, "norm_params": {"output_dir": str(tmp_path / name)}}
-        outcome = normalize(check(NormalizeConfig, tree))
-        return json.loads((tmp_path / name / "state_features_norm.json").read_text()), outcome.skipped
-
-    assert not made(two, "both")[1]
+    assert not made(two, "both").skipped
     assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
     statistics = json.loads((tmp_path / "both" / "statistics.json").read_text())
     assert (statistics["data"], statistics["rows"]) == (two, 200)
     assert statistics["logs"] == {two[0]: 120, two[1]: 80}
-    assert made(two, "both")[1]
-    assert not made(two[::-1], "both")[1]
-    assert made(two[:1], "one")[0] == made(two[0], "path")[0]
-    drift = {
-        "training_data_path": two[0],
-        "reference_data_path": two,
-        "norm_params": {"output_dir": str(tmp_path / "d")},
-    }
-    assert normalize(check(NormalizeConfig, drift)).drift == {"state_features": {"stable": 3}}
+    assert [made(two, "both").skipped, made(two[::-1], "both").skipped] == [True, False]
+    made(two[:1], "one")
+    assert made(two[0], "path", reference_data_path=two).drift == {"state_features": {"stable": 3}}
+    listed, path = ((tmp_path / name / "state_features_norm.json").read_bytes() for name in ("one", "path"))
+    assert listed == path
 
 
 def test_frames_and_paths_as_one(two: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     frames = [pd.DataFrame(random_rows(100, seed, missing=0)) for seed in (5, 6)]
-    tree = {key: value for key, value in quick(Path(), tmp_path / "out", evaluation=FAST).items()}
+    tree = quick(Path(), tmp_path / "out", evaluation=FAST)
     del tree["training_data_path"]
     outcome = reagent_lite.train(tree, [*frames, two[0]])
-    assert outcome.model is not None
-    evaluation = json.loads((Path(outcome.model) / "evaluation.json").read_text())
-    assert evaluation["scores"]
-    evaluated = reagent_lite.evaluate(
-        outcome.model,
-        [frames[0], Path(two[1])],
-        config={"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}},
-    )
+    assert outcome.scores
+    settings = {"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}}
+    evaluated = reagent_lite.evaluate(outcome.model, [frames[0], Path(two[1])], config=settings)
     assert evaluated.episodes > 0
-    log = json.loads(Path(evaluated.report).read_text())["log"]
-    assert list(log["rows_of_logs"].values()) == [100, 80]
+    assert list(json.loads(Path(evaluated.report).read_text())["log"]["rows_of_logs"].values()) == [100, 80]
     assert any("has 8 mdp_ids of the frame data" in warning for warning in evaluated.warnings)

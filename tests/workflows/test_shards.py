@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -67,125 +69,94 @@ def started(
     return call_on_ranks(work, [str(file)], folders, processes)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """What a training run on several nodes left, which has been compared with one process that has all rows."""
+def together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, shards: Sequence[Rows | None], processes: list[int] | None = None, *,
+    tree: dict[str, Any] = SETTINGS, **changes: Any,
+) -> tuple[list[Run], list[Path]]:  # fmt: skip
+    """Trains on several nodes, compares with one process that has all rows; returns runs and folders of the nodes."""
+    tree, folders = merged(tree, changes), nodes(folder, shards)
+    runs = started(folders, "dqn" if "actions" in tree else "parametric_dqn", tree, processes)
+    assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
+    assert not any((other / "out/model").exists() for other in folders[1:])
+    out = folders[0] / "out"
+    same_weights(load_file(out / "model/weights.safetensors"), alone(monkeypatch, tree, folders, shards))
+    monkeypatch.chdir(nodes(folder / "all rows", [[row for rows in shards for row in rows or []]])[0])
+    for column, fitted in prepare(checked(tree), ALONE).normalization.json().items():
+        same_normalization(out / ("state_features_norm.json" if column == "state" else "action_norm.json"), fitted)
+    return runs, folders
 
-    runs: list[Run]
-    folders: list[Path]
 
-    @property
-    def out(self) -> Path:
-        return self.folders[0] / "out"
+def alone(
+    monkeypatch: pytest.MonkeyPatch, tree: dict[str, Any], folders: list[Path], shards: Sequence[Rows | None]
+) -> dict[str, Any]:
+    """Returns weights of one process that reads every folder as the cluster's plan has it, normalized alike."""
+    columns = {"state": "state_features"} | ({} if "actions" in tree else {"action": "action"})
+    norms = {f"{name}_norm_data_path": f"{folders[0]}/out/{column}_norm.json" for name, column in columns.items()}
+    config = checked(tree | norms)
+    logs: list[LoggedRows] = []
+    for folder in (folder for folder, rows in zip(folders, shards, strict=True) if rows):
+        monkeypatch.chdir(folder)
+        data = prepare(config, ALONE)
+        logs.append(data.train.rows)
+    plan = ReadPlan(
+        shards=tuple(rows.count for rows in logs), minibatch=16, epochs=config.epochs, seed=config.seed,
+        reads=tuple(range(len(logs))), minibatches_per_step=config.training.minibatches_per_step,
+    )  # fmt: skip
+    source = MixedSource(
+        tuple((LoggedSource(rows, plan, at, ALONE.device), 1 / len(logs)) for at, rows in enumerate(logs))
+    )
+    learner = build_learner(config, data.spec, ALONE.device)
+    optimization = build_optimization(config, learner, captured=False)
+    learner.train()
+    for _ in range(plan.num_steps):
+        for _ in range(plan.minibatches_per_step):
+            learner(next(source))[0].backward()
+        optimization.step()
+        learner.after_step()
+    return learner.scorer.state_dict()
 
-    def json(self, file: str) -> Any:
-        return json.loads((self.out / file).read_text())
+
+def same_weights(weights: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compares all but what candidates of a row have in common, which cancels in Q = V + A - mean of A.
+
+    The gradient of a bias whose unit is active for all of them is rounding, of which Adam makes steps.
+    """
+    assert weights.keys() == expected.keys()
+    candidates = weights["network.advantage.2.bias"].numel() == 1
+    for name in weights.keys() - ({"network.advantage.0.bias", "network.advantage.2.bias"} if candidates else set()):
+        assert_close(weights[name], expected[name], atol=1e-5, rtol=0)
 
 
-class Together:
-    """cluster(rows of each node, changed keys, processes of each node) -> Cluster."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._folder, self._monkeypatch = folder, monkeypatch
-
-    def __call__(
-        self, shards: Sequence[Rows | None], processes: list[int] | None = None, *, tree: dict[str, Any] = SETTINGS,
-        **changes: Any,
-    ) -> Cluster:  # fmt: skip
-        tree, folders = merged(tree, changes), nodes(self._folder, shards)
-        workflow = "dqn" if "actions" in tree else "parametric_dqn"
-        runs = started(folders, workflow, tree, processes)
-        assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
-        cluster = Cluster(runs, folders)
-        distinct = shards[:1] if tree["data"].get("layout") == "replicas" else shards
-        filled = [folder for folder, rows in zip(folders, distinct, strict=False) if rows]
-        self._same_weights(load_file(cluster.out / "model/weights.safetensors"), self._alone(tree, cluster.out, filled))
-        self._same_normalization(tree, cluster.out, [row for rows in distinct for row in rows or []])
-        assert not any((folder / "out/model").exists() for folder in folders[1:])
-        return cluster
-
-    def _alone(self, tree: dict[str, Any], out: Path, folders: list[Path]) -> dict[str, Any]:
-        """Returns weights of one process that reads every folder as the cluster's plan has it, normalized alike."""
-        columns = {"state": "state_features"} | ({} if "actions" in tree else {"action": "action"})
-        norms = {f"{name}_norm_data_path": str(out / f"{column}_norm.json") for name, column in columns.items()}
-        config = checked(tree | norms)
-        shards: list[LoggedRows] = []
-        for folder in folders:
-            self._monkeypatch.chdir(folder)
-            data = prepare(config, ALONE)
-            shards.append(data.train.rows)
-        step, num = config.training.minibatches_per_step, len(shards)
-        plan = ReadPlan(
-            shards=tuple(rows.count for rows in shards), minibatch=16, epochs=config.epochs, seed=config.seed,
-            reads=tuple(range(num)), minibatches_per_step=step,
-        )  # fmt: skip
-        source = MixedSource(
-            tuple((LoggedSource(rows, plan, number, ALONE.device), 1 / num) for number, rows in enumerate(shards))
-        )
-        learner = build_learner(config, data.spec, ALONE.device)
-        optimization = build_optimization(config, learner, captured=False)
-        learner.train()
-        for _ in range(plan.num_steps):
-            for _ in range(step):
-                learner(next(source))[0].backward()
-            optimization.step()
-            learner.after_step()
-        return learner.scorer.state_dict()
-
-    def _same_weights(self, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-        assert mine.keys() == theirs.keys()
-        candidates = mine["network.advantage.2.bias"].numel() == 1
-        for name, value in mine.items():
-            # what all candidates of a row have in common cancels in Q = V + A - mean of A: the gradient of a bias whose
-            # unit is active for all of them is rounding, of which Adam makes steps
-            if not (candidates and name in ("network.advantage.0.bias", "network.advantage.2.bias")):
-                assert_close(value, theirs[name], atol=1e-5, rtol=0)
-
-    def _same_normalization(self, tree: dict[str, Any], out: Path, rows: Rows) -> None:
-        """Compares to 1e-12 what was fitted to the rows of all machines and to a file with all rows."""
-        self._monkeypatch.chdir(nodes(self._folder / "all rows", [rows])[0])
-        for column, fitted in prepare(checked(tree), ALONE).normalization.json().items():
-            file = out / ("state_features_norm.json" if column == "state" else "action_norm.json")
-            written = {key: json.loads(text) for key, text in json.loads(file.read_text()).items()}
-            expected = {key: json.loads(text) if isinstance(text, str) else text for key, text in fitted.items()}
-            assert written.keys() == expected.keys()
-            for key, parameters in written.items():
-                assert parameters["feature_type"] == expected[key]["feature_type"]
-                assert parameters.get("levels") == expected[key].get("levels")
-                for name in ("mean", "stddev", "min_value", "max_value"):
-                    assert parameters[name] == pytest.approx(expected[key][name], rel=1e-12, abs=1e-12)
+def same_normalization(file: Path, fitted: dict[str, Any]) -> None:
+    """Compares to 1e-12 what was fitted to the rows of all machines and to a file with all rows."""
+    written = {key: json.loads(text) for key, text in json.loads(file.read_text()).items()}
+    assert written.keys() == fitted.keys()
+    for key, text in fitted.items():
+        parameters = json.loads(text) if isinstance(text, str) else text
+        exact = {name: parameters.get(name) for name in ("feature_type", "levels")}
+        close = {name: parameters[name] for name in ("mean", "stddev", "min_value", "max_value")}
+        assert {name: written[key].get(name) for name in exact} == exact
+        assert {name: written[key][name] for name in close} == pytest.approx(close, rel=1e-12, abs=1e-12)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Together:
-    return Together(tmp_path, monkeypatch)
-
-
-class Constant(torch.nn.Module):
-    """Predicts one number for every reward; the loss is the weighted sum of squared errors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, reward: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return (weight * (self.value - reward).square()).sum()
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Run], list[Path]]]:
+    return partial(together, tmp_path, monkeypatch)
 
 
 def gradient(group: Group, path: str) -> dict[str, float]:
-    """Returns the gradient of a step over the rows of all machines, and that of plain averaging."""
+    """Returns the gradient of a step over the rows of all machines.
+
+    One number, 0, is predicted for every reward; the loss is the weighted sum of squared errors.
+    """
     config = load_config(DqnConfig, path)
     data = prepare(config, group)
-    source = LoggedSource(data.train.rows, logged_plan(config, data, 4), group.rank, group.device)
-    batch = next(source)
-    figures: dict[str, float] = {"rows": len(batch)}
-    for name, weight in (("weighted", batch.weight), ("plain", torch.full((len(batch),), 1 / len(batch)))):
-        module = Constant()
-        wrapped = group.wrap(module)  # averages as long as it lives
-        wrapped(batch.reward, weight).backward()
-        assert module.value.grad is not None
-        figures[name] = float(module.value.grad)
-    return figures
+    batch = next(LoggedSource(data.train.rows, logged_plan(config, data, 4), group.rank, group.device))
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    wrapped = group.wrap(module)  # averages as long as it lives
+    (batch.weight * (wrapped(torch.ones(len(batch), 1))[:, 0] - batch.reward).square()).sum().backward()
+    return {"rows": len(batch), "gradient": float(module.weight.grad)}
 
 
 def scored_episodes(group: Group, path: str) -> dict[str, object]:
@@ -203,48 +174,39 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
     }
 
 
-def with_texts(rows: Rows, texts: str, seed: int) -> Rows:
-    """Returns rows whose states, and candidates, have a category "kind" of these levels, some missing."""
-    rng = np.random.default_rng(seed)
+def with_kind(value: Any, texts: str, number: str) -> Any:
+    """Returns features, or each of a list, with a category "kind" and a number, which one in ten lacks."""
+    if isinstance(value, list):
+        return [with_kind(candidate, texts, number) for candidate in value]
+    code = crc32(json.dumps(value).encode())
+    more = {"kind": texts[code // 10 % len(texts)], number: float(code % 7)}
+    return {**value, **more} if isinstance(value, dict) and code % 10 else value
 
-    def more(features: Any) -> Any:
-        return {**features, "kind": str(rng.choice([*texts]))} if features and rng.random() < 0.9 else features
 
-    def both(value: Any) -> Any:
-        return [both(candidate) for candidate in value] if isinstance(value, list) else more(value)
-
-    for row in rows:
-        row["state_features"] = more(row["state_features"])
-        row["next_state_features"] = more(row["next_state_features"])
-        if isinstance(row["action"], dict):
-            listed = [*row["possible_actions"], *row["possible_next_actions"]]
-            lists = {json.dumps(candidate): more(candidate) for candidate in listed}
-            for name in ("possible_actions", "possible_next_actions"):
-                row[name] = [lists[json.dumps(candidate)] for candidate in row[name]]
-            row["action"] = lists[json.dumps(row["action"])]
-            row["next_action"] = lists.get(json.dumps(row["next_action"]), row["next_action"])
-    return rows
+def with_texts(rows: Rows, texts: str, number: str) -> Rows:
+    """Returns rows whose states, and candidates, have such features."""
+    return [{name: with_kind(value, texts, number) for name, value in row.items()} for row in rows]
 
 
 @pytest.mark.parametrize(("make", "tree"), [(random_rows, SETTINGS), (candidate_rows, WITHOUT_NAMES)])
 def test_shards_with_different_levels_train_what_one_machine_trains(
-    make: Callable[..., Rows], tree: dict[str, Any], cluster: Together
+    make: Callable[..., Rows], tree: dict[str, Any], cluster: Callable[..., Any]
 ) -> None:
-    shards = [with_texts(named(make(80), 0), "abc", 1), with_texts(named(make(60, seed=1), 1), "bcdd", 2)]
-    done = cluster(shards, tree=tree, norm_params={"max_unique_enum_values": 3})
-    norms = {"state_features": done.json("state_features_norm.json")}
-    norms |= {} if "actions" in tree else {"action": done.json("action_norm.json")}
-    for norm in norms.values():
+    """Node 1 has a metric and features 7, which node 0 lacks; node 0 has features 9."""
+    second = with_texts(named(make(60, seed=1), 1), "bcdd", "7")
+    shards = [with_texts(named(make(80), 0), "abc", "9"), [{**row, "metrics": {"clicks": 1.0}} for row in second]]
+    runs, folders = cluster(shards, tree=tree, norm_params={"max_unique_enum_values": 3, "num_samples": 1000})
+    for column, ids in {"state_features": "0127", **({} if "actions" in tree else {"action": "057"})}.items():
+        norm = json.loads((folders[0] / f"out/{column}_norm.json").read_text())
+        assert sorted(norm) == [*ids, "9", "kind"]
         kind = json.loads(norm["kind"])
         assert (kind["feature_type"], kind["levels"]) == ("ENUM", ["b", "c", "d"])
-    assert "state feature kind: " in done.runs[0].err
-    assert "values are other" in done.runs[0].err
+    assert re.search("state feature kind: .* values are other", runs[0].err)
 
 
 def test_a_feature_that_is_a_text_on_one_machine_alone_is_refused(tmp_path: Path) -> None:
     numbers = [{**row, "state_features": {**row["state_features"], "kind": 1.5}} for row in named(random_rows(40), 0)]
-    folders = nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab", 1)])
-    runs = started(folders, "dqn", SETTINGS)
+    runs = started(nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab", "7")]), "dqn", SETTINGS)
     assert 2 in [run.code for run in runs]
     assert any("data on node 0: feature kind: expected texts" in run.err for run in runs)
 
@@ -261,64 +223,40 @@ def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: P
     tree = merged(SETTINGS, {"norm_params": {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(3)}}})
     runs = started(folders, gradient, tree)
     assert [run.code for run in runs] == [0, 0], runs
-    gradients = {"weighted": pytest.approx(-8), "plain": pytest.approx(-6)}
-    assert [run.outcome for run in runs] == [{"rows": 3, **gradients}, {"rows": 1, **gradients}]
+    assert [run.outcome for run in runs] == [{"rows": rows, "gradient": pytest.approx(-8)} for rows in (3, 1)]
 
 
-def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Together) -> None:
+def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[..., Any]) -> None:
     """Three processes on two nodes with 60 and 25 rows, minibatches of 16, two a step."""
     shards = [named(random_rows(60), 0), named(random_rows(25, 1), 1)]
     rows = [row for part in shards for row in part]
-    done = cluster(shards, [2, 1], training={"minibatches_per_step": 2})
-    outcome, log = done.runs[0].outcome, done.runs[0].err
-    assert (outcome["rows"], outcome["steps"]) == (3 * 85, 3 * 3)  # 85 rows, 32 a step
-    assert "shards: 60 + 25 rows on 2 nodes" in log
-    assert "16 rows = 3 processes x 5.33333, 2 per step" in log
-    assert "training data: data: 85 rows" in log
-    scored = int(
-        held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
-    )
-    assert done.json("model/evaluation.json")["cpe"]["overlap"]["num_episodes"] == scored
-    assert "of 2 machines" in log
-    figures = [json.loads(line) for line in (done.out / "metrics.jsonl").read_text().splitlines()]
+    runs, folders = cluster(shards, [2, 1], training={"minibatches_per_step": 2})
+    assert (runs[0].outcome["rows"], runs[0].outcome["steps"]) == (3 * 85, 3 * 3)  # 85 rows, 32 a step
+    for words in ("shards: 60 + 25 rows on 2 nodes", "16 rows = 3 processes x 5.33333, 2 per step", "of 2 machines",
+                  "training data: data: 85 rows"):  # fmt: skip
+        assert words in runs[0].err
+    scored = held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
+    out = folders[0] / "out"
+    assert json.loads((out / "model/evaluation.json").read_text())["cpe"]["overlap"]["num_episodes"] == scored
+    figures = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
-    copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in done.folders]
+    copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in folders]
     contents = "\n".join(content_of(open_training_copy(copy)) for copy in copies)
-    assert done.json("model/manifest.json")["data_hash"] == hashlib.sha256(contents.encode()).hexdigest()
+    manifest = json.loads((out / "model/manifest.json").read_text())
+    assert manifest["data_hash"] == hashlib.sha256(contents.encode()).hexdigest()
 
 
-def test_a_node_without_rows_and_one_with_a_single_row(cluster: Together) -> None:
+def test_a_node_without_rows_and_one_with_a_single_row(cluster: Callable[..., Any]) -> None:
     """The single row is for two processes; rewards are summed over two rows."""
-    done = cluster([None, named(random_rows(1, 5), 1), named(random_rows(44), 2)], [1, 2, 1], rl={"multi_steps": 2})
-    assert "shards: 0 + 1 + 44 rows on 3 nodes" in done.runs[0].err
-    assert done.runs[0].outcome["rows"] == 3 * 45
+    runs, _ = cluster([None, named(random_rows(1, 5), 1), named(random_rows(44), 2)], [1, 2, 1], rl={"multi_steps": 2})
+    assert "shards: 0 + 1 + 44 rows on 3 nodes" in runs[0].err
+    assert runs[0].outcome["rows"] == 3 * 45
 
 
 @pytest.mark.slow
-def test_a_file_without_rows_and_candidates(cluster: Together) -> None:
-    assert "shards: 45 + 0 rows on 2 nodes" in cluster([candidate_rows(45), []], tree=WITHOUT_NAMES).runs[0].err
-
-
-@pytest.mark.slow
-def test_candidates_of_two_nodes_that_have_other_features_and_metrics(cluster: Together) -> None:
-    """Node 1 has 31 rows, a state feature and a metric that node 0 lacks; node 0 has a candidate's feature more."""
-    first = named(candidate_rows(70), 0)
-    for row in first:
-        row["action"] = {**row["action"], "9": 1.0}
-        for listed in ("possible_actions", "possible_next_actions"):
-            row[listed] = [{**choice, "9": 1.0} for choice in row[listed]]
-        if row["next_action"]:
-            row["next_action"] = {**row["next_action"], "9": 1.0}
-    second = named(candidate_rows(31, 1, most=3), 1)
-    for number, row in enumerate(second):
-        row["state_features"] = {**row["state_features"], "7": 2.5 * number - 3}
-        row["metrics"] = {"clicks": 1.0}
-    done = cluster([first, second], tree=WITHOUT_NAMES, norm_params={"num_samples": 1000})
-    state, action = done.json("state_features_norm.json"), done.json("action_norm.json")
-    assert (sorted(state), sorted(action)) == (["0", "1", "2", "7"], ["0", "5", "9"])
-    # feature 7 is in 31 rows of 101: 2.5 i - 3 for i < 31, whose mean is 2.5 * 15 - 3
-    assert json.loads(state["7"])["mean"] == 34.5
+def test_a_file_without_rows_and_candidates(cluster: Callable[..., Any]) -> None:
+    assert "shards: 45 + 0 rows on 2 nodes" in cluster([candidate_rows(45), []], tree=WITHOUT_NAMES)[0][0].err
 
 
 LONG = random_rows(3000, missing=0)
@@ -358,8 +296,8 @@ def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
     runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), scored_episodes, HELD_OUT)
     assert [run.code for run in runs] == [0, 0], runs
     assert 0 < len(CHOSEN) < 20
-    for run in runs:
-        assert run.outcome["scored"] == run.outcome["of_all"] == sorted(CHOSEN)
-        assert run.outcome["scored_rows"] == 5 * len(CHOSEN)
-        assert run.outcome["fitted"] == sorted(set(EVERY) - set(CHOSEN))
-        assert run.outcome["rows"] == 5 * (20 - len(CHOSEN))
+    expected = {
+        "scored": sorted(CHOSEN), "of_all": sorted(CHOSEN), "scored_rows": 5 * len(CHOSEN),
+        "fitted": sorted(set(EVERY) - set(CHOSEN)), "rows": 5 * (20 - len(CHOSEN)),
+    }  # fmt: skip
+    assert [run.outcome for run in runs] == [expected] * 2

@@ -10,6 +10,7 @@ import torch
 from oracles import gridworld
 from oracles.logs import write_lines
 from oracles.played import gridworld_log
+from oracles.resuming import Laboratory
 from oracles.runs import ALONE, Runner, checked, merged, trained
 
 from reagent_lite.config import DqnConfig, check
@@ -17,16 +18,11 @@ from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ReagentLiteError, SimulationError
 from reagent_lite.export import load_bundle
-from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.environments import open_simulation
 from reagent_lite.run.learner import build_learner, rollout_capture, update_capture
-from reagent_lite.run.publish import Learned
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import learn, set_up
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.capture import Captured, eager
-from reagent_lite.training.metrics import JsonLines, MetricsWriter
-from reagent_lite.training.resume import History
-from reagent_lite.training.stop import StopSignal
 
 Tree = dict[str, Any]
 LOGGED: Tree = {
@@ -51,8 +47,7 @@ def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
 
 
 def metrics(tree: Tree) -> list[dict[str, float]]:
-    lines = (Path(tree["model_output_path"]) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in Path(tree["model_output_path"], "metrics.jsonl").read_text().splitlines()]
 
 
 def ratio(line: dict[str, float], name: str, other: str) -> float:
@@ -66,16 +61,16 @@ def tags(tree: Tree) -> set[str]:
 def test_gridworld_online_learns_the_exact_values(tmp_path: Path) -> None:
     tree = online(tmp_path, "gridworld", total_steps=60_000, warmup_steps=20_000, epsilon_end=0.5,
                   env_parameters={"random_start": 1}, evaluation_episodes=200)  # fmt: skip
-    tree["training"] |= {"layers": [-1, -1], "activations": ["linear"], "learning_rate": 0.02,
-                         "lr_policy": "exponential", "lr_decay": 0.2}  # fmt: skip
-    tree["simulation"] |= {"num_evaluations": 4, "updates_per_rollout": 2}
-    trained(tree)
+    trained(merged(tree, {
+        "training": {"layers": [-1, -1], "activations": ["linear"], "learning_rate": 0.02, "lr_policy": "exponential",
+                     "lr_decay": 0.2},
+        "simulation": {"num_evaluations": 4, "updates_per_rollout": 2},
+    }))  # fmt: skip
     bundle = load_bundle(tmp_path / "out" / "model")
     assert bundle.action_names == ("L", "R", "U", "D")
-    q = bundle.predict(np.eye(25, dtype=np.float32)).q
     allowed = gridworld.allowed()
-    exact = gridworld.optimal_q()
-    np.testing.assert_allclose(q[allowed], exact[allowed], rtol=0.03)
+    q = bundle.predict(np.eye(25, dtype=np.float32)).q
+    np.testing.assert_allclose(q[allowed], gridworld.optimal_q()[allowed], rtol=0.03)
 
 
 def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
@@ -84,33 +79,16 @@ def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
     out = Path(tree["model_output_path"])
     # (8000 - 2000) / 16 rollouts, one update each on 128 rows
     assert (outcome.steps, outcome.rows) == (375, 375 * 128)
-    scores: Any = outcome.scores
-    assert scores["simulation/return/lower"] <= scores["simulation/return/mean"] <= 50
+    assert outcome.scores["simulation/return/lower"] <= outcome.scores["simulation/return/mean"] <= 50
     wanted = {"simulation/training_return/mean", "simulation/env_steps", "train/td_loss", "simulation/return/mean"}
     assert wanted <= tags(tree)
     first, second, _ = metrics(tree)
     for line, updates, env_steps in ((first, 188, 2000 + 16 * 188), (second, 187, 16 * 187)):
         assert ratio(line, "rows", "updates") == pytest.approx(128)
         assert ratio(line, "env_steps", "updates") == pytest.approx(env_steps / updates)
-    evaluation = json.loads((out / "model" / "evaluation.json").read_text())
-    assert evaluation["simulation"]["episodes"] == 20
+    assert json.loads((out / "model" / "evaluation.json").read_text())["simulation"]["episodes"] == 20
     assert (out / "rollout.gif").read_bytes()[:6] == b"GIF89a"
-    resolved = json.loads((out / "config.json").read_text())
-    assert resolved["actions"] == list(load_bundle(out / "model").action_names)
-
-
-def fitted(tree: Tree, workflow: str = "dqn") -> Learned:
-    """Learns and evaluates in this process, without the export."""
-    config = checked(tree, workflow)
-    simulation = open_simulation(config, ALONE)
-    config = with_actions(config, simulation)
-    config.folder.mkdir(exist_ok=True)
-    setup = set_up(open_source(config, ALONE, simulation), History.find(config, ALONE, config.folder / "checkpoints"))
-    with StopSignal() as signal, MetricsWriter() as writer:
-        writer.add([JsonLines(config.folder)])
-        learned = learn(setup, writer, signal)
-    assert sum(line.get("simulation/episodes", 0) for line in metrics(tree)) > 0
-    return learned
+    assert json.loads((out / "config.json").read_text())["actions"] == list(load_bundle(out / "model").action_names)
 
 
 @pytest.mark.parametrize(
@@ -132,30 +110,30 @@ def fitted(tree: Tree, workflow: str = "dqn") -> Learned:
 )
 def test_every_option_trains(tmp_path: Path, change: Tree) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
-    mean = fitted(merged(tree, change)).evaluation.scalars["simulation/return/mean"]
-    assert mean >= 8  # falling at once takes so long
+    end = Laboratory(merged(tree, change), ALONE, tmp_path).run("out")
+    assert end.scores["simulation/return/mean"] >= 8  # falling at once takes so long
+    assert sum(line.get("simulation/episodes", 0) for line in end.lines) > 0
 
 
 @pytest.mark.parametrize("algorithm", ["crr", "iql"])
 def test_candidates_of_a_simulation(tmp_path: Path, algorithm: str) -> None:
     """Lists that change at every step."""
     tree = online(tmp_path, "recommend", total_steps=1000, warmup_steps=300, time_limit=20) | {"algorithm": algorithm}
-    assert np.isfinite(fitted(tree, "parametric_dqn").evaluation.scalars["simulation/return/mean"])
+    assert np.isfinite(trained(tree, "parametric_dqn").scores["simulation/return/mean"])
 
 
 def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=10_000, num_evaluations=10, stop_at_return=5)
-    assert fitted(tree).position.step == 50  # a tenth of (10 000 - 2000) / 16
+    assert Laboratory(tree, ALONE, tmp_path).run("out").steps == 50  # a tenth of (10 000 - 2000) / 16
 
 
 def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
     tree |= {"training": {}, "data": {"global_minibatch_size": 64}}
     alone = trained(tree)
-    two = run("dqn", tree, "--set", "num_processes_per_node=2")
-    assert two.code == 0, two.err
+    two = run("dqn", tree, "--set", "num_processes_per_node=2").ok
     assert two.outcome["rows"] == alone.rows
-    *_, last, _ = metrics(tree)
+    last = metrics(tree)[-2]
     assert last["simulation/env_steps"] == 1000 - (1000 - 304) % 16  # all ranks' together, as is every rate
     assert (ratio(last, "rows", "updates"), ratio(last, "env_steps", "updates")) == pytest.approx((64, 16))
     # the same episodes of random actions, whoever plays them
@@ -163,35 +141,29 @@ def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) 
         assert two.outcome["scores"][tag] == alone.scores[tag]
 
 
-def logged(tmp_path: Path) -> str:
-    """A log of the random policy on the gridworld, in the environment's own features and names."""
+def beside_data(tmp_path: Path, share: float) -> Tree:
+    """With a log of the random policy on the gridworld, in the environment's own features and names."""
     log = gridworld.simulate(gridworld.random_policy(), 60, np.random.default_rng(0))
-
-    def dense(cell: int) -> dict[str, float]:
-        return {str(i): float(i == cell) for i in range(25)}
-
+    one_hot = [{str(i): float(i == cell) for i in range(25)} for cell in range(25)]
     rows = [
-        {**row, "state_features": dense(state), "next_state_features": dense(after)}
+        {**row, "state_features": one_hot[state], "next_state_features": one_hot[after]}
         for row, state, after in zip(gridworld_log(log), log.state, log.next_state, strict=True)
     ]
-    return str(write_lines(tmp_path / "grid.jsonl", rows))
-
-
-def beside_data(tmp_path: Path, share: float) -> Tree:
     tree = online(tmp_path, "gridworld", share=share)
     for key in ("total_steps", "num_evaluations") + (("num_envs", "warmup_steps") if not share else ()):
         del tree["simulation"][key]
-    tree |= {"training_data_path": logged(tmp_path), "actions": list(gridworld.ACTIONS), "epochs": 2}
-    tree["norm_params"] = {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(25)}}
-    tree["evaluation"] = {"calc_cpe_in_training": False, "bootstrap_resamples": 100}
-    return tree
+    return tree | {
+        "training_data_path": str(write_lines(tmp_path / "grid.jsonl", rows)),
+        "actions": list(gridworld.ACTIONS),
+        "epochs": 2,
+        "norm_params": {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(25)}},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100},
+    }
 
 
 def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tree = beside_data(tmp_path, 0.25)
-    with caplog.at_level("INFO", "reagent_lite"):
-        outcome = trained(tree)
-    assert {"simulation/return/mean", "td_loss/mean"} <= set(outcome.scores)
+    assert {"simulation/return/mean", "td_loss/mean"} <= set(trained(tree).scores)
     assert "simulation/env_steps" in tags(tree)
     assert "32 of them simulated" in caplog.text
     assert "in simulation its discounted return is" in caplog.text or "the value that estimates aim at" in caplog.text
@@ -199,15 +171,16 @@ def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureF
     assert set(evaluation) == {"scores", "cpe", "simulated", "simulation", "policy", "decision", "warnings"}
 
 
-def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None:
-    for share, kind in ((0.0, LoggedSource), (1.0, RolloutSource)):
-        config = check(DqnConfig, beside_data(tmp_path, share))
-        source = open_source(config, ALONE, open_simulation(config, ALONE))
-        stream = source.stream(build_learner(config, source.spec, ALONE.device))
-        assert isinstance(stream.source, kind)
-        # as many rows a step as the log alone would give, or full minibatches of simulated ones
-        assert stream.plan.rows_of_step(0) == 128
-        assert stream.figures() == {} if share == 0 else stream.figures()["simulation/episodes"] == 0
+@pytest.mark.parametrize(("share", "kind", "episodes"), [(0.0, LoggedSource, None), (1.0, RolloutSource, 0)])
+def test_a_simulation_that_is_all_or_nothing_beside_data(
+    tmp_path: Path, share: float, kind: type, episodes: int | None
+) -> None:
+    config = check(DqnConfig, beside_data(tmp_path, share))
+    source = open_source(config, ALONE, open_simulation(config, ALONE))
+    stream = source.stream(build_learner(config, source.spec, ALONE.device))
+    assert isinstance(stream.source, kind)
+    # as many rows a step as the log alone would give, or full minibatches of simulated ones
+    assert (stream.plan.rows_of_step(0), stream.figures().get("simulation/episodes")) == (128, episodes)
 
 
 @pytest.mark.parametrize(
@@ -225,11 +198,9 @@ def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None
 )
 def test_bad_simulations_end_with_a_sentence(tmp_path: Path, change: Tree, actions: tuple[str, ...], says: str) -> None:
     tree = online(tmp_path, "cartpole_v1")
-    tree |= {"simulation": tree["simulation"] | change} | ({"actions": actions} if actions else {})
-    with pytest.raises(ReagentLiteError) as error:
-        trained(tree)
+    with pytest.raises(ReagentLiteError, match=says) as error:
+        trained(merged(tree, {"simulation": change, **({"actions": actions} if actions else {})}))
     assert error.value.exit_code == 2
-    assert says in str(error.value)
     assert not (tmp_path / "out" / "model").exists()
 
 
@@ -237,11 +208,10 @@ def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) ->
     tree = online(tmp_path, "pendulum", total_steps=3000, warmup_steps=1000)
     tree["rl"] |= {"gamma": 0, "q_network_loss": "bce_with_logits"}
     with pytest.raises(SimulationError, match=r"rewards of pendulum: .* from 0 to 1"):
-        fitted(tree)
+        trained(tree)
     tree["simulation"]["env"] = "recommend"  # a click is 0 or 1
-    assert (
-        fitted(tree, "parametric_dqn").position.step == 124
-    )  # (3000 - 63 * 16) / 16: all that is left after the warm-up
+    # (3000 - 63 * 16) / 16: all that is left after the warm-up
+    assert trained(tree, "parametric_dqn").steps == 124
 
 
 @pytest.mark.parametrize(
@@ -258,8 +228,7 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
     set_to = ["medium"]
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     config = checked(online(tmp_path, "cartpole_v1", math=math, backend="cpu"), "dqn")
-    with caplog.at_level("INFO", "reagent_lite"):
-        open_simulation(config, Group(ProcessRanks(), torch.device(device)))
+    open_simulation(config, Group(ProcessRanks(), torch.device(device)))
     assert set_to[-1] == precision
     assert ("use TF32" in caplog.text) is (precision == "high")
 
@@ -269,12 +238,7 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
     [
         ({}, 1, True, True),
         ({}, 4, False, True),  # an update has collectives, a rollout none
-        (
-            {"training_data_path": "log.jsonl", "actions": ["left", "right"], "simulation": {"share": 0.5}},
-            1,
-            False,
-            True,
-        ),
+        ({**LOGGED, "training": {}, "simulation": {"share": 0.5}}, 1, False, True),
         ({"training": {"optimizer": "SGD"}}, 1, False, True),
         ({"simulation": {"cuda_graph": False}}, 1, False, False),
         ({"training": {"use_batch_norm": True}}, 1, True, True),
@@ -282,18 +246,9 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
         (merged(LOGGED, {"training": {"minibatches_per_step": 2}}), 1, False, True),
         (merged(LOGGED, {"training": {"cuda_graph": False}}), 1, False, True),
     ],
-    ids=[
-        "alone",
-        "4 processes",
-        "beside data",
-        "no capturable optimizer",
-        "not wanted",
-        "batch norm",
-        "logged",
-        "logged in parts",
-        "logged, not wanted",
-    ],
-)
+    ids=["alone", "4 processes", "beside data", "no capturable optimizer", "not wanted", "batch norm", "logged",
+         "logged in parts", "logged, not wanted"],
+)  # fmt: skip
 def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, rollouts: bool) -> None:
     gpu = torch.device("cuda", 0)
     tree = merged({"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}, changes)

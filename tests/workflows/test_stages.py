@@ -21,7 +21,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.shards.machines import shard
 from reagent_lite.data.timeline.stage import run_timeline
-from reagent_lite.errors import ConfigError, DataError
+from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
 
@@ -47,28 +47,31 @@ def config(folder: Path, source: Path, **other: Any) -> Tree:
     }  # fmt: skip
 
 
-def of_candidates(tree: Tree) -> Tree:
-    return {key: value for key, value in tree.items() if key != "actions"}
-
-
 def prepared(tree: Tree) -> Data:
     return prepare(check(DqnConfig if "actions" in tree else ParametricDqnConfig, tree), ALONE)
+
+
+def paired(source: Path, folder: Path) -> str:
+    section = {"inputTableName": str(source), "outputTableName": str(folder)}
+    return run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}})).train
 
 
 def same_weights(run: Path, other: Path) -> None:
     assert_close(*(load_file(out / "model/weights.safetensors") for out in (run, other)), atol=1e-5, rtol=0)
 
 
-def test_events_are_told_from_transitions(tmp_path: Path) -> None:
-    def is_log_of_events(**changes: Any) -> bool:
-        return holds_events(str(write_lines(tmp_path / "log.jsonl", [event("a", 0, 0.0, **changes)])))
-
-    assert is_log_of_events()
-    assert is_log_of_events(truncated=True, next_state_features={"0": 1.0}, possible_next_actions=["l"])
-    assert not is_log_of_events(next_state_features={"0": 1.0})
-    assert not is_log_of_events(next_action="l")
-    assert is_log_of_events(time_diff=1)  # a column of the user
-    assert not is_log_of_events(sequence_number=None)
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"truncated": True, "next_state_features": {"0": 1.0}, "possible_next_actions": ["l"]}, True),
+        ({"next_state_features": {"0": 1.0}}, False),
+        ({"next_action": "l"}, False),
+        ({"time_diff": 1}, True),  # a column of the user
+        ({"sequence_number": None}, False),
+    ],
+)
+def test_events_are_told_from_transitions(tmp_path: Path, changes: Tree, told: bool) -> None:
+    assert holds_events(str(write_lines(tmp_path / "log.jsonl", [event("a", 0, 0.0, **changes)]))) == told
 
 
 def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,9 +81,9 @@ def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pyte
     source = write_lines(tmp_path / "data/events.jsonl", events(40))
     tree = config(tmp_path, source, eval_data_path=str(write_lines(tmp_path / "data/judged.jsonl", events(10, 1))))
     trained(tree)
-    assert "200 rows in 40 episodes, 40 true ends" in caplog.text
-    assert "50 rows in 10 episodes, 10 true ends" in caplog.text
-    assert "normalization of state_features: written to" in caplog.text
+    for words in ("200 rows in 40 episodes, 40 true ends", "50 rows in 10 episodes, 10 true ends",
+                  "normalization of state_features: written to"):  # fmt: skip
+        assert words in caplog.text
     (tmp_path / "out").rename(tmp_path / "first")
     before = stamps()
 
@@ -92,9 +95,7 @@ def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pyte
     norm = "state_features_norm.json"
     assert (tmp_path / "out" / norm).read_bytes() == (tmp_path / "first" / norm).read_bytes()
 
-    section = {"inputTableName": str(source), "outputTableName": str(tmp_path / "train")}
-    run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}}))
-    trained(tree | {"training_data_path": section["outputTableName"]})
+    trained(tree | {"training_data_path": paired(source, tmp_path / "train")})
     same_weights(tmp_path / "out", tmp_path / "first")
 
 
@@ -115,11 +116,9 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
     assert ("left out", left_out) in stage.rows
     assert data.train.copy.source_line(0) == f"{tmp_path}/log/events.jsonl:1"
 
-    section = {"inputTableName": f"{tmp_path}/log", "outputTableName": str(tmp_path / "transitions")}
-    run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}}))
-    run_shard = {"training_data_path": section["outputTableName"], "shards_path": str(tmp_path / "share"),
-                 "num_nodes": 2, "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
-    shard(check(ShardConfig, run_shard))
+    transitions = paired(tmp_path / "log", tmp_path / "transitions")
+    places = {"shards_path": str(tmp_path / "share"), "local_path": str(tmp_path / "shard")}
+    shard(check(ShardConfig, {"training_data_path": transitions, "num_nodes": 2, "node_index": 0, **places}))
     assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 
 
@@ -130,9 +129,8 @@ def test_gamma_that_a_timeline_writes_into_rewards_has_a_folder_of_its_own(tmp_p
         copy = prepared(config(tmp_path, source, rl={"gamma": gamma}, timeline=section)).train.copy
         return copy.folder, float(copy.reward.sum())
 
-    (folder, some), (other, more) = rewards(0.5, steps=2), rewards(0.9, steps=2)
-    assert folder != other
-    assert some != more
+    first, second = rewards(0.5, steps=2), rewards(0.9, steps=2)
+    assert (first[0] != second[0], first[1] != second[1]) == (True, True)
     assert rewards(0.5) == rewards(0.9)
 
 
@@ -146,30 +144,9 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
     trained(tree)
     report = json.loads((tmp_path / "train/manifest.json").read_text())["report"]
     assert report["train_rows"] + report["eval_rows"] == 300
-    assert f"eval data: {tmp_path}/eval: " in caplog.text
-    assert f" {report['eval_rows']} rows, " in caplog.text
-    assert "rows that span several steps" in caplog.text
+    for words in (f"eval data: {tmp_path}/eval: ", f" {report['eval_rows']} rows, ", "rows that span several steps"):
+        assert words in caplog.text
     check(DqnConfig, json.loads((tmp_path / "out/config.json").read_text()))  # a resolved config reads back
-
-
-def test_candidates(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = []
-    for row in events(30):
-        choices = [{"0": float(rng.normal()), "3": float(k)} for k in range(int(rng.integers(1, 4)))]
-        rows.append({**row, "possible_actions": choices, "action": choices[-1]})
-    source = write_lines(tmp_path / "events.jsonl", rows)
-    data = prepared(of_candidates(config(tmp_path, source, timeline={})))
-    assert len(data.train.copy) == 150
-    assert data.normalization.action is not None
-    assert data.normalization.action.feature_ids == (0, 3)
-
-
-def test_a_broken_event_is_named(tmp_path: Path) -> None:
-    rows = events(10)
-    rows[7]["action"] = "x"
-    with pytest.raises(DataError, match=r'events.jsonl:8: .* l, r, .* got "x"'):
-        prepared(config(tmp_path, write_lines(tmp_path / "events.jsonl", rows)))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +172,6 @@ def test_keys_that_contradict_each_other_or_the_data(tmp_path: Path, changes: Tr
 def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) -> None:
     """All rows are one minibatch: the model is that of one process with all of them."""
     folders = [tmp_path / "0", tmp_path / "1"]
-    for folder in folders:
-        folder.mkdir()
     source = write_lines(folders[0] / "events.jsonl", events(40))
     if there == "other_events":
         write_lines(folders[1] / "events.jsonl", events(3, seed=5))
@@ -206,10 +181,9 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
     for attempt in range(2):
         runs = run_ranks(["-m", "workflows.dqn", "--config", str(tmp_path / "cluster.json")], folders)
         assert [run.code for run in runs] == [0, 0], "\n".join(run.err for run in runs)
-        said = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err)
-        assert said is not None
-        assert int(said[1]) + int(said[2]) == 200
-        assert f"shards: {said[1]} + {said[2]} rows on 2 nodes" in runs[0].err
+        first, second = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err).groups()
+        assert int(first) + int(second) == 200
+        assert f"shards: {first} + {second} rows on 2 nodes" in runs[0].err
         assert ("nothing to do" in runs[0].err) == (attempt == 1)
     trained(config(tmp_path / "all", source))
     same_weights(tmp_path / "out", tmp_path / "all/out")
