@@ -4,12 +4,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import nfs_lab, slurm_lab
-from cluster.hosts import Hosts
+from cluster.hosts import Hosts, cluster_of
 from cluster.training import Job, parts, rows_of_a_log
 
 NAMESPACES = ["unshare", "--mount", "--net", "--uts", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
@@ -25,32 +26,35 @@ def lacking(*programs: str) -> list[str]:
     return missing
 
 
-def needing(name: str, *programs: str, more: Callable[[], list[str]] = list, packages: str = "") -> Any:
+def needing(name: str, *programs: str, more: Callable[[], list[str]] = list) -> Any:
     """A fixture that skips where something is missing."""
 
     @pytest.fixture(scope="session", name=name)
     def check() -> None:
         if missing := lacking(*programs) + more():
-            pytest.skip(f"this machine lacks {', '.join(missing)}; {packages or '.ci/run names the packages'}")
+            pytest.skip(f"this machine lacks {', '.join(missing)}; .ci/run names the packages")
 
     return check
 
 
-def fuse() -> list[str]:
-    return [] if Path("/dev/fuse").exists() else ["/dev/fuse"]
-
-
 need_hosts = needing("need_hosts")
-need_gluster = needing("need_gluster", "glusterd", "gluster", "mount.glusterfs", "pkill", more=fuse)
+need_gluster = needing(
+    "need_gluster",
+    "glusterd",
+    "gluster",
+    "mount.glusterfs",
+    "pkill",
+    more=lambda: [] if Path("/dev/fuse").exists() else ["/dev/fuse"],
+)
 need_faketime = needing("need_faketime", "faketime")
 need_nfs = needing("need_nfs", more=nfs_lab.lacking)  # two machines with a kernel of their own
-need_slurm = needing("need_slurm", *slurm_lab.PROGRAMS, packages=f"Debian's packages: {slurm_lab.PACKAGES}")
+need_slurm = needing("need_slurm", *slurm_lab.PROGRAMS)
 
 
 @pytest.fixture(scope="module")
 def two_hosts(need_gluster: None) -> Iterator[Hosts]:
     """Two hosts that share 64 MB by GlusterFS, for all tests of a file; each test leaves them healed."""
-    with Hosts(2) as hosts:
+    with cluster_of(2) as hosts:
         yield hosts
 
 
@@ -62,15 +66,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def job(two_hosts: Hosts, lines: list[str]) -> Iterator[Callable[..., Job]]:
-    """job(shards=half of the log each, **changes to the config) -> Job, which ends with the test."""
-    jobs: list[Job] = []
-
-    def make(shards: list[list[str]] | None = None, **changes: Any) -> Job:
-        jobs.append(Job(two_hosts, shards or parts(lines, 2), **changes))
-        return jobs[-1]
-
-    yield make
-    for started in jobs:
-        started.end()
+    """job(**changes to the config) -> Job with half of the log on each host, which ends with the test."""
+    with ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(closing(Job(two_hosts, parts(lines, 2), **changes)))
     for host in two_hosts:
         host.heal()

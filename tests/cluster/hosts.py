@@ -11,24 +11,21 @@ The share is GlusterFS as a user would mount it: a real glusterd on the hub, one
 
 import contextlib
 import os
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from cluster.machine import COMMAND_SECONDS, Machine, Started
 
 Names = Literal["loopback", "unknown", "silent"]
 Fault = Literal["readonly", "full", "hangs"]
-T = TypeVar("T")
 HUB_ADDRESS = "10.83.0.254"
 NAME_SERVER = "10.83.0.253"  # where names are "silent"; nobody has it
 NOWHERE = ["lladdr", "02:00:00:00:00:fe", "dev", "eth0", "nud", "permanent"]  # a hardware address that nobody has
 BRICK = Path("/run/brick")  # below a tmpfs of the hub's own
-READY_SECONDS = 20.0
 
 
 class Host(Machine):
@@ -45,12 +42,11 @@ class Host(Machine):
         self.index, self.address, self.data = index, _address(index), lab / "data"
         self._hub, self._lab, self._port = hub, lab, f"port{index}"
         self._started: list[Started] = []
-        self._lost: set[str] = set()
         self._needs_share = False
-        self.run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", self.data)
-        self.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
-        peer = ["type", "veth", "peer", "name", self._port, "netns", str(hub.pid)]
-        hub.run("ip", "link", "add", "name", "eth0", "netns", str(self.pid), *peer)
+        for folder in (self.data, "/dev/shm"):
+            self.run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder)
+        ends = f"name eth0 netns {self.pid} type veth peer name {self._port} netns {hub.pid}"
+        hub.run("ip", "link", "add", *ends.split())
         self.run("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
         self.heal()
 
@@ -59,15 +55,14 @@ class Host(Machine):
         lines = ["127.0.0.1 localhost"] if names != "silent" else []
         if names == "loopback":
             lines += [f"{'127.0.1.1' if i == self.index else _address(i)} node{i}" for i in range(count)]
+        files = {"hosts": lines}
         if names == "silent":
-            self._bind("resolv.conf", f"nameserver {NAME_SERVER}\n")
+            files["resolv.conf"] = [f"nameserver {NAME_SERVER}"]
             self.run("ip", "neighbour", "replace", NAME_SERVER, *NOWHERE)
-        self._bind("hosts", "\n".join(lines) + "\n")
-
-    def _bind(self, name: str, text: str) -> None:
-        file = self._lab / "output" / f"{self.name}.{name}"
-        file.write_text(text)
-        self.run("mount", "--bind", file, f"/etc/{name}")
+        for name, content in files.items():
+            file = self._lab / "output" / f"{self.name}.{name}"
+            file.write_text("\n".join(content) + "\n")
+            self.run("mount", "--bind", file, f"/etc/{name}")
 
     def mount_share(self) -> None:
         """Mounts the shared folder with the options that a user gets without asking, now and after a loss of power."""
@@ -84,8 +79,11 @@ class Host(Machine):
             self.heal()
             self.mount_share()
         output = self._lab / "output" / f"{self.name}_{len(self._started)}"
-        environment = {**os.environ, "TMPDIR": str(self.data), **(env or {})}
-        self._started.append(super().spawn([str(word) for word in argv], environment, output, cwd or self.data))
+        self._started.append(
+            self.spawn(
+                list(map(str, argv)), {**os.environ, "TMPDIR": str(self.data), **(env or {})}, output, cwd or self.data
+            )
+        )
         return self._started[-1]
 
     def close(self) -> None:
@@ -113,14 +111,11 @@ class Host(Machine):
     def lose_packets_to(self, other: "Host") -> None:
         """Loses silently what this host sends to another; what the other sends arrives."""
         self.run("ip", "neighbour", "replace", other.address, *NOWHERE)
-        self._lost.add(other.address)
 
     def heal(self) -> None:
-        """Ends `cut` and `lose_packets_to`."""
+        """Ends `cut`."""
         self.run("ip", "link", "set", "eth0", "up")
         self._hub.run("ip", "link", "set", self._port, "up", "master", "bridge0")
-        while self._lost:
-            self.run("ip", "neighbour", "delete", self._lost.pop(), "dev", "eth0")
 
     def kill_all(self, *, silent: bool) -> None:
         """Ends every process at once with SIGKILL, the share's client included, as a loss of power does.
@@ -141,64 +136,29 @@ def _address(index: int) -> str:
 
 
 class Hosts(list[Host]):
-    """The cluster, from `with Hosts(2) as hosts` to the end of the block.
-
-    Args:
-        count: of hosts, up to 250.
-        kind: of the share: "gluster" caches as a network's file system does, "bind" is one memory.
-        names: whether hosts find each other by name: "loopback": yes, but each finds itself at 127.0.1.1, as Debian's
-            installer leaves it. "silent": no name is known, and packets to the name server are lost.
+    """The hosts of a cluster, made by `cluster_of`.
 
     Attributes:
         share: the shared folder; the same path on every host, and only there.
     """
 
-    def __init__(self, count: int, kind: Literal["gluster", "bind"] = "gluster", names: Names = "unknown") -> None:
+    def __init__(self, hub: Machine, share: Path) -> None:
         super().__init__()
-        self._count, self._kind, self._names = count, kind, names
+        self._hub, self.share = hub, share
 
-    def __enter__(self) -> "Hosts":
-        with contextlib.ExitStack() as stack:
-            lab = Path(tempfile.mkdtemp(prefix="cluster_"))
-            stack.callback(shutil.rmtree, lab, ignore_errors=True)
-            self.share = lab / "share"
-            for name in ("data", "share", "output"):
-                (lab / name).mkdir()
-            self._hub = hub = Machine("hub")
-            stack.callback(hub.close)
-            hub.run("ip", "link", "add", "name", "bridge0", "type", "bridge")
-            hub.run("ip", "address", "add", f"{HUB_ADDRESS}/24", "dev", "bridge0")
-            hub.run("ip", "link", "set", "bridge0", "up")
-            if self._kind == "gluster":
-                self._serve()
-            else:  # the hosts, whose mounts are copies of the hub's, have it as well
-                hub.run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", self.share)
-            for index in range(self._count):
-                host = Host(index, hub, lab)
-                stack.callback(host.close)
-                self.append(host)
-                host.learn_names(self._count, self._names)
-                if self._kind == "gluster":
-                    host.mount_share()
-            self._closing = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Starts the server of the share."""
         for folder in ("/run", "/var/lib/glusterd", "/var/log/glusterfs"):
             self._hub.run("mount", "-t", "tmpfs", "tmpfs", folder)
         self._hub.run("mkdir", "-p", "/run/gluster", BRICK)
         self._hub.run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", BRICK)
-        self._hub.run("mkdir", BRICK / "volume")
         self._hub.run("glusterd")
-        self._gluster("volume", "create", "share", f"{HUB_ADDRESS}:{BRICK}/volume", "force")
-        self._gluster("volume", "start", "share")
+        self._gluster("create", f"{HUB_ADDRESS}:{BRICK}/volume", "force")
+        self._gluster("start")
 
-    def _gluster(self, *words: str) -> str:
+    def _gluster(self, verb: str, *words: str) -> str:
         """Glusterd answers a moment after it has started."""
-        return _again(lambda: self._hub.run("gluster", "--mode=script", *words))
+        return _again(lambda: self._hub.run("gluster", "--mode=script", "volume", verb, "share", *words))
 
     def _signal_brick(self, number: signal.Signals) -> None:
         self._hub.run("pkill", f"-{int(number)}", "--nslist", "net", "--ns", str(self._hub.pid), "glusterfsd")
@@ -206,7 +166,7 @@ class Hosts(list[Host]):
     def share_fault(self, fault: Fault) -> None:
         """readonly: EROFS; full: ENOSPC; hangs: the brick stops answering, so that calls wait (ping timeout 42 s)."""
         if fault == "readonly":
-            self._gluster("volume", "set", "share", "features.read-only", "on")
+            self._gluster("set", "features.read-only", "on")
         elif fault == "full":
             free, block = self._hub.run("stat", "--file-system", "--format=%a %S", BRICK).split()
             self._hub.run("fallocate", "--length", str(int(free) * int(block)), BRICK / "ballast")
@@ -220,19 +180,54 @@ class Hosts(list[Host]):
         """
         self._signal_brick(signal.SIGCONT)
         self._hub.run("rm", "--force", BRICK / "ballast")
-        if "read-only: on" in self._gluster("volume", "info", "share"):
-            self._gluster("volume", "set", "share", "features.read-only", "off")
+        if "read-only: on" in self._gluster("info"):
+            self._gluster("set", "features.read-only", "off")
         probe = self.share / "healed"
         _again(lambda: self[0].run("sh", "-c", f"echo healed > {probe} && rm {probe}"))
 
 
-def _again(call: Callable[[], T]) -> T:
-    """Returns the result of a call that fails at first."""
-    deadline = time.monotonic() + READY_SECONDS
-    while True:
-        try:
+@contextlib.contextmanager
+def cluster_of(count: int, kind: Literal["gluster", "bind"] = "gluster", names: Names = "unknown") -> Iterator[Hosts]:
+    """A cluster that ends with the block.
+
+    Args:
+        count: of hosts, up to 250.
+        kind: of the share: "gluster" caches as a network's file system does, "bind" is one memory.
+        names: whether hosts find each other by name: "loopback": yes, but each finds itself at 127.0.1.1, as Debian's
+            installer leaves it. "silent": no name is known, and packets to the name server are lost.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="cluster_", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        lab = Path(folder)
+        for name in ("data", "share", "output"):
+            (lab / name).mkdir()
+        hub = stack.enter_context(contextlib.closing(Machine("hub")))
+        hosts = Hosts(hub, lab / "share")
+        for words in (
+            "link add bridge0 type bridge",
+            f"address add {HUB_ADDRESS}/24 dev bridge0",
+            "link set bridge0 up",
+        ):
+            hub.run("ip", *words.split())
+        if kind == "gluster":
+            hosts.serve()
+        else:  # the hosts, whose mounts are copies of the hub's, have it as well
+            hub.run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", hosts.share)
+        for index in range(count):
+            host = stack.enter_context(contextlib.closing(Host(index, hub, lab)))
+            hosts.append(host)
+            host.learn_names(count, names)
+            if kind == "gluster":
+                host.mount_share()
+        yield hosts
+
+
+def _again(call: Callable[[], str]) -> str:
+    """Returns the result of a call that fails at first, for 20 s or so."""
+    for _ in range(200):
+        with contextlib.suppress(RuntimeError):
             return call()
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+        time.sleep(0.1)
+    return call()

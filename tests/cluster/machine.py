@@ -53,12 +53,12 @@ class Started:
     def children(self) -> list[psutil.Process]:
         """Returns its descendants, parents first."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).children(recursive=True)
+            return psutil.Process(self.pid).children(recursive=True) if self.running else []
         return []
 
     def end(self) -> None:
         """Ends it with its descendants."""
-        for child in self.children() if self.running else []:
+        for child in self.children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         self.kill()
@@ -79,29 +79,24 @@ class Machine:
             [*enter, "unshare", "--mount", "--net", "--uts", "sh", str(HOLDER), name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
         )  # fmt: skip
-        self.name = name
-        self.pid: int = self._holder.pid
-        assert self._holder.stdout is not None
+        self.name, self.pid = name, self._holder.pid
         answer = self._holder.stdout.readline()
-        if answer != "ready\n":
-            raise RuntimeError(f"machine {name} does not start: {answer}{self._holder.stdout.read()}")
+        assert answer == "ready\n", f"machine {name} does not start: {answer}{self._holder.stdout.read()}"
 
     def spawn(self, argv: Sequence[str], environment: Mapping[str, str], output: Path, cwd: Path) -> Started:
         """Starts a command on this machine: Python's own with torch imported."""
         outputs = output.with_suffix(".out"), output.with_suffix(".err")
-        for file in outputs:
-            file.touch()
-        if argv[0] == sys.executable:
-            process = Interpreter(argv[1:], cwd=cwd, env=environment, outputs=outputs, namespaces_of=self.pid)
-            return Started(process, outputs)
         with outputs[0].open("wb") as out, outputs[1].open("wb") as err:
-            started = subprocess.Popen(self._command(argv, cwd), env=environment, stdin=subprocess.DEVNULL, stdout=out,
-                                       stderr=err, start_new_session=True)  # fmt: skip
-        return Started(started, outputs)
+            process = (
+                Interpreter(argv[1:], cwd=cwd, env=environment, outputs=outputs, namespaces_of=self.pid)
+                if argv[0] == sys.executable
+                else subprocess.Popen(self._command(argv, cwd), env=environment, stdin=subprocess.DEVNULL, stdout=out,
+                                      stderr=err, start_new_session=True)
+            )  # fmt: skip
+        return Started(process, outputs)
 
     def _command(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
-        enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts"]
-        return [*enter, "env", f"--chdir={cwd}", *argv]
+        return ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts", "env", f"--chdir={cwd}", *argv]
 
     def run(self, *argv: str | Path) -> str:
         """Runs a short command on this machine and returns its output.
@@ -125,31 +120,22 @@ class Machine:
         """Returns the ids of all living processes of this machine, but for the one that holds it."""
         namespace = os.readlink(f"/proc/{self.pid}/ns/net")
         running = []
-        for entry in os.listdir("/proc"):
+        for pid in psutil.pids():
             with contextlib.suppress(OSError):  # it ended meanwhile, or is a zombie
-                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == namespace:
-                    running.append(int(entry))
-        return [pid for pid in running if pid != self.pid]
-
-    def signal_all(self, number: int) -> None:
-        """Sends a signal to every process of this machine."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                running += [pid] if os.readlink(f"/proc/{pid}/ns/net") == namespace and pid != self.pid else []
+        return running
 
     def end_all(self) -> None:
         """SIGKILL to every process of this machine until none is left."""
-        while self.processes():
-            self.signal_all(signal.SIGKILL)
+        while running := self.processes():
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
 
     def close(self) -> None:
         """Ends every process; the namespaces and what is mounted only there end with the last one."""
-        assert self._holder.stdin is not None
-        assert self._holder.stdout is not None
-        self._holder.stdin.close()
         try:
-            self._holder.wait(COMMAND_SECONDS)
+            self._holder.communicate(timeout=COMMAND_SECONDS)  # closes its standard input
         finally:
             self._holder.kill()
-            self._holder.stdout.close()

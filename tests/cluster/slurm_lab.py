@@ -1,14 +1,13 @@
 """A Slurm over the hosts of a laboratory: munge and slurmd on each, slurmctld on node0, everything on private disks."""
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.hosts import Host, Hosts
 from cluster.machine import Started
+from oracles.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
-PACKAGES = "slurmctld slurmd slurm-client munge"
 READY_SECONDS = 30.0
 CONFIG = """\
 ClusterName=lab
@@ -42,7 +41,7 @@ class Slurm:
         """Starts the daemons and returns when every host takes tasks.
 
         Raises:
-            RuntimeError: they do not within READY_SECONDS; with their output.
+            AssertionError: they do not within READY_SECONDS; with their output.
         """
         self._hosts, self._folder = hosts, hosts[0].data / "slurm"
         self._environment = {"SLURM_CONF": str(self._folder / "slurm.conf")}
@@ -52,10 +51,12 @@ class Slurm:
         for host in hosts:
             host.write("slurm/slurm.conf", config.encode())
             host.run("mkdir", self._folder / "state", self._folder / "spool")
-        self._daemons = [self._munge(host) for host in hosts]
-        self._daemons.append(self.start("slurmctld", "-D", "-c"))
+        self._daemons = [self._munge(host) for host in hosts] + [self.start("slurmctld", "-D", "-c")]
         self._daemons += [host.start(["slurmd", "-D", "-N", host.name], env=self._environment) for host in hosts]
-        self._wait()
+        wait_until(
+            lambda: self.output("sinfo", "--noheader", "--format=%D %t") == f"{len(hosts)} idle\n",
+            lambda: "\n".join(daemon.stderr for daemon in self._daemons), READY_SECONDS,
+        )  # fmt: skip
 
     def start(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> Started:
         """Starts a command of Slurm on node0, with variables that its tasks see as well."""
@@ -74,14 +75,3 @@ class Slurm:
         files = [f"--{name}-file={self._folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
         # --force: the laboratory's folder is open to root alone
         return host.start(["munged", "--foreground", "--force", f"--socket={self._folder}/munge.socket", *files])
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            state = self.output("sinfo", "--noheader", "--format=%D %t")
-            if state == f"{len(self._hosts)} idle\n":
-                return
-            if time.monotonic() > deadline:
-                reasons = "\n".join(daemon.stderr for daemon in self._daemons)
-                raise RuntimeError(f"Slurm is not ready: {state}\n{reasons}")
-            time.sleep(0.2)

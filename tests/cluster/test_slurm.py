@@ -1,17 +1,19 @@
 """A real Slurm over two hosts: the step says who is which, and deploy/slurm/train.sbatch goes on after a signal."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.hosts import Hosts
 from cluster.slurm_lab import Slurm
-from cluster.training import ENVIRONMENT, Job, learned, same
+from cluster.training import ENVIRONMENT, SECONDS, Job, learned, newest, undisturbed
 from oracles.runs import ROOT
+from oracles.waiting import wait_until
+from torch.testing import assert_close
 
 Make = Callable[..., Job]
 SLOWLY = "fail:rank=0,step=0,kind=slow,seconds=0.05,attempt=any"
@@ -31,10 +33,11 @@ def _ended(slurm: Slurm) -> Iterator[None]:
 @pytest.mark.slow  # distributed/test_nodes.py has Slurm's variables
 def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, job: Make, lines: list[str]) -> None:
     work = job(num_nodes=1)  # the default: Slurm's variables count
-    step = slurm.start("srun", "--nodes=2", "--ntasks-per-node=1", *command(work), env=ENVIRONMENT)
+    step = slurm.start("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "workflows.dqn",
+                       *work.config, env=ENVIRONMENT)  # fmt: skip
     assert step.wait(90) == 0, step.stderr
-    outcome = json.loads(step.stdout)  # one line: of the two tasks, node 0's alone speaks
-    assert outcome["rows"] == 6 * len(lines)  # epochs, over both parts
+    # one line: of the two tasks, node 0's alone speaks
+    assert json.loads(step.stdout)["rows"] == 6 * len(lines)  # epochs, over both parts
     assert "rendezvous: 2 machines met" in step.stderr
     assert "global minibatch 64 rows = 2 processes" in step.stderr
     assert (work.out(0) / "model/manifest.json").exists()
@@ -46,10 +49,7 @@ def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, jo
 def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts, job: Make) -> None:
     """What the time limit's warning brings about: saved, 75, requeued, resumed, and the same model in the end."""
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 5}, "epochs": 12}
-    undisturbed = job(num_nodes=2, **changes)
-    undisturbed.start_all()
-    undisturbed.done()
-    expected = learned(undisturbed.out())
+    expected = undisturbed(job(num_nodes=2, **changes))
     work = job(num_nodes=1, **changes)
     log = two_hosts[0].data / "batch.log"
     number = slurm.output(
@@ -57,7 +57,7 @@ def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts,
         env={**ENVIRONMENT, "CONFIG": str(work.hosts[0].data / "job/x.json"), "PYTHON": sys.executable,
              "HOME": str(two_hosts.share), "REAGENT_LITE_FAULT": SLOWLY},
     ).strip()  # fmt: skip
-    work.reached(10)
+    wait_until(lambda: newest(work.out()) >= 10, work.logs, SECONDS)
     slurm.output("scancel", "--signal=USR2", number)
     deadline = time.monotonic() + 180
     while "JobState=COMPLETED" not in (state := slurm.output("scontrol", "show", "job", "--oneliner", number)):
@@ -67,10 +67,5 @@ def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts,
         time.sleep(0.5)
     text = two_hosts[0].read("batch.log").decode()
     assert " Restarts=1 " in state
-    assert "stopped by a signal (75): requeued" in text
-    assert "resuming from checkpoints/step_" in text
-    same(learned(work.out()), expected, 0)
-
-
-def command(work: Job) -> list[str | Path]:
-    return [sys.executable, "-m", "workflows.dqn", "--config", work.hosts[0].data / "job/x.json"]
+    assert re.search(r"(?s)stopped by a signal \(75\): requeued.*resuming from checkpoints/step_", text)
+    assert_close(learned(work.out()), expected, rtol=0, atol=0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from oracles.team import TEAM
 
 from reagent_lite.sim.compiler import KERNELS, find_compiler
@@ -53,12 +54,14 @@ def compile_unit(tmp_path_factory: pytest.TempPathFactory) -> CompileUnit:
 
     def compile_it(source: str, *flags: str) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp("unit")
-        file, library = folder / "unit.cpp", folder / "unit.so"
-        file.write_text(source)
+        (folder / "unit.cpp").write_text(source)
         exact = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC", "-w")
-        command = (*find_compiler().command, *exact, f"-I{KERNELS}", *flags, str(file), "-o", str(library))
-        subprocess.run(command, check=True)
-        return ctypes.CDLL(str(library))
+        subprocess.run(
+            (*find_compiler().command, *exact, f"-I{KERNELS}", *flags, "unit.cpp", "-o", "unit.so"),
+            check=True,
+            cwd=folder,
+        )
+        return ctypes.CDLL(str(folder / "unit.so"))
 
     return compile_it
 
@@ -72,15 +75,42 @@ def environments(
     **settings: Any,
 ) -> VectorEnv:
     """Environments on the CPU, already reset."""
-    backend = CpuBackend(find_environment(str(name_or_path)), parameters or {}, math)
-    env = VectorEnv(backend, num_envs=num_envs, **settings)
+    env = VectorEnv(
+        CpuBackend(find_environment(str(name_or_path)), parameters or {}, math), num_envs=num_envs, **settings
+    )
     env.reset()
     return env
 
 
 def require_buffers(env: VectorEnv, **expected: list[Any]) -> None:
-    """Asserts the contents of buffers, as lists."""
-    assert {name: getattr(env, name).tolist() for name in expected} == expected
+    """Asserts the contents of buffers and of variables of the state, as lists."""
+    state = {field.name: env.field(field.name) for field in env.spec.fields}
+    assert {name: (state[name] if name in state else getattr(env, name)).tolist() for name in expected} == expected
+
+
+def take(env: VectorEnv, *actions: int, stay: bool = False, **expected: list[Any]) -> None:
+    """Takes an action in each row, and asserts what buffers have then."""
+    env.action.copy_(torch.tensor(actions))
+    env.step(stay=stay)
+    require_buffers(env, **expected)
+
+
+def play_at_random(env: VectorEnv, steps: int = 1) -> None:
+    """Takes uniformly drawn actions."""
+    for _ in range(steps):
+        env.act(None, epsilon=torch.ones(1))
+        env.step()
+
+
+def play_divided(make: Callable[..., VectorEnv], num: int, steps: int) -> VectorEnv:
+    """Plays make(number of environments, first_env=number of the first) whole and in parts, which must be the same."""
+    envs = [make(count, first_env=first) for count, first in ((num, 0), (1, 0), (63, 1), (num - 64, 64))]
+    for env in envs:
+        play_at_random(env, steps)
+    whole, *parts = (env.state_dict() for env in envs)
+    for column in whole.keys() - {"identity", "fault"}:
+        assert torch.equal(torch.cat([part[column] for part in parts], int(column == "state")), whole[column]), column
+    return envs[0]
 
 
 MakeEnv = Callable[..., VectorEnv]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from oracles.pretended_gpu import pretended_gpu
-from oracles.same_bits import backends, play, require_same, step
+from oracles.same_bits import backends, play, require_same
 from oracles.team import TEAM
-from sim.conftest import environments, require_buffers
+from sim.conftest import environments, play_divided, require_buffers
 
 from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim.cpu import CpuBackend
@@ -21,59 +21,19 @@ def make(file: Path, size: int, num_envs: int, **settings: int) -> VectorEnv:
     return environments(file, num_envs, parameters={"size": float(size)}, **settings)
 
 
-def take(env: VectorEnv, *actions: int) -> None:
-    env.action.copy_(torch.tensor(actions))
-    env.step()
-
-
-def test_rows_of_a_hand_computed_episode(team: Path) -> None:
-    """Two environments: (leader, follower) take (2, 0), then (0, 0), then the leader has left; and (2, 2) twice."""
-    env = make(team, 2, 2)
-    spec = env.spec
-    assert (spec.agents, spec.agent_types, spec.agent_type_names) == (2, (0, 1), ("leader", "follower"))
-    assert (spec.agents_of(1), env.num_rows) == ((1,), 4)
-    require_buffers(env, in_game=[True] * 4)
-    take(env, 2, 0, 2, 2)
-    require_buffers(env, reward=[33, 31, 33, 33])
-    assert env.observation[:, :2].tolist() == [[3, 0], [1, 0], [3, 0], [3, 0]]
-    take(env, 0, 0, 2, 2)
-    require_buffers(
-        env,
-        reward=[44, 42, 66, 66], terminated=[False, True], next_in_game=[False, True, False, False],
-        in_game=[False, True, True, True],  # the second environment starts anew
-        row_terminated=[True, False, True, True], last_return=[0, 0, 99, 99], episode=[0, 1], step_count=[2, 0],
-        last_length=[0, 2],
-    )  # fmt: skip
-    assert env.next_observation[:, :2].tolist() == [[4, 1], [2, 1], [6, 2], [6, 2]]
-    assert env.observation[:, :2].tolist() == [[4, 1], [2, 1], [0, 0], [0, 0]]
-    take(env, 2, 0, 0, 0)
-    require_buffers(env, reward=[0, 43, 11, 11], episode_return=[77, 116, 11, 11])  # who left gets nothing
-
-
-def test_a_time_limit_truncates_those_in_the_game(team: Path) -> None:
-    env = make(team, 3, 1, time_limit=2)
-    for _ in range(2):
-        take(env, 2, 0, 1)
-    require_buffers(env, truncated=[True], row_terminated=[True, False, True], row_truncated=[False, True, False])
+def test_types_of_agents(team: Path) -> None:
+    spec = make(team, 2, 2).spec
+    types = (spec.agents, spec.agent_types, spec.agent_type_names, spec.agents_of(1))
+    assert types == (2, (0, 1), ("leader", "follower"), (1,))
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 17, 40])
 def test_actions_of_agents_are_drawn_apart_and_do_not_depend_on_the_division(team: Path, size: int) -> None:
-    whole = make(team, size, 300, seed=5)
-    parts = [make(team, size, num, seed=5, first_env=first) for first, num in ((0, 77), (77, 223))]
-    for number in range(12):
-        q = torch.randn(300 * size, 3, generator=torch.Generator().manual_seed(number))
-        for env in (whole, *parts):
-            begin = env.first_env * size
-            step(env, number, q[begin : begin + env.num_rows])
-        for name in ("observation", "next_observation", "action", "propensity", "reward", "episode_return", "ended"):
-            assert torch.equal(torch.cat([getattr(env, name) for env in parts]), getattr(whole, name)), name
-        if size > 1:
-            drawn = whole.action.view(300, size).float()
-            assert (drawn[:, 0] == drawn[:, 1]).float().mean() < 0.6  # independent: about 1/3, 0.44 at the most
+    whole = play_divided(partial(make, team, size, seed=5), 300, 12)
+    drawn = whole.action.view(300, size)  # independent: first and last agree in about 1/3, 0.44 at the most
+    assert size == 1 or (drawn[:, 0] == drawn[:, -1]).float().mean() < 0.6
     assert whole.episode.sum() > 300
-    luck = whole.field("luck").view(size, 300)
-    assert len(luck.unique()) > 0.99 * 300 * size
+    assert len(whole.field("luck").unique()) > 0.99 * 300 * size
 
 
 def test_an_environment_of_one_agent_draws_as_one_without_the_word(team: Path, tmp_path: Path) -> None:
@@ -89,8 +49,7 @@ def test_an_environment_of_one_agent_draws_as_one_without_the_word(team: Path, t
                  "float step(State &s, int a, Random &random, bool &terminated) { int action[]{a}; float reward[1];")
         .replace("terminated = s.left == MEMBERS;", "terminated = s.left == MEMBERS; return reward[0];")
     )  # fmt: skip
-    envs = [make(team, 1, 200, seed=3), make(plain, 1, 200, seed=3)]
-    play(envs, 60)
+    play([make(file, 1, 200, seed=3) for file in (team, plain)], 60)
 
 
 @pytest.mark.parametrize(
@@ -138,5 +97,4 @@ def test_a_gpu_gives_the_same_bits(team: Path, size: int) -> None:
         for env in envs:
             with pytest.raises(SimulationError, match="3 that are not"):
                 env.check()
-        expected = ("env_step", 70, 64 if size > 32 else 32) if size > 16 else ("env_step", 3, 32)
-        assert expected in {note[1:] for note in gpu.notes}
+        assert ("env_step", *{2: (3, 32), 17: (70, 32), 40: (70, 64)}[size]) in {note[1:] for note in gpu.notes}

@@ -1,11 +1,11 @@
 """The GPU build as far as it goes without a GPU: what nvcc makes of the sources, and where that is kept."""
 
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,14 +18,11 @@ from reagent_lite.sim import cuda_build, sources
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.cuda import CudaBackend
 from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, cuda_problem, find_nvcc, read_description
 from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments
 
 NVCC = find_nvcc()
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
-ENVIRONMENTS = known_environments()
-DYNAMICS = "DEVICE float step(State &s, int action, Random &random, bool &terminated) {"
 
 
 @pytest.fixture
@@ -59,12 +56,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_environment_compiles_for_every_architecture(name: str, math: Literal["exact", "fast"]) -> None:
-    answer = subprocess.run([str(NVCC), "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
+    answer = subprocess.check_output([str(NVCC), "--list-gpu-code"], text=True)
     known = {arch for arch in answer.split() if 75 <= int(arch[3:]) <= 120}  # Turing to consumer Blackwell
     assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= known
     files = {build_cubin(find_environment(name), {}, math, arch) for arch in known}
-    assert len(files) == len(known)
-    assert len({read_description(file) for file in files}) == 1
+    assert (len(files), len(set(map(read_description, files)))) == (len(known), 1)
 
 
 @needs_nvcc
@@ -79,12 +75,10 @@ def test_constants_are_folded_in_float32(own: Path, tmp_path: Path) -> None:
     factors = "".join(f"  x = x * 1.1f + {float(np.float32(1 / k))!r}f;\n" for k in range(1, 40))
     chain = f"constexpr float chain() {{\n  float x = 0.1f;\n{factors}  return x;\n}}\nconstexpr float c = chain();\n"
     own.write_text(COUNTER.replace("DEVICE float step", f"{chain}DEVICE float step").replace("worth * ", "c + 0.0f * "))
-    source, listing = tmp_path / "unit.cu", tmp_path / "unit.ptx"
-    source.write_text(compilation_unit(own, {}))
+    (tmp_path / "unit.cu").write_text(compilation_unit(own, {}))
     flags = [flag for flag in compiler_flags("exact", "sm_75") if flag != "-w"] + ["-Werror=all-warnings"]
-    command = [str(NVCC), "-ptx", *flags, f"-I{KERNELS}", str(source), "-o", str(listing)]
-    subprocess.run(command, check=True)
-    assert f"0f{number.view(np.uint32):08X}" in listing.read_text()
+    subprocess.run([str(NVCC), "-ptx", *flags, f"-I{KERNELS}", "unit.cu"], check=True, cwd=tmp_path)
+    assert f"0f{number.view(np.uint32):08X}" in (tmp_path / "unit.ptx").read_text()
 
 
 # -- Errors -----------------------------------------------------------------------------------------------------------
@@ -104,7 +98,7 @@ def test_a_compile_error_gives_file_and_line(own: Path, cache: Path, old: str, n
     with pytest.raises(KernelBuildError, match=message) as caught:
         build_cubin(own, {}, "exact", "sm_90")
     assert str(caught.value).startswith(f"{own}: expected an environment that compiles, got from nvcc for sm_90:\n")
-    assert list(cache.iterdir()) == []  # nothing half built stays
+    assert not list(cache.iterdir())  # nothing half built stays
 
 
 @needs_nvcc
@@ -113,40 +107,30 @@ def test_an_unknown_architecture_names_the_toolkit(own: Path) -> None:
         build_cubin(own, {}, "exact", "sm_70")  # CUDA 13 starts at sm_75
 
 
-def test_without_nvcc_and_cache(own: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
-    with pytest.raises(KernelBuildError, match=f"nvcc, or .* in {cache}, got neither"):
-        build_cubin(own, {}, "exact", "sm_90")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu(own: Path) -> None:
-    problem = cuda_problem(torch.device("cuda"), own)
-    assert problem is not None
-    assert "simulate on the CPU" in problem
-    with pytest.raises(KernelBuildError, match="simulation on a GPU: expected"):
-        CudaBackend(own, {}, "exact", torch.device("cuda"))
+    assert "simulate on the CPU" in cuda_problem(torch.device("cuda"), own)
     with pytest.raises(KernelBuildError, match="simulation on a GPU: expected"):
         open_backend(EnvironmentConfig(env=str(own), backend="cuda"), torch.device("cuda"))
     for device in ("cuda", "cpu"):
-        chosen = open_backend(EnvironmentConfig(env=str(own)), torch.device(device))
-        assert isinstance(chosen, CpuBackend)
+        assert isinstance(open_backend(EnvironmentConfig(env=str(own)), torch.device(device)), CpuBackend)
 
 
 def test_what_is_missing_is_said_in_order(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems: list[tuple[str, object, str]] = [
-        ("torch.version.cuda", None, "expected a torch built for CUDA"),
-        ("torch.cuda.is_available", lambda: False, "expected an NVIDIA GPU with its driver"),
-        ("importlib.util.find_spec", lambda name: None, "pip install 'reagent-lite[cuda]'"),
-        ("torch.cuda.get_device_capability", lambda device: (6, 0), "compute capability 7.5 or newer, got 6.0"),
-        ("reagent_lite.sim.cuda_build.find_nvcc", lambda: None, "expected nvcc, or an environment that it compiled"),
-    ]
-    present = ["13.0", lambda: True, lambda name: object(), lambda device: (9, 0), lambda: NVCC]
+    problems = [
+        ("torch.version.cuda", None, "13.0", "expected a torch built for CUDA"),
+        ("torch.cuda.is_available", lambda: False, lambda: True, "expected an NVIDIA GPU with its driver"),
+        ("importlib.util.find_spec", lambda name: None, lambda name: object(), "pip install 'reagent-lite[cuda]'"),
+        ("torch.cuda.get_device_capability", lambda device: (6, 0), lambda device: (9, 0),
+         "compute capability 7.5 or newer, got 6.0"),
+        ("reagent_lite.sim.cuda_build.find_nvcc", lambda: None, lambda: NVCC,
+         "expected nvcc, or an environment that it compiled"),
+    ]  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P100")
-    for (name, value, words), there in zip(problems, present, strict=True):
-        monkeypatch.setattr(name, value)
-        assert words in (cuda_problem(torch.device("cuda:0"), own) or "")
-        monkeypatch.setattr(name, there)
+    for name, missing, present, words in problems:
+        monkeypatch.setattr(name, missing)
+        assert words in cuda_problem(torch.device("cuda:0"), own)
+        monkeypatch.setattr(name, present)
     if NVCC is not None:
         build_cubin(own, {}, "exact", "sm_90")
         monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
@@ -156,65 +140,41 @@ def test_what_is_missing_is_said_in_order(own: Path, monkeypatch: pytest.MonkeyP
 # -- Cache ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The commands that compile, as they come."""
-    commands: list[str] = []
-    run = subprocess.run
-
-    def counted(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        if "-cubin" in command:
-            commands.append(" ".join(command))
-        return run(command, **options)  # type: ignore[call-overload,no-any-return]
-
-    monkeypatch.setattr(cuda_build.subprocess, "run", counted)
-    return commands
-
-
 @needs_nvcc
-def test_what_decides_the_code_decides_the_file(own: Path, runs: list[str], tmp_path: Path) -> None:
+def test_what_decides_the_code_decides_the_file(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cartpole = find_environment("cartpole_v1")
-    files = [
+    files = {
         build_cubin(cartpole, {}, "exact", "sm_90"),
         build_cubin(cartpole, {}, "fast", "sm_90"),
         build_cubin(cartpole, {}, "exact", "sm_80"),
         build_cubin(cartpole, {"gravity": 1.62}, "exact", "sm_90"),
         build_cubin(own, {}, "exact", "sm_90"),
-    ]
+    }
     own.write_text(COUNTER.replace(">= int(goal)", "> int(goal)"))
-    files.append(build_cubin(own, {}, "exact", "sm_90"))
-    assert len(set(files)) == len(runs) == 6
-    assert build_cubin(own, {}, "exact", "sm_90") == files[-1]
-    assert len(runs) == 6  # nothing is compiled a second time
-    elsewhere = tmp_path / "elsewhere" / own.name
-    elsewhere.parent.mkdir()
-    elsewhere.write_text(own.read_text())
-    assert build_cubin(elsewhere, {}, "exact", "sm_90") == files[-1]  # where it lies does not
-
-
-@needs_nvcc
-def test_a_cache_serves_another_checkout(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = [build_cubin(path, {}, "exact", "sm_90") for path in (own, find_environment("cartpole_v1"))]
-    moved = tmp_path / "installed" / "kernels"
-    shutil.copytree(KERNELS, moved)
+    changed = build_cubin(own, {}, "exact", "sm_90")
+    assert len({*files, changed}) == 6
+    moved = shutil.copytree(KERNELS, tmp_path / "installed" / "kernels")
+    elsewhere = shutil.copy(own, tmp_path / "installed")
     monkeypatch.setattr(sources, "KERNELS", moved)
     monkeypatch.setattr(cuda_build, "KERNELS", moved)
-    monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
-    assert [build_cubin(path, {}, "exact", "sm_90") for path in (own, find_environment("cartpole_v1"))] == here
+    run = Mock(wraps=subprocess.run)
+    monkeypatch.setattr(cuda_build.subprocess, "run", run)
+    # where it lies does not, nor where the kernels lie; nothing is compiled a second time
+    assert build_cubin(Path(elsewhere), {}, "exact", "sm_90") == build_cubin(own, {}, "exact", "sm_90") == changed
+    assert build_cubin(find_environment("cartpole_v1"), {}, "exact", "sm_90") in files
+    assert not [call for call in run.call_args_list if "-cubin" in call.args[0]]
 
 
 @needs_nvcc
-def test_without_nvcc_a_cubin_of_any_nvcc_serves(own: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvcc_a_cubin_of_any_nvcc_serves(own: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = build_cubin(own, {}, "exact", "sm_90")
-    older = filled.with_name(re.sub(r"nvcc-[\d.]+\.cubin$", "nvcc-12.4.131.cubin", filled.name))
-    os.replace(filled, older)
+    older = filled.rename(filled.with_name(re.sub(r"nvcc-[\d.]+\.cubin$", "nvcc-12.4.131.cubin", filled.name)))
     with monkeypatch.context() as gone:
         gone.setattr(cuda_build, "find_nvcc", lambda: None)
         assert build_cubin(own, {}, "exact", "sm_90") == older
-        with pytest.raises(KernelBuildError, match="got neither"):
+        with pytest.raises(KernelBuildError, match=f"nvcc, or .* in {cache}, got neither"):
             build_cubin(own, {}, "exact", "sm_80")
-    assert build_cubin(own, {}, "exact", "sm_90") != older  # where there is one, its own
-    assert len(runs) == 2
+    assert build_cubin(own, {}, "exact", "sm_90") == filled  # where there is one, its own
 
 
 @needs_nvcc

@@ -14,6 +14,7 @@ import pytest
 import torch
 from oracles.pretended_gpu import GPU, MULTIPROCESSORS, machine, pretended_gpu
 from oracles.same_bits import CORNERS, backends, play, require_same
+from sim.conftest import play_at_random
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim import cuda
@@ -25,41 +26,40 @@ from reagent_lite.sim.sources import find_environment, known_environments
 
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
 HOPPER, BLACKWELL = (9, 0), (10, 0)
-NEWER = ("gridworld",)
 # three agents with nine actions: what nvcc unrolls for eleven with 121 takes ten times as long
 FEWER = {
     "tag_continuous": {"num_runners": 2, "num_acceleration_levels": 2, "num_turn_levels": 2, "tagging_distance": 0.1}
 }
 CASES = [
-    *((name, HOPPER) for name in known_environments()),
-    *((name, BLACKWELL) for name in NEWER),
-    *(pytest.param(name, BLACKWELL, marks=pytest.mark.slow) for name in known_environments() if name not in NEWER),
+    *((name, HOPPER) for name in (*known_environments(), "corners")),
+    ("corners", BLACKWELL),
+    ("gridworld", BLACKWELL),
+    *(pytest.param(name, BLACKWELL, marks=pytest.mark.slow) for name in known_environments() if name != "gridworld"),
 ]
-
-
-@pytest.fixture
-def corners(tmp_path: Path) -> Path:
-    file = tmp_path / "corners.cuh"
-    file.write_text(CORNERS)
-    return file
 
 
 # -- The same bits ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "capability"), CASES)
-def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int, int]) -> None:
-    path = find_environment(name)
+def test_every_buffer_is_that_of_the_cpu_build(tmp_path: Path, name: str, capability: tuple[int, int]) -> None:
+    """Corners: -0, NaN, infinities, subnormals, shifts, division, indexed arrays."""
+    file = tmp_path / "corners.cuh"
+    file.write_text(CORNERS)
+    path = file if name == "corners" else find_environment(name)
     with pretended_gpu(capability) as gpu:
         on_gpu, on_cpu = backends(path, FEWER.get(name))
         assert on_gpu.spec == on_cpu.spec  # env_describe
         agents = on_cpu.spec.agents
-        num, steps = (257, 300) if agents == 1 else (24, 140)
+        num = 257 if agents == 1 else 24
         settings = {"num_envs": num, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 60, "parametric": True}
         envs = [VectorEnv(backend, **settings) for backend in (on_gpu, on_cpu)]
-        assert [env.device.type for env in envs] == ["cuda", "cpu"]
-        play(envs, steps)
+        play(envs, 300 if agents == 1 else 140)
         assert envs[0].episode.sum() >= 2 * num
+        if name == "corners":
+            seen = envs[0].observation.cpu()
+            assert seen.isnan().any()
+            assert (seen.view(torch.int32) == -(2**31)).any()
         for env in envs:
             env.observation.zero_()
             env.observe()
@@ -67,22 +67,20 @@ def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int,
             env.advance()
             env.step(stay=True)
         require_same(envs, "observe")
+        for env in envs:
+            env.reset()
+            env.act(None, epsilon=torch.ones(1, device=env.device))
+            env.action[[20, 2, 23]] = 255
+            env.step()
+            says = "rewards of corners" if name == "corners" else rf"3 that are not, .* is {12345 + 2 // agents}"
+            with pytest.raises(SimulationError, match=says):
+                env.check()
+        require_same(envs, "faults")
         threads = {"env_describe": 1, "env_act": num * agents, "env_reset": num, "env_step": num, "env_observe": num}
         blocks = {kernel: min(spread_block(count, MULTIPROCESSORS), count) for kernel, count in threads.items()}
         assert {note[1:] for note in gpu.notes if note[1] in threads} == {
             (kernel, -(-threads[kernel] // block), block) for kernel, block in blocks.items()
         }
-
-
-@pytest.mark.parametrize("capability", [HOPPER, BLACKWELL])
-def test_corners_of_arithmetic(corners: Path, capability: tuple[int, int]) -> None:
-    """-0, NaN, infinities, subnormals, shifts, division, indexed arrays, compared after every step."""
-    with pretended_gpu(capability):
-        envs = [VectorEnv(backend, num_envs=700, seed=1, parametric=True) for backend in backends(corners)]
-        play(envs, 60, every=1)
-        assert envs[0].observation.isnan().any()
-        assert (envs[0].observation.cpu().view(torch.int32) == -(2**31)).any()
-        assert envs[0].episode.sum() > 700
 
 
 WIDE = """
@@ -112,8 +110,7 @@ def test_many_choices_are_a_loop_and_rows_are_stored_in_parts_of_16_bytes(tmp_pa
     file = tmp_path / "wide.cuh"
     file.write_text(WIDE)
     with pretended_gpu():
-        envs = [VectorEnv(backend, num_envs=65, seed=2) for backend in backends(file)]
-        play(envs, 30)
+        play([VectorEnv(backend, num_envs=65, seed=2) for backend in backends(file)], 30)
         entries = machine(file, (), "exact", "sm_90").module.entries
         small = machine(find_environment("cartpole_v1"), (), "exact", "sm_90").module.entries
     assert len(entries["env_act"].body) < 8 * len(small["env_act"].body)  # 50 times as many choices
@@ -126,24 +123,8 @@ def test_blocks_and_the_order_of_threads_do_not_matter(block_size: int, monkeypa
     monkeypatch.setattr(cuda, "spread_block", lambda threads, multiprocessors: block_size)
     with pretended_gpu() as gpu:
         gpu.backwards = block_size == 32
-        envs = [VectorEnv(backend, num_envs=333) for backend in backends(find_environment("recommend"))]
-        play(envs, 60)
+        play([VectorEnv(backend, num_envs=333) for backend in backends(find_environment("recommend"))], 60)
         assert gpu.notes[-2][1:] == ("env_step", -(-333 // block_size), block_size)
-
-
-@pytest.mark.parametrize("name", ["cartpole_v1", "recommend"])
-def test_actions_that_do_not_exist_are_counted_alike(name: str) -> None:
-    with pretended_gpu():
-        envs = [VectorEnv(backend, num_envs=300, first_env=70) for backend in backends(find_environment(name))]
-        for env in envs:
-            env.reset()
-            env.act(None, epsilon=torch.ones(1, device=env.device))
-            env.action[[200, 20, 299]] = 255
-            env.step()
-        require_same(envs, "faults")
-        for env in envs:
-            with pytest.raises(SimulationError, match=r"3 that are not, .* is 90"):
-                env.check()
 
 
 # -- Fast mathematics -------------------------------------------------------------------------------------------------
@@ -157,17 +138,14 @@ def test_fused_arithmetic_differs_by_roundings_only(name: str) -> None:
         fast = VectorEnv(CudaBackend(path, {}, "fast", GPU), num_envs=2000)
         exact = VectorEnv(CpuBackend(path, {}, "exact"), num_envs=2000)
         exact.reset()
-        for _ in range(5):
-            exact.act(None, epsilon=torch.ones(1))
-            exact.step()
-        start = exact.state_dict()
+        play_at_random(exact, 5)
         exact.act(None, epsilon=torch.ones(1))
-        fast.load_state_dict(start | {"action": exact.action})
+        fast.load_state_dict(exact.state_dict())
         for env in (fast, exact):
             env.step()
-        ours, theirs = fast.next_observation.cpu(), exact.next_observation
-        scale = theirs.abs().amax(0).clamp(min=1.0)
-        differences = ((ours - theirs) / scale).abs()
+        differences = (
+            (fast.next_observation.cpu() - exact.next_observation) / exact.next_observation.abs().amax(0).clamp(min=1.0)
+        ).abs()
         assert 0 < differences.max() < 2e-6  # some 16 roundings of 2^-24
         assert (differences > 0).float().mean() > 0.01
         torch.testing.assert_close(fast.reward.cpu(), exact.reward, atol=1e-5, rtol=1e-5)

@@ -1,10 +1,12 @@
 """The CUDA build on a GPU: the CPU build is the truth, bit for bit."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -32,8 +34,8 @@ Open = Callable[..., CudaBackend]
 def cuda() -> Open:
     """Opens an environment on the GPU; skips where it is not compiled and there is no nvcc."""
 
-    def opened(name: str) -> CudaBackend:
-        path = find_environment(name)
+    def opened(name: str | Path) -> CudaBackend:
+        path = name if isinstance(name, Path) else find_environment(name)
         problem = cuda_problem(DEVICE, path)
         if problem is not None:
             pytest.skip(problem)
@@ -57,23 +59,20 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # -- The same bits ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", known_environments())
-def test_a_gpu_computes_the_bits_of_a_cpu(cuda: Open, name: str) -> None:
-    """Actions drawn uniformly, by softmax and by epsilon-greedy, of values with NaN and infinities."""
-    on_gpu = cuda(name)
-    on_cpu = CpuBackend(find_environment(name), {}, "exact")
+@pytest.mark.parametrize("name", [*known_environments(), "corners"])
+def test_a_gpu_computes_the_bits_of_a_cpu(cuda: Open, tmp_path: Path, name: str) -> None:
+    """Actions drawn uniformly, by softmax and by epsilon-greedy, of values with NaN and infinities.
+
+    Corners: NaN, both zeros, numbers too small to be normal, integers that wrap around.
+    """
+    file = tmp_path / "corners.cuh"
+    file.write_text(CORNERS)
+    path = file if name == "corners" else find_environment(name)
+    on_gpu, on_cpu = cuda(path), CpuBackend(path, {}, "exact")
     assert on_gpu.spec == on_cpu.spec
     settings = {"num_envs": 1000, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 150, "parametric": True}
-    play([VectorEnv(backend, **settings) for backend in (on_gpu, on_cpu)], 1000, every=100)
-
-
-def test_where_machines_differ_they_do_not(cuda: Open, tmp_path: Path) -> None:
-    """NaN, both zeros, numbers too small to be normal, integers that wrap around."""
-    path = tmp_path / "corners.cuh"
-    path.write_text(CORNERS)
-    cuda("gridworld")  # skips where nothing can be compiled
-    backends = CudaBackend(path, {}, "exact", DEVICE), CpuBackend(path, {}, "exact")
-    play([VectorEnv(backend, num_envs=257, parametric=True) for backend in backends], 120, every=1)
+    steps, every = (120, 1) if name == "corners" else (1000, 100)
+    play([VectorEnv(backend, **settings) for backend in (on_gpu, on_cpu)], steps, every)
 
 
 # -- Streams and graphs -----------------------------------------------------------------------------------------------
@@ -91,25 +90,25 @@ def test_a_captured_graph_computes_the_bits_of_eager_calls(cuda: Open, name: str
         env.step()
         total.add_(env.reward)
 
+    def outcome(step: Callable[[], None]) -> tuple[dict[str, bytes], list[float]]:
+        env.load_state_dict(start)
+        total.zero_()
+        for _ in range(100):
+            step()
+        torch.cuda.synchronize()
+        return bits(env), total.tolist()
+
     with on_stream(DEVICE if inside else torch.device("cpu")) as stream:
         env.reset()
         for _ in range(3):
             iteration()
-        start, total_at_start = env.state_dict(), total.clone()
-        for _ in range(100):
-            iteration()
-        expected, expected_total = bits(env), total.clone()
-        env.load_state_dict(start)
-        total.copy_(total_at_start)
-        captured, graph = bits(env), torch.cuda.CUDAGraph()
+        start = env.state_dict()
+        expected = outcome(iteration)
+        before, graph = bits(env), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             iteration()
-        assert bits(env) == captured
-        for _ in range(100):
-            graph.replay()
-        torch.cuda.synchronize()
-        assert bits(env) == expected
-        assert torch.equal(total, expected_total)
+        assert bits(env) == before
+        assert outcome(graph.replay) == expected
 
 
 def test_launches_from_any_stream_are_in_order(cuda: Open) -> None:
@@ -126,15 +125,13 @@ def test_launches_from_any_stream_are_in_order(cuda: Open) -> None:
         env.step()
         return env.observation.clone()
 
-    results = [moved()]
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
-        results.append(moved())
-        torch.cuda.synchronize()
-    with on_stream(DEVICE):
-        results.append(moved())
-        with on_stream(DEVICE):
+    results = []
+    for context in (nullcontext(), torch.cuda.stream(torch.cuda.Stream(DEVICE)), on_stream(DEVICE)):
+        with context:
             results.append(moved())
+            torch.cuda.synchronize()
+    with on_stream(DEVICE), on_stream(DEVICE):
+        results.append(moved())
     on_cpu = VectorEnv(CpuBackend(find_environment("cartpole_v1"), {}, "exact"), num_envs=4096)
     on_cpu.load_state_dict(start)
     on_cpu.action.copy_(pushes)
@@ -209,8 +206,9 @@ def test_waiting_for_every_launch_names_the_faulty_kernel(cuda: Open, address: s
     """A row of CartPole is stored 16 bytes at once; address 16 is nobody's."""
     cuda("cartpole_v1")
     done = python(FAULTY.replace("ADDRESS", address), **{SYNCHRONIZE: "1"})
-    assert "SimulationError kernel env_step of cartpole_v1 on cuda:0: expected a launch without error" in done.stdout
-    assert error in done.stdout
+    assert re.search(
+        f"SimulationError kernel env_step of cartpole_v1 on cuda:0: .* without error.*{error}", done.stdout
+    )
 
 
 THREADED = """
@@ -243,5 +241,4 @@ def test_threads_and_the_process_end_in_peace(cuda: Open, first: bool) -> None:
     """PyCUDA aborts a thread that ends with a context pushed, and complains of contexts that it finds gone."""
     cuda("cartpole_v1")
     done = python(THREADED.replace("FIRST", str(first)))
-    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
-    assert "PyCUDA" not in done.stderr
+    assert (done.returncode, done.stdout, "PyCUDA" in done.stderr) == (0, "end\n", False), done.stderr

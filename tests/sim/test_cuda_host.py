@@ -5,6 +5,7 @@ torch.cuda and executes the PTX. What that does not show is in its first lines a
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 from oracles.pretended_gpu import GPU, pretended_gpu
 from oracles.same_bits import backends
-from torch import Tensor
+from sim.replay.rings import ring_of
+from torch.testing import assert_close
 
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.errors import KernelBuildError, SimulationError
+from reagent_lite.errors import SimulationError
 from reagent_lite.sim import backend
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.compiler import find_compiler
@@ -23,7 +25,6 @@ from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import ONLY, Actor, Rollout
 from reagent_lite.sim.sources import find_environment
 
@@ -51,23 +52,18 @@ def test_a_row_at_an_address_that_is_no_multiple_of_its_size(address: int | None
 
 
 def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = ("PyCUDA's", "waits for", "torch's"), ("torch's", "waits for", "PyCUDA's")
     with pretended_gpu() as gpu:
         env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=600)
-        before = ("PyCUDA's", "waits for", "torch's")
-        after = ("torch's", "waits for", "PyCUDA's")
-        gpu.notes.clear()
         env.reset()
-        assert gpu.notes == [before, ("PyCUDA's", "env_reset", 4, 160), after]  # 5 warps on each of 4 multiprocessors
-        gpu.notes.clear()
+        assert gpu.notes[-3:] == [before, ("PyCUDA's", "env_reset", 4, 160), after]  # 5 warps on 4 multiprocessors
         with monkeypatch.context() as inside:  # as inside on_stream
             inside.setattr(torch.cuda, "current_stream", lambda device=None: gpu.stream)
             env.step()
-        assert gpu.notes == [("PyCUDA's", "env_step", 4, 160)]
+        assert gpu.notes[-2:] == [after, ("PyCUDA's", "env_step", 4, 160)]
         monkeypatch.setenv(SYNCHRONIZE, "1")
-        patient = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=5)
-        gpu.notes.clear()
-        patient.reset()
-        assert gpu.notes == [before, ("PyCUDA's", "env_reset", 1, 5), ("waited",), after]
+        VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=5).reset()
+        assert gpu.notes[-4:] == [before, ("PyCUDA's", "env_reset", 1, 5), ("waited",), after]
         assert gpu.context.depth == 0
     with on_stream(torch.device("cpu")) as stream:  # nothing of it is left
         assert stream is None
@@ -83,26 +79,26 @@ def test_blocks_are_as_small_as_multiprocessors_need(threads: int, multiprocesso
 
 def test_a_rollout_fills_the_same_replay() -> None:
     """Environments on a GPU, the ring on the host: what is learned from is the same."""
-
-    def lean(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        return torch.stack((-observation[:, 2], observation[:, 2]), 1)
-
-    names = ("state", "action", "reward", "next_state", "propensity", "bootstrap")
-    host = torch.device("cpu")
     drawn = []
     with pretended_gpu():
         for backend in backends(find_environment("cartpole_v1")):
-            settings = ReplaySettings(num_envs=33, observation_size=4, num_actions=2, slots=64, gamma=0.9, seed=1)
-            ring = ReplayRing(settings, host)
+            ring = ring_of(num_envs=33, observation_size=4, num_actions=2, slots=64, gamma=0.9)
             env = VectorEnv(backend, num_envs=33, seed=5, time_limit=30)
-            player = Actor(policy=lean, epsilon=torch.ones(1, device=env.device), ring=ring)
-            rollout = Rollout(env, {ONLY: player}, device=host)
+            rollout = Rollout(
+                env,
+                {
+                    ONLY: Actor(
+                        policy=lambda seen, *_: seen[:, 1:3], epsilon=torch.ones(1, device=env.device), ring=ring
+                    )
+                },
+                device=torch.device("cpu"),
+            )
             rollout.explore(0.5)
             rollout.run(60)
             batch = ring.sample(500).batch
-            drawn.append({name: getattr(batch, name).numpy().tobytes() for name in names})
+            drawn.append((batch.state, batch.action, batch.reward, batch.next_state, batch.propensity, batch.bootstrap))
             assert rollout.finished()[0] >= 66  # episodes of at most 30 steps, 33 environments, 60 steps
-    assert drawn[0] == drawn[1]
+    assert_close(drawn[0], drawn[1], rtol=0, atol=0)
 
 
 # -- What "auto" does where something is amiss ------------------------------------------------------------------------
@@ -113,59 +109,51 @@ def auto() -> Backend:
     return open_backend(EnvironmentConfig(env="cartpole_v1"), GPU)
 
 
-def test_a_driver_that_refuses_machine_code_is_given_the_text(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("refused", "chosen", "says"),
+    [
+        ((".cubin",), CudaBackend, ""),
+        ((".cubin", ".ptx"), CpuBackend, r"environments run on the CPU: .*\.cubin: expected code.* image is invalid.*"),
+    ],
+)
+def test_a_driver_that_refuses_machine_code_is_given_the_text_and_one_that_refuses_both_leaves_the_cpu(
+    caplog: pytest.LogCaptureFixture, refused: tuple[str, ...], chosen: type[Backend], says: str
+) -> None:
     with pretended_gpu() as gpu:
-        gpu.refused = (".cubin",)
+        gpu.refused = refused
         opened = auto()
-        assert isinstance(opened, CudaBackend)
-        env = VectorEnv(opened, num_envs=100)
-        env.reset()
-        env.step()
-    assert caplog.messages == []
-
-
-def test_a_driver_that_refuses_both_leaves_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    with pretended_gpu() as gpu:
-        gpu.refused = (".cubin", ".ptx")
-        assert isinstance(auto(), CpuBackend)
-        with pytest.raises(KernelBuildError, match=r"\.cubin: expected code"):
-            open_backend(EnvironmentConfig(env="cartpole_v1", backend="cuda"), GPU)
-    (message,) = caplog.messages
-    assert message.startswith("environments run on the CPU: ")
-    assert "device kernel image is invalid" in message
+        assert isinstance(opened, chosen)
+        VectorEnv(opened, num_envs=100).reset()
+    assert re.fullmatch(says, "\n".join(caplog.messages))
 
 
 def test_a_pycuda_that_cannot_be_imported_leaves_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that was built with a newer toolkit than the driver's."""
-    package = tmp_path / "pycuda"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "driver.py").write_text("raise ImportError('_driver.so: undefined symbol: cuDevSmResourceSplit')")
+    (tmp_path / "pycuda").mkdir()
+    (tmp_path / "pycuda/__init__.py").touch()
+    (tmp_path / "pycuda/driver.py").write_text("raise ImportError('undefined symbol: cuDevSmResourceSplit')")
     with pretended_gpu():
         monkeypatch.delitem(sys.modules, "pycuda")
         monkeypatch.delitem(sys.modules, "pycuda.driver")
         monkeypatch.syspath_prepend(str(tmp_path))
         assert isinstance(auto(), CpuBackend)
-        again = open_backend(EnvironmentConfig(env="cartpole_v1"), GPU)
-        assert isinstance(again, CpuBackend)
+        assert isinstance(open_backend(EnvironmentConfig(env="cartpole_v1"), GPU), CpuBackend)
     (message,) = caplog.messages  # once, however many are opened
-    assert "expected a PyCUDA that loads, got _driver.so: undefined symbol: cuDevSmResourceSplit" in message
+    assert "expected a PyCUDA that loads, got undefined symbol: cuDevSmResourceSplit" in message
 
 
 def test_an_nvcc_without_a_host_compiler_leaves_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nvcc looks for gcc; the CPU's library comes from clang++ here."""
-    path, compiler = os.environ["PATH"], Path(find_compiler().command[0])
     clang = tmp_path / "clang++"
-    clang.write_text(f'#!/bin/sh\nPATH="{path}" exec {compiler} "$@"\n')
+    clang.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {find_compiler().command[0]} "$@"\n')
     clang.chmod(0o755)
     monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pretended_gpu():
         assert isinstance(auto(), CpuBackend)
     (message,) = caplog.messages
-    assert "expected g++ on the PATH" in message
-    assert "install g++, or simulate on the CPU" in message
+    assert re.search(r"expected g\+\+ on the PATH.*install g\+\+, or simulate on the CPU", message, re.DOTALL)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from oracles import philox, recommend
-from sim.conftest import environments
+from oracles.recommend import Integers
+from sim.conftest import environments, play_at_random
+from torch import Tensor
 
 from reagent_lite.sim.env import VectorEnv
 
-SEED, STREAM, FIRST = 12, 0, 5
-KEY = (SEED, STREAM)
+KEY = (12, 3)  # seed and stream
 
 
 def users_of(env: VectorEnv) -> recommend.Users:
@@ -26,51 +27,51 @@ def users_of(env: VectorEnv) -> recommend.Users:
 
 def assert_same(ours: recommend.Users, truth: recommend.Users, rows: NDArray[np.bool_]) -> None:
     for name, value in asdict(truth).items():
-        np.testing.assert_allclose(asdict(ours)[name][rows], value[rows], atol=2e-6, rtol=2e-6, err_msg=name)
+        np.testing.assert_allclose(getattr(ours, name)[rows], value[rows], atol=2e-6, rtol=2e-6, err_msg=name)
 
 
-def assert_offer(env: VectorEnv, ids: NDArray[np.int64]) -> None:
-    """Items and mask are those of each environment's own step."""
+def assert_offer(mask: Tensor, features: Tensor, offered: Integers, *draw: Integers) -> None:
+    """Items and mask are those of each environment's own step; draw: ids, episodes and steps."""
+    ids, episode, step = (numbers[:, None] for numbers in draw)
     slots = np.arange(recommend.SLOTS)
-    base = (env.step_count.numpy()[:, None] * recommend.SLOTS + slots) * 16
-    episode = env.episode.numpy()[:, None]
-    words = philox.draws(recommend.ITEM_WORDS, ids[:, None], episode, philox.CANDIDATES, base, KEY)
-    shown = slots < users_of(env).offered[:, None]
-    np.testing.assert_array_equal(env.mask.numpy(), shown)
-    np.testing.assert_allclose(env.features.numpy(), recommend.items(words) * shown[..., None], atol=2e-6)
+    base = (step * recommend.SLOTS + slots) * 16
+    words = philox.draws(recommend.ITEM_WORDS, ids, episode, philox.CANDIDATES, base, KEY)
+    shown = slots < offered[:, None]
+    np.testing.assert_array_equal(mask.numpy(), shown)
+    np.testing.assert_allclose(features.numpy(), recommend.items(words) * shown[..., None], atol=2e-6)
 
 
 def test_sessions_step_by_step_as_the_oracle() -> None:
     num = 1000
-    env = environments("recommend", num, seed=SEED, first_env=FIRST, parametric=True)
-    ids = FIRST + np.arange(num)
-    begun = recommend.start(philox.draws(recommend.START_WORDS, ids, 0, philox.RESET, 0, KEY))
-    everyone = np.ones(num, dtype=bool)
-    assert_same(users_of(env), begun, everyone)
+    env = environments("recommend", num, seed=KEY[0], stream=KEY[1], first_env=5, parametric=True)
+    ids = 5 + np.arange(num)
+    assert_same(
+        users_of(env),
+        recommend.start(philox.draws(recommend.START_WORDS, ids, 0, philox.RESET, 0, KEY)),
+        np.ones(num, dtype=bool),
+    )
     num_ended = near = 0
     for _ in range(70):
-        assert_offer(env, ids)
-        env.act(None, epsilon=torch.ones(1))
         before, episode, step = users_of(env), env.episode.numpy().copy(), env.step_count.numpy().copy()
+        assert_offer(env.mask, env.features, before.offered, ids, episode, step)
+        env.act(None, epsilon=torch.ones(1))
         item = env.features.numpy()[np.arange(num), env.action.numpy()].astype(np.float64)
         env.step()
         words = philox.draws(recommend.STEP_WORDS, ids, episode, philox.STEP, step * 256, KEY)
-        chance = recommend.click_probability(before, item)
+        margin = recommend.click_probability(before, item) - philox.uniform(words[:, 0])
         clicked = env.reward.numpy() == 1
-        surely = np.abs(philox.uniform(words[:, 0]) - chance) > 1e-6
-        assert (clicked == (philox.uniform(words[:, 0]) < chance))[surely].all()
-        near += int((~surely).sum())
+        near += int((np.abs(margin) <= 1e-6).sum())
+        assert (clicked == (margin > 0))[np.abs(margin) > 1e-6].all()
         after, ended = recommend.step(before, item, clicked, words)
         np.testing.assert_array_equal(env.terminated.numpy(), ended)
         assert not env.truncated.any()
         assert_same(users_of(env), after, ~ended)
-        fresh = recommend.start(philox.draws(recommend.START_WORDS, ids, episode + 1, philox.RESET, 0, KEY))
-        assert_same(users_of(env), fresh, ended)
+        words = philox.draws(recommend.START_WORDS, ids, episode + 1, philox.RESET, 0, KEY)
+        assert_same(users_of(env), recommend.start(words), ended)
         led = recommend.observation(after)
         np.testing.assert_allclose(env.next_observation.numpy(), led, atol=2e-6, rtol=2e-6)
         np.testing.assert_allclose(env.observation.numpy()[~ended], led[~ended], atol=2e-6, rtol=2e-6)
-        assert torch.equal(env.next_features[~ended], env.features[~ended])
-        assert torch.equal(env.next_mask[~ended], env.mask[~ended])
+        assert_offer(env.next_mask, env.next_features, after.offered, ids, episode, step + 1)
         num_ended += int(ended.sum())
     assert num_ended > 1000
     assert near < 10
@@ -79,13 +80,11 @@ def test_sessions_step_by_step_as_the_oracle() -> None:
 
 @pytest.mark.parametrize(("most", "fewest"), [(10, 10), (4, 2), (1, 1), (300, 1)])
 def test_number_of_candidates_is_a_parameter(most: int, fewest: int) -> None:
-    parameters = {"num_candidates": float(most), "min_candidates": float(fewest)}
-    env = environments("recommend", 400, parametric=True, parameters=parameters)
+    env = environments(
+        "recommend", 400, parametric=True, parameters={"num_candidates": float(most), "min_candidates": float(fewest)}
+    )
     assert env.features.shape == (400, most, 9)
     offered = env.mask.sum(1)
-    assert fewest <= offered.min()
-    assert offered.max() <= most
-    for _ in range(3):
-        env.act(None, epsilon=torch.ones(1))
-        env.step()
+    assert fewest <= offered.min() <= offered.max() <= most
+    play_at_random(env, 3)
     env.check()

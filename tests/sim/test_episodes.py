@@ -1,12 +1,13 @@
 """Whole episodes against a plain loop over the same environments, of one agent and of several."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sim.conftest import environments
+from sim.conftest import environments, play_at_random
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim import episodes
@@ -25,18 +26,14 @@ AFTER = {
     "terminal": "row_terminated",
 }
 ENDS = ("last_state", "last_mask", "last_features", "terminal")
-COLUMNS = [name for name in SEEN | AFTER if name not in ENDS]
 RANDOM = Actor(policy=None, epsilon=torch.ones(1))
 Row = dict[str, Any]
-Episode = tuple[tuple[int, int, int, int], list[Row]]
 
 
 def opened(name: str | Path, count: int, first_env: int = 0) -> VectorEnv:
     """Environments of one agent that are cut after 40 steps, or of three after 3, some of which leave before."""
-    settings = {"seed": 3, "first_env": first_env}
-    if isinstance(name, Path):
-        return environments(name, count, parameters={"size": 3.0}, time_limit=3, **settings)
-    return environments(name, count, time_limit=40, parametric=name == "recommend", **settings)
+    more = {"parameters": {"size": 3.0}, "time_limit": 3} if isinstance(name, Path) else {"time_limit": 40}
+    return environments(name, count, parametric=name == "recommend", seed=3, first_env=first_env, **more)
 
 
 def joined(env: VectorEnv, amount: Amount) -> tuple[dict[str, Any], list[PlayedEpisodes]]:
@@ -51,27 +48,25 @@ def buffers(env: VectorEnv, names: dict[str, str]) -> dict[str, Any]:
     return {name: None if tensor is None else tensor.numpy().copy() for name, tensor in present.items()}
 
 
-def looped(env: VectorEnv, rounds: int) -> list[Episode]:
+def looped(env: VectorEnv, rounds: int) -> list[tuple[tuple[int, int, int, int], list[Row]]]:
     """((start, environment, agent, number), rows) of every episode that is over after so many rounds."""
-    running: list[list[Row]] = [[] for _ in range(env.num_rows)]
-    begun = [0] * env.num_envs
-    finished = []
+    episodes: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for step in range(rounds):
-        playing = torch.ones(env.num_rows, dtype=torch.bool) if env.in_game is None else env.in_game.clone()
+        playing = range(env.num_rows) if env.in_game is None else env.in_game.nonzero().flatten().tolist()
         number = env.episode.tolist()
         seen = buffers(env, SEEN)
-        env.act(None, epsilon=torch.zeros(1))
-        env.step()
+        play_at_random(env)
         seen |= buffers(env, AFTER)
-        for i in playing.nonzero().flatten().tolist():
-            running[i].append({name: None if value is None else value[i] for name, value in seen.items()})
-        for i, rows in enumerate(running):
-            n, agent = divmod(i, env.spec.agents)
-            if env.ended[n]:
-                finished.append(((begun[n], n, agent, number[n]), rows))
-                running[i] = []
-        begun = [step + 1 if end else start for start, end in zip(begun, env.ended.tolist(), strict=True)]
-    return sorted(finished, key=lambda episode: episode[0])
+        for i in playing:
+            episodes[i, number[i // env.spec.agents]].append(
+                {name: None if value is None else value[i] for name, value in seen.items()} | {"round": step}
+            )
+    over = [
+        ((rows[0]["round"], *divmod(i, env.spec.agents), number), rows)
+        for (i, number), rows in episodes.items()
+        if number < env.episode[i // env.spec.agents]
+    ]
+    return sorted(over, key=lambda episode: episode[0])
 
 
 @pytest.mark.parametrize(("block_rows", "most_rounds"), [(1 << 15, 256), (50, 7), (1, 1)])
@@ -85,23 +80,24 @@ def test_blocks_hold_what_a_plain_loop_sees(
     agents = 3 if name == "team" else 1
     truth = looped(opened(env, 5, first_env=10), 300)[: 30 * agents]
     result, blocks = joined(opened(env, 5, first_env=10), Amount(30, "episodes"))
-    keys = zip(result["env"] - 10, result["agent"], result["number"], strict=True)
-    assert [tuple(map(int, key)) for key in keys] == [key[1:] for key, _ in truth]
+    assert list(zip(result["env"] - 10, result["agent"], result["number"], strict=True)) == [
+        key[1:] for key, _ in truth
+    ]
     assert result["lengths"].tolist() == [len(rows) for _, rows in truth]
-    of_rows = [row for _, rows in truth for row in rows]
-    of_ends = [rows[-1] for _, rows in truth]
-    for column in (*COLUMNS, *ENDS):
-        expected = [row[column] for row in (of_ends if column in ENDS else of_rows)]
-        if column in ("mask", "features", "last_mask", "last_features") and expected[0] is None:
-            assert result[column] is None
-        else:
-            np.testing.assert_array_equal(result[column], np.array(expected), err_msg=column)
+    for column in SEEN | AFTER:
+        np.testing.assert_array_equal(
+            result[column],
+            np.array([row[column] for _, rows in truth for row in (rows[-1:] if column in ENDS else rows)]),
+            err_msg=column,
+        )
     assert name != "team" or (set(result["lengths"]), set(result["terminal"])) == ({2, 3}, {True, False})
     for block in blocks:
         assert len(block.state) == block.lengths.sum()
         assert len(block.state) <= block_rows or len(block.lengths) <= agents
-    returns = np.concatenate([block.returns for block in blocks])
-    np.testing.assert_allclose(returns, [sum(float(row["reward"]) for row in rows) for _, rows in truth])
+    np.testing.assert_allclose(
+        np.concatenate([block.returns for block in blocks]),
+        [sum(float(row["reward"]) for row in rows) for _, rows in truth],
+    )
 
 
 @pytest.mark.parametrize(("name", "rows"), [("cartpole_v0", 1), ("cartpole_v0", 100), ("team", 60)])
@@ -121,8 +117,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_episode_is_taken_once_when_it_is_over_also_before_those_that_started_earlier() -> None:
     recorder = EpisodeRecorder(opened("cartpole_v0", 5), rounds=7)
-    recorded: list[tuple[int, int, list[list[float]]]] = []
-    early = 0
+    recorded, early = list[Any](), 0
     for _ in range(20):
         recorder.play([RANDOM])
         over = recorder.over
@@ -131,8 +126,12 @@ def test_every_episode_is_taken_once_when_it_is_over_also_before_those_that_star
             block = recorder.episodes(over)
             assert recorder.steps_over == len(block.state)
             recorder.drop(over)
-            parts = [part.tolist() for part in np.split(block.state, block.lengths.cumsum()[:-1])]
-            recorded += zip(block.env.tolist(), block.number.tolist(), parts, strict=True)
+            recorded += zip(
+                block.env,
+                block.number,
+                [part.tolist() for part in np.split(block.state, block.lengths.cumsum()[:-1])],
+                strict=True,
+            )
     expected = [
         (env, number, [row["state"].tolist() for row in rows])
         for (_, env, _, number), rows in looped(opened("cartpole_v0", 5), 140)

@@ -4,6 +4,7 @@ Every other test of what nvcc makes of our kernels rests on it (test_cuda_code.p
 """
 
 import struct
+from itertools import starmap
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import torch
 from oracles.ptx import read, translate
 from oracles.ptx_instructions import PtxError
 from oracles.ptx_machine import IllegalAccess, Machine, Region, regions
-from torch import Tensor
 
 NAN, ODD_NAN, INFINITE, LEAST = 0x7FFFFFFF, 0xFFC00001, 0x7F800000, 0x80000000
 ALL, MOST, ALL64 = 2**32 - 1, 2**31 - 1, 2**64 - 1
@@ -42,14 +42,9 @@ def entry(name: str, body: str) -> str:
 """
 
 
-def launch(machine: Machine, name: str, first: Tensor, second: Tensor, shape: tuple[int, int] = (1, 1)) -> None:
-    arguments = struct.pack("PP", first.data_ptr(), second.data_ptr())
-    machine.launch(name, shape, arguments, regions({"first": first, "second": second}))
-
-
 def f(x: float) -> int:
     """The bits of a float."""
-    return int.from_bytes(struct.pack("<f", x), "little")
+    return int(np.float32(x).view(np.uint32))
 
 
 def m(x: int, width: int = 32) -> int:
@@ -141,22 +136,19 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("or.pred %p5, %p1, %p2", (), 1),
     ("not.pred %p5, %p2", (), 1),
 ]  # fmt: skip
-KINDS = {"%rs": "b16", "%rd": "b64", "%r": "b32", "%f": "b32", "%p": "pred"}
+KINDS = {"%rs": "b16", "%rd": "b64", "%r": "b32", "%f": "b32"}
 
 
 def case(k: int) -> str:
     """Puts the inputs into registers of every kind, and stores what the instruction wrote."""
     instruction, inputs, _ = CASES[k]
     lines = ["setp.eq.s32 %p1, 0, 0;", "setp.ne.s32 %p2, 0, 0;"]
-    for j in range(1, len(inputs) + 1):
-        loads = (("b16", "rs"), ("b32", "r"), ("b32", "f"), ("b64", "rd"))
-        lines += [f"ld.global.{kind} %{register}{j}, [%rd10+{8 * j}];" for kind, register in loads]
-    lines.append(f"{instruction};")
-    written = next(kind for register, kind in KINDS.items() if f" {register}5," in instruction)
-    if written == "pred":
-        lines += ["selp.u32 %r5, 1, 0, %p5;"]
-    register = {"pred": "%r5"}.get(written, instruction.split()[1].rstrip(","))
-    lines.append(f"st.global.{'b32' if written == 'pred' else written} [%rd11], {register};")
+    lines += [f"ld.global.{kind} {register}{j}, [%rd10+{8 * j}];" for j in range(1, len(inputs) + 1)
+              for register, kind in KINDS.items()]  # fmt: skip
+    lines += [f"{instruction};", "selp.u32 %r5, 1, 0, %p5;" if " %p5," in instruction else ""]
+    register = instruction.split()[1].rstrip(",")
+    kind = KINDS.get(register[:-1])  # none of a predicate
+    lines.append(f"st.global.{kind or 'b32'} [%rd11], {register if kind else '%r5'};")
     return entry(f"case_{k}", "\n".join(lines))
 
 
@@ -172,37 +164,30 @@ def test_an_instruction_at_its_edges(cases: Machine, k: int) -> None:
     _, inputs, expected = CASES[k]
     given = torch.from_numpy(np.array([0, *inputs, *[0] * (4 - len(inputs))], np.uint64).view(np.int64))
     result = torch.zeros(1, dtype=torch.int64)
-    launch(cases, f"case_{k}", given, result)
+    cases.launch(
+        f"case_{k}",
+        (1, 1),
+        struct.pack("PP", given.data_ptr(), result.data_ptr()),
+        regions({"given": given, "result": result}),
+    )
     assert result.item() % 2**64 == expected, hex(result.item() % 2**64)
 
 
 # -- Control, memory, threads -----------------------------------------------------------------------------------------
 
 PROGRAMS = {
-    # first[0] + first[0] - 1 + ... + 1, by a loop that a predicate leaves and one that a predicate enters
-    "triangle": """
-	ld.global.u32 	%r1, [%rd10];
-	mov.u32 	%r2, 0;
-	setp.eq.s32 	%p1, %r1, 0;
-	@%p1 bra 	$L__BB0_2;
-
-$L__BB0_1:
-	.pragma "nounroll";
-	add.s32 	%r2, %r2, %r1;
-	add.s32 	%r1, %r1, -1;
-	setp.eq.s32 	%p2, %r1, 0;
-	@!%p2 bra 	$L__BB0_1;
-
-$L__BB0_2:
-	st.global.u32 	[%rd11], %r2;""",
     "beyond_shared": """
+	.shared .align 4 .b8 mirrored[132];
 	mov.u32 	%r1, 0;
 	st.shared.u32 	[mirrored+132], %r1;""",
     "beyond_local": """
+	.local .align 4 .b8 __local_depot1[8];
 	mov.u32 	%r1, 0;
 	st.local.u32 	[__local_depot1+8], %r1;""",
     "beyond_parameters": """
 	ld.param.u32 	%r1, [beyond_parameters_1+8];""",
+    "writes": """
+	st.global.u32 	[%rd11], %r1;""",
     # thread 5 of each block reads at an offset that first[0] says
     "offset": """
 	mov.u32 	%r1, %tid.x;
@@ -212,46 +197,32 @@ $L__BB0_2:
 	add.s64 	%rd2, %rd10, %rd1;
 	ld.global.u32 	%r2, [%rd2];""",
 }  # fmt: skip
-DEPOTS = {
-    "beyond_shared": "\t.shared .align 4 .b8 mirrored[132];\n",
-    "beyond_local": "\t.local .align 4 .b8 __local_depot1[8];\n",
-}
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    variables = ".global .align 4 .u32 table[2] = {1, 2};\n"
-    text = HEADER + variables + "".join(entry(name, DEPOTS.get(name, "") + body) for name, body in PROGRAMS.items())
-    return Machine(text, tmp_path_factory.mktemp("programs"))
+    return Machine(HEADER + "".join(starmap(entry, PROGRAMS.items())), tmp_path_factory.mktemp("programs"))
 
 
-def words(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-@pytest.mark.parametrize("offset", [-4, 5, 6, 8, 2**40])
-def test_a_byte_outside_is_an_error(programs: Machine, offset: int) -> None:
-    first = torch.tensor([offset])
-    name = r"offset, block 0, thread 5, line \d+ `ld.global.u32 %r2, \[%rd2\];` reads 4 bytes at"
-    with pytest.raises(IllegalAccess, match=name):
-        programs.launch("offset", (1, 8), struct.pack("PP", first.data_ptr(), 0), regions({"first": first}))
-    first[0] = 4
-    programs.launch("offset", (1, 8), struct.pack("PP", first.data_ptr(), 0), regions({"first": first}))
-
-
-def test_what_else_is_refused_while_running(programs: Machine) -> None:
-    first, second = words(1), words(0)
-    for name, what in (("beyond_local", "writes"), ("beyond_shared", "writes"), ("beyond_parameters", "reads")):
-        with pytest.raises(IllegalAccess, match=f"{name}, .* {what} 4 bytes"):
-            launch(programs, name, first, first)
+@pytest.mark.parametrize(
+    ("name", "offset", "words"),
+    [
+        *(("offset", offset, r"offset, block 0, thread 5, line \d+ `ld.global.u32 %r2, \[%rd2\];` reads 4 bytes at")
+          for offset in (-4, 5, 6, 8, 2**40)),
+        ("beyond_local", 0, "beyond_local, .* writes 4 bytes"),
+        ("beyond_shared", 0, "beyond_shared, .* writes 4 bytes"),
+        ("beyond_parameters", 0, "beyond_parameters, .* reads 4 bytes"),
+        ("writes", 0, "writes, .* writes 4 bytes at byte 0 of second"),
+    ],
+)  # fmt: skip
+def test_a_byte_outside_is_an_error(programs: Machine, name: str, offset: int, words: str) -> None:
+    first, second = torch.tensor([offset]), torch.zeros(1, dtype=torch.int32)
     arguments = struct.pack("PP", first.data_ptr(), second.data_ptr())
-    kept = [*regions({"first": first}), Region(name="second", address=second.data_ptr(), size=4, writable=False)]
-    with pytest.raises(IllegalAccess, match=r"triangle, .* writes 4 bytes at byte 0 of second"):
-        programs.launch("triangle", (1, 1), arguments, kept)
-    with pytest.raises(IllegalAccess, match="reads 4 bytes at address 0x0"):
-        programs.launch("triangle", (1, 1), bytes(16), [])
-    with pytest.raises(ValueError, match="triangle takes 16 bytes, not 15"):
-        programs.launch("triangle", (1, 1), arguments[:-1], kept)
+    memory = [*regions({"first": first}), Region(name="second", address=second.data_ptr(), size=4, writable=False)]
+    with pytest.raises(IllegalAccess, match=words):
+        programs.launch(name, (1, 8), arguments, memory)
+    first[0] = 4
+    programs.launch("offset", (1, 8), arguments, memory)
 
 
 # -- What is not known ------------------------------------------------------------------------------------------------

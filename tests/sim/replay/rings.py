@@ -8,15 +8,18 @@ from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.types import EnvStep
 
 
-def ring_of(**given: Any) -> ReplayRing:
+def ring_of(device: str = "cpu", **given: Any) -> ReplayRing:
     """A ring for one environment with 8 slots, unless something else is given."""
-    plain = {"num_envs": 1, "observation_size": 1, "num_actions": 4, "slots": 8, "gamma": 0.5, "seed": 3}
-    return ReplayRing(ReplaySettings(**(plain | given)), torch.device("cpu"))
+    settings = {"num_envs": 1, "observation_size": 1, "num_actions": 4, "slots": 8, "gamma": 0.5, "seed": 3}
+    return ReplayRing(ReplaySettings(**settings | given), torch.device(device))
+
+
+def plain_columns(envs: int) -> dict[str, torch.Tensor]:
+    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
+    return {"observation": zeros[:, None], "next_observation": zeros[:, None], "action": zeros, "reward": zeros,
+            "terminated": no, "truncated": no, "propensity": torch.ones(envs)}  # fmt: skip
 
 
 def plain_step(envs: int = 1, **columns: Any) -> EnvStep:
     """A step of environments that goes on, all zeros but for what is given; propensity 1."""
-    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
-    plain = {"observation": zeros[:, None], "next_observation": zeros[:, None], "action": zeros, "reward": zeros,
-             "terminated": no, "truncated": no, "propensity": torch.ones(envs)}  # fmt: skip
-    return EnvStep(**(plain | columns))
+    return EnvStep(**(plain_columns(envs) | columns))

@@ -1,17 +1,19 @@
 """Replay: every drawn row is what its episode says, worked out by hand; properties are in test_replay_properties.py."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
-from sim.replay.rings import plain_step, ring_of
+from sim.replay.rings import plain_columns, plain_step, ring_of
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.replay import ring as ring_module
-from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings, Sample
+from reagent_lite.sim.replay.ring import ReplayRing, Sample
 from reagent_lite.types import EnvStep
 
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
@@ -41,38 +43,20 @@ def table(sample: Sample) -> dict[float, tuple[float, ...]]:
     return {row[0]: row[1:] for row in rows}
 
 
-def test_one_step_rows_are_those_written() -> None:
-    ring = ring_of()
-    write_line(ring, [1, 2, 4], [GOES_ON, TERMINATED, TRUNCATED])
-    sample = ring.sample(64)
-    assert table(sample) == {0: (1, 1, 1, 1), 1: (2, 1, 0, 2.5), 2: (4, 1, 1, 3.5)}
-    batch = sample.batch
-    assert batch.action.dtype == torch.int64
-    assert batch.action.tolist() == batch.state[:, 0].tolist()
-    torch.testing.assert_close(batch.propensity, 1 / (batch.state[:, 0] + 1))
-    assert batch.metrics.shape == (64, 0)
-    for choices in (batch.actions, batch.next_actions):
-        assert choices.mask.shape == (64, 4)
-        assert choices.mask.all()
-        assert choices.features is None
-    assert batch.weight.tolist() == [1 / 64] * 64
-    assert sample.index.tolist() == batch.state[:, 0].tolist()  # row number = slot * 1 + 0
-    assert ring.rows == 3
-    assert ring.capacity == 8
-
-
 def test_terminated_counts_where_a_row_is_truncated_too() -> None:
     ring = ring_of(needs_next_action=True)
     write_line(ring, [1, 1], [TERMINATED | TRUNCATED, GOES_ON])
     batch = ring.sample(8).batch
-    assert batch.bootstrap.tolist() == [0] * 8
-    assert batch.weight.tolist() == [1 / 8] * 8
+    assert (batch.bootstrap.tolist(), batch.weight.tolist()) == ([0] * 8, [1 / 8] * 8)
 
 
 # γ 0.5, rewards 1, 2, 4, 8, 16, 32, 64: every term γ^k r_{t+k} is 2^t, so a sum of m terms is m 2^t
 @pytest.mark.parametrize(
     ("n", "ends", "expected"),
     [
+        (1, {0: TERMINATED, 5: TRUNCATED, 6: TERMINATED},
+         {0: (1, 1, 0, 1.5), 1: (2, 1, 1, 2), 2: (4, 1, 1, 3), 3: (8, 1, 1, 4), 4: (16, 1, 1, 5), 5: (32, 1, 1, 6.5),
+          6: (64, 1, 0, 7.5)}),
         (5, {}, {0: (5, 5, 1, 5), 1: (10, 5, 1, 6), 2: (20, 5, 1, 7)}),
         # row 2 ends: windows of 0, 1, 2 are cut there, that of 3 starts anew
         (3, {2: TERMINATED},
@@ -85,7 +69,17 @@ def test_terminated_counts_where_a_row_is_truncated_too() -> None:
 def test_windows_by_hand(n: int, ends: dict[int, int], expected: dict[float, tuple[float, ...]]) -> None:
     ring = ring_of(n_step=n)
     write_line(ring, [1, 2, 4, 8, 16, 32, 64], [ends.get(t, GOES_ON) for t in range(7)])
-    assert table(ring.sample(512)) == expected
+    sample = ring.sample(512)
+    assert table(sample) == expected
+    batch = sample.batch
+    state = batch.state[:, 0]
+    assert sample.index.tolist() == state.tolist()  # row number = slot * 1 + 0
+    assert (batch.action.dtype, batch.action.tolist()) == (torch.int64, (state % 4).tolist())
+    torch.testing.assert_close(batch.propensity, 1 / (state + 1))
+    for choices in (batch.actions, batch.next_actions):
+        assert (choices.mask.tolist(), choices.features) == ([[True] * 4] * 512, None)
+    assert (batch.weight.unique().tolist(), batch.metrics.shape) == ([1 / 512], (512, 0))
+    assert (ring.rows, ring.capacity) == (7, 8)
 
 
 def test_what_lies_behind_an_end_is_not_summed_even_where_it_is_not_finite() -> None:
@@ -115,12 +109,11 @@ def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window()
             )
         )
     batch = ring.sample(64).batch
-    state = batch.state[:, 0]
-    even, yes = state % 2 == 0, torch.ones(64, dtype=torch.bool)
+    state = batch.state
+    mask = torch.cat((state >= 0, state % 2 == 0, state < 0), 1)
     for choices, shown in ((batch.actions, state), (batch.next_actions, state + 2)):
         # the mask of the last row's next choices is that of s + 1, which leads to s + 2
-        assert torch.equal(choices.mask, torch.stack((yes, even, ~yes), 1))
-        assert choices.features is not None
+        assert torch.equal(choices.mask, mask)
         assert torch.equal(choices.features, shown.view(64, 1, 1).expand(64, 3, 2))
 
 
@@ -135,16 +128,13 @@ def test_candidates_that_only_close_and_candidates_that_never_change() -> None:
     write_line(ring, [1], [GOES_ON])
     batch = ring.sample(5).batch
     for choices in (batch.actions, batch.next_actions):
-        assert choices.features is not None
         assert choices.features.tolist() == [features.tolist()] * 5
 
 
 def test_actions_beyond_a_byte() -> None:
     ring = ring_of(num_actions=70_000)
-    ring.write(plain_step(action=torch.tensor([65_537]), terminated=torch.tensor([True])))
-    batch = ring.sample(2).batch
-    assert batch.action.tolist() == [65_537] * 2
-    assert batch.bootstrap.tolist() == [0] * 2
+    ring.write(plain_step(action=torch.tensor([65_537])))
+    assert ring.sample(2).batch.action.tolist() == [65_537] * 2
 
 
 def test_every_row_of_the_window_is_drawn_equally_often() -> None:
@@ -165,63 +155,74 @@ def test_a_saved_ring_goes_on_with_the_same_rows_and_draws(prioritized: bool, wr
     write_line(second, [7.0] * 11, [TERMINATED] * 11)
     drawn = first.sample(32)
     first.update_priorities(drawn.index, drawn.batch.reward)
-    state = {name: value.clone() for name, value in first.state_dict().items()}
+    state = copy.deepcopy(first.state_dict())
     second.load_state_dict(state)
-    restored = second.state_dict()
-    assert all(torch.equal(restored[name], value) for name, value in state.items())
+    assert_close(second.state_dict(), state, rtol=0, atol=0)
     for t in range(writes, writes + 12):
         a, b = first.sample(32, beta=0.5), second.sample(32, beta=0.5)
-        assert a.index.tolist() == b.index.tolist()
         assert table(a) == table(b)
-        assert a.batch.weight.tolist() == b.batch.weight.tolist()
+        assert_close((b.index, b.batch.weight), (a.index, a.batch.weight), rtol=0, atol=0)
         for ring in (first, second):
             ring.update_priorities(a.index, a.batch.reward.abs())
             write_line(ring, [1.0], [GOES_ON], first=t)
     assert first.rows == second.rows
 
 
-def test_a_saved_ring_of_another_size_and_a_ring_shorter_than_one_window_are_refused() -> None:
-    state = ring_of(slots=9).state_dict()
-    with pytest.raises(SimulationError, match=r"8 slots of 1.*9 slots of 1"):
-        ring_of().load_state_dict(state)
-    with pytest.raises(SimulationError, match=r"observation \[1\].*observation \[5\]"):
-        ring_of().load_state_dict(ring_of(observation_size=5).state_dict())
-    former = ring_of().state_dict() | {"follows": torch.zeros(16, dtype=torch.int32)}
-    with pytest.raises(SimulationError, match="in the layout of an earlier release"):
-        ring_of().load_state_dict(former)
-    with pytest.raises(SimulationError, match=r"at least 10, .* got 8"):
-        ring_of(num_envs=2, slots=4, n_step=5)
-    assert ring_of(num_envs=2, slots=5, n_step=5).capacity == 10
+@pytest.mark.parametrize(
+    ("settings", "more", "words"),
+    [
+        ({"slots": 9}, {}, r"8 slots of 1.*9 slots of 1"),
+        ({"observation_size": 5}, {}, r"observation \[1\].*observation \[5\]"),
+        ({}, {"follows": torch.zeros(16, dtype=torch.int32)}, "in the layout of an earlier release"),
+    ],
+)
+def test_a_saved_ring_of_another_size_or_layout_is_refused(
+    settings: dict[str, int], more: dict[str, torch.Tensor], words: str
+) -> None:
+    with pytest.raises(SimulationError, match=words):
+        ring_of().load_state_dict(ring_of(**settings).state_dict() | more)
 
 
-def test_a_ring_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+# A row: 2 observations of 4 bytes, reward and propensity 8, action and end 2: 18 bytes; 55 rows in 1000 bytes.
+# A priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23.
+@pytest.mark.parametrize(
+    ("settings", "slots", "step", "words"),
+    [
+        ({}, 55, 1, r"capacity: .*55 rows.*56 rows of 18 bytes"),
+        ({"prioritized": True}, 43, 1, "44 rows of 23 bytes"),
+        ({"num_envs": 2, "n_step": 5}, 5, -1, r"at least 10, .* got 8"),
+    ],
+)
+def test_a_ring_that_does_not_fit_or_is_shorter_than_a_window_is_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], slots: int, step: int, words: str
+) -> None:
     monkeypatch.setattr(ring_module, "free_bytes", lambda device: 1000)
-    # a row: 2 observations of 4 bytes, reward and propensity 8, action and end 2: 18 bytes; 55 rows in 1000 bytes
-    assert ring_of(slots=55).capacity == 55
-    with pytest.raises(SimulationError, match=r"capacity: .*55 rows.*56 rows of 18 bytes"):
-        ring_of(slots=56)
-    # a priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23
-    assert ring_of(slots=43, prioritized=True).capacity == 43
-    with pytest.raises(SimulationError, match="44 rows of 23 bytes"):
-        ring_of(slots=44, prioritized=True)
+    assert ring_of(slots=slots, **settings).capacity == slots * settings.get("num_envs", 1)
+    with pytest.raises(SimulationError, match=words):
+        ring_of(slots=slots + step, **settings)
 
 
 class NothingWaits(TorchDispatchMode):
     """Refuses what would make the host wait for the device, or whose shape depends on values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "equal"}, name
+        assert func.overloadpacket.__name__ not in {
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "_unique2",
+            "bincount",
+            "equal",
+        }, func
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: bool) -> None:
     ring = ring_of(prioritized=prioritized, n_step=2, needs_next_action=True, boost=torch.ones(4))
-    beta = torch.tensor([0.4])
     with NothingWaits():
         write_line(ring, [1.0] * 5, [GOES_ON] * 5)
-        sample = ring.sample(16, beta=beta)
+        sample = ring.sample(16, beta=torch.ones(1))
         ring.update_priorities(sample.index, sample.batch.reward)
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NothingWaits():
         _ = ring.rows
@@ -231,9 +232,7 @@ def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: boo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
-    settings = ReplaySettings(num_envs=64, observation_size=1, num_actions=4, slots=20, gamma=1.0, n_step=3,
-                              prioritized=prioritized)  # fmt: skip
-    ring = ReplayRing(settings, torch.device("cuda"))
+    ring = ring_of(num_envs=64, slots=20, gamma=1.0, n_step=3, prioritized=prioritized, device="cuda")
     with torch.device("cuda"):
         time = torch.zeros(64, 1)
         step = plain_step(64, observation=time, action=torch.zeros(64, dtype=torch.uint8), reward=torch.ones(64))
@@ -259,8 +258,7 @@ def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
         graph.replay()
         batch = sample.batch
         # rows 0 … written − 1, of which the newest 20 are kept and the newest 2 wait
-        assert float(batch.state.min()) >= max(0, written - 20)
-        assert float(batch.state.max()) <= written - 3
+        assert max(0, written - 20) <= float(batch.state.min()) <= float(batch.state.max()) <= written - 3
         assert torch.equal(batch.next_state, batch.state + 3)
         assert batch.reward.unique().tolist() == [3]
         seen.add(tuple(sample.index.tolist()))
@@ -279,11 +277,11 @@ def test_several_slots_at_once_are_the_same_as_one_after_the_other(prioritized: 
                  for t in range(rounds)]  # fmt: skip
         for step in steps:
             single.write(step)
-        names = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "propensity")
-        several.write(EnvStep(**{name: torch.cat([getattr(step, name) for step in steps]) for name in names}), rounds)
+        several.write(
+            EnvStep(**{name: torch.cat([getattr(step, name) for step in steps]) for name in plain_columns(2)}), rounds
+        )
         drawn = single.sample(16)
         for ring in (single, several):
             ring.update_priorities(drawn.index, drawn.batch.reward + 0.1)
         several.sample(16)  # the generators go on alike
-        states = single.state_dict(), several.state_dict()
-        assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
+        assert_close(several.state_dict(), single.state_dict(), rtol=0, atol=0)

@@ -31,18 +31,17 @@ def filled(value: Any) -> Priorities:
     return priorities
 
 
-def saved_priority(ring: ReplayRing) -> np.ndarray:  # type: ignore[type-arg]
-    return ring.state_dict()["priority"].flatten().numpy()
+def saved_priority(ring: ReplayRing) -> list[float]:
+    return ring.state_dict()["priority"].flatten().tolist()  # type: ignore[no-any-return]
 
 
 def test_importance_weights_by_hand() -> None:
     # p 1, 4, 0, 2: 1/P is 7 (1, 1/4, -, 1/2); over the largest: 1, 1/4, -, 1/2; 3 rows count
     rarity = filled([1.0, 4, 0, 2]).rarity(torch.arange(4), 2)
     assert rarity.tolist() == [7 / 2, 7 / 8, 0, 7 / 4]  # two draws find the first row 2/7 times
-    largest = rarity.amax()
     for beta, factors in ((1.0, [1, 1 / 4, 0, 1 / 2]), (0.5, [1, 0.5, 0, 0.5**0.5]), (0.0, [1, 1, 0, 1]),
                           (torch.tensor([1.0]), [1, 1 / 4, 0, 1 / 2])):  # fmt: skip
-        torch.testing.assert_close(importance_weights(rarity, largest, beta), torch.tensor(factors) / 3)
+        torch.testing.assert_close(importance_weights(rarity, rarity.amax(), beta), torch.tensor(factors) / 3)
     assert importance_weights(torch.zeros(3), torch.tensor(0.0), 0.5).tolist() == [0, 0, 0]
 
 
@@ -60,13 +59,13 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
 
 def weighed(group: Group) -> dict[str, list[float]]:
     """Returns rows that a rank draws, and their weights over both ranks."""
-    priorities = Priorities(4, group.device)
-    priorities.value.copy_(torch.tensor([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank]))
-    priorities.refresh()
+    priorities = filled([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank])
     row = priorities.draw(torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
     rarity = priorities.rarity(row, 4)
-    weight = importance_weights(rarity, group.all_reduce_max(rarity.amax()), 0.5)
-    return {"row": row.tolist(), "weight": weight.tolist()}
+    return {
+        "row": row.tolist(),
+        "weight": importance_weights(rarity, group.all_reduce_max(rarity.amax()), 0.5).tolist(),
+    }
 
 
 def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
@@ -78,26 +77,30 @@ def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
         assert run.outcome["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in run.outcome["row"]])
 
 
-def test_new_rows_get_the_largest_priority_so_far_once_they_are_complete() -> None:
-    ring = filled_ring(6, 2, 3, n_step=2)
-    # slots 0 and 1 are complete, 2 waits
-    assert saved_priority(ring).tolist() == [1, 1, 1, 1, 0, 0]
-    ring.update_priorities(torch.tensor([1]), torch.tensor([9.0]))  # (9 + 1e-6)^0.5
-    ring.write(plain_step(2))
-    assert saved_priority(ring).tolist() == pytest.approx([1, 3, 1, 1, 3, 3, 0, 0])
-    ring.update_priorities(torch.tensor([1, 0]), torch.tensor([0.0, 4.0]))  # the largest stays
-    for _ in range(3):
-        ring.write(plain_step(2))
-    # 7 writes into 6 slots: slot 0 was overwritten and waits; slots 2 to 5 came in with 3
-    assert saved_priority(ring).tolist() == pytest.approx([0, 0, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3])
-
-
-def test_rows_overwritten_since_they_were_drawn_are_not_updated() -> None:
-    ring = filled_ring(4, 1, 4, n_step=2)
-    ring.update_priorities(torch.tensor([3, 1]), torch.tensor([100.0, 4.0]))  # slot 3 waits
-    assert saved_priority(ring).tolist() == pytest.approx([1, 2, 1, 0])
-    ring.write(plain_step(1))  # slot 0 waits, slot 3 gets the largest, which is not 10
-    assert saved_priority(ring).tolist() == pytest.approx([0, 2, 1, 2])
+@pytest.mark.parametrize(
+    ("slots", "envs", "written", "steps"),
+    [
+        # new rows get the largest priority so far once they are complete; p = (error + 1e-6)^0.5
+        (6, 2, 3, [
+            ([0], [1.0], 0, [1, 1, 1, 1, 0, 0]),  # slots 0 and 1 are complete, 2 waits
+            ([1], [9.0], 1, [1, 3, 1, 1, 3, 3, 0, 0]),
+            # the largest stays; 7 writes into 6 slots: slot 0 was overwritten and waits; slots 2 to 5 came in with 3
+            ([1, 0], [0.0, 4.0], 3, [0, 0, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3]),
+        ]),
+        # rows overwritten since they were drawn are not updated
+        (4, 1, 4, [
+            ([3, 1], [100.0, 4.0], 0, [1, 2, 1, 0]),  # slot 3 waits
+            ([1], [4.0], 1, [0, 2, 1, 2]),  # slot 0 waits, slot 3 gets the largest, which is not 10
+        ]),
+    ],
+)  # fmt: skip
+def test_priorities_by_hand(slots: int, envs: int, written: int, steps: list[tuple[Any, Any, int, Any]]) -> None:
+    ring = filled_ring(slots, envs, written, n_step=2)
+    for index, errors, writes, expected in steps:
+        ring.update_priorities(torch.tensor(index), torch.tensor(errors))
+        for _ in range(writes):
+            ring.write(plain_step(envs))
+        assert saved_priority(ring) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("slots", "envs"), [(3, 1), (3, 32), (4, 100)])
@@ -109,25 +112,21 @@ def test_sums_of_blocks_follow_every_change(slots: int, envs: int) -> None:
         ring.write(plain_step(envs))
         index = np.unique(rng.integers(0, slots * envs, 17))
         ring.update_priorities(torch.from_numpy(index), torch.from_numpy(rng.exponential(1.0, len(index))).float())
-        priorities = ring._priorities
-        assert priorities is not None
-        blocks = priorities._blocks.double().sum(1)
-        assert priorities._sums.tolist() == blocks.tolist()
-        assert saved_priority(ring).sum() == pytest.approx(float(blocks.sum()))
+        blocks = ring._priorities._blocks.double().sum(1)
+        assert ring._priorities._sums.tolist() == blocks.tolist()
+        assert sum(saved_priority(ring)) == pytest.approx(float(blocks.sum()))
 
 
 def test_many_rows_are_looked_up_as_in_extended_precision() -> None:
     """The row of each target is that of a long double cumulative sum over all rows."""
-    rows, count = 200_003, 4096
     rng = np.random.default_rng(5)
-    value = (rng.pareto(1.5, rows) * (rng.random(rows) < 0.7)).astype(np.float32)
-    drawn = (
-        filled(value).draw(torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(9))).numpy()
-    )
-    part = np.arange(count) + torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).numpy()
+    value = (rng.pareto(1.5, 200_003) * (rng.random(200_003) < 0.7)).astype(np.float32)
+    shares = torch.from_numpy(rng.random(4096))
+    drawn = filled(value).draw(shares).numpy()
     exact = np.cumsum(value.astype(np.longdouble))
-    expected = np.searchsorted(exact, part / count * exact[-1], side="right")
-    assert (drawn == expected).mean() > 0.9999
+    assert (
+        drawn == np.searchsorted(exact, (np.arange(4096) + shares.numpy()) / 4096 * exact[-1], side="right")
+    ).mean() > 0.9999
     assert (value[drawn] > 0).all()
 
 
@@ -136,8 +135,9 @@ def test_many_rows_are_looked_up_as_in_extended_precision() -> None:
 def test_shares_on_an_edge_give_a_row_that_may_be_drawn(before: int, after: int) -> None:
     """Priorities 1, 0, 3 between rows of 0: the first covers [0, 1/4), the last the rest, the end included."""
     priorities = filled([0.0] * before + [1, 0, 3] + [0.0] * after)
-    shares = torch.tensor([0, 0.2499, 0.25, 0.2501, 1 - 2**-53, 1.0], dtype=torch.float64)
-    assert (priorities.rows_at(shares) - before).tolist() == [0, 0, 2, 2, 2, 2]
+    assert (
+        priorities.rows_at(torch.tensor([0, 0.2499, 0.25, 0.2501, 1 - 2**-53, 1.0], dtype=torch.float64)) - before
+    ).tolist() == [0, 0, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,5 +150,4 @@ def test_shares_where_rounding_makes_blocks_and_rows_disagree(seed: int) -> None
     edges = np.cumsum(value.astype(np.float64))
     edges /= edges[-1]
     for near in (edges, np.nextafter(edges, 0), np.nextafter(edges, 1)):
-        rows = priorities.rows_at(torch.from_numpy(near)).numpy()
-        assert (value[rows] > 0).all()
+        assert (value[priorities.rows_at(torch.from_numpy(near)).numpy()] > 0).all()
