@@ -174,7 +174,7 @@ def test_policies_that_do_not_fit_end_with_a_sentence(
     Path("folders.cuh").write_text(TEAM.replace('"leader"', '"leader.."').replace('"follower"', '"checkpoints"'))
     linear_bundle(Path("of_two_actions"), np.zeros((2, 3)), ("0", "1"), (0, 1, 2))
     simulation = {key: value for key, value in {**team["simulation"], **change}.items() if value is not None}
-    log = {"training_data_path": "log.jsonl", "actions": ["0"]} if "share" in change else {}
+    log = {"training_data_path": "log.jsonl", "actions": ["0", "1", "2"]} if "share" in change else {}
     with pytest.raises(ReagentLiteError, match=re.escape(says)):
         open_simulation(checked({**team, "simulation": simulation, **log}, "dqn"), ALONE)
 
