@@ -582,7 +582,7 @@ def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["collect", "learn"])
 def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
-    lines = lines_of(dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu")))
+    lines = [*lines_of(dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu")))]
     (line,) = (line for line in lines if "simulation.mode" in line)
     assert line.startswith(f"simulation.mode {mode}: episodes in {tmp_path / 'data'}; collectors pause about 800 ")
     learns = ("evaluated every", "checkpoints", "memory per process: replay ")
@@ -613,9 +613,10 @@ def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
 ) -> None:
     monkeypatch.undo()
     caplog.set_level("INFO")
-    now, slept, waiting, logged = [0], list[float](), console.Waiting(), list[int]()
+    now, slept, logged = [0], list[float](), list[int]()
     monkeypatch.setattr(console.time, "monotonic", lambda: float(now[0]))
     monkeypatch.setattr(console.time, "sleep", slept.append)
+    waiting = console.Waiting()
     for now[0] in range(0, 6 * 3600, 5):
         before = len(caplog.records)
         waiting.sleep("no rows")

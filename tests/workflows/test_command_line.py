@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +51,20 @@ def test_messages_begin_with_a_natural_title(error: BaseException, message: str)
 def test_aliases_and_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, index: str
 ) -> None:
-    outcome = Outcome(model="m", decision=None, steps=1, rows=2, rows_per_second=3.0, seconds=4.0, scores={"x": None})
+    outcome: dict[str, Any] = {
+        "model": "m", "decision": None, "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0,
+        "scores": {"x": None},
+    }  # fmt: skip
 
     def train(config: DqnConfig, group: Any) -> Outcome:
         print("chatter")
         assert config.node_index == 0
-        return outcome
+        return Outcome(**outcome)
 
     monkeypatch.setattr(launch, "train", train)
     assert started([flag, config_file(tmp_path), index, "0"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out) == asdict(outcome)
+    assert json.loads(captured.out) == outcome
     assert "chatter" in captured.err
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -54,9 +53,9 @@ def test_compose(node: int, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert plan.startswith("2 cpu processes")
     assert f"this is node {node}, rank {node};" in plan
     assert (ROOT / service["build"]["dockerfile"]).is_file()
-    mounted = dict(volume.split(":")[1::-1] for volume in service["volumes"])
-    assert mounted == {"/share": "share", "/data": f"data{node}"}  # one folder of both, one of its own
-    assert set(mounted.values()) <= set(tree["volumes"])
+    # one folder of both, one of its own
+    assert service["volumes"] == ["share:/share", f"data{node}:/data"]
+    assert {"share", f"data{node}"} <= set(tree["volumes"])
     assert config["init_method"].startswith("file:///share/")
     assert config["model_output_path"].startswith("/share/")
 
@@ -79,12 +78,12 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     arguments = (word.replace("/share/config.json", str(config)) for word in container["args"])
     plan, resolved = planned([word.replace("$(JOB_UID)", "uid") for word in arguments], capsys)
     assert "this is node 1, rank 1;" in plan
-    assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"] == resolved["num_nodes"]
+    # podFailurePolicy needs "Never"
+    assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     assert "ReadWriteMany" in claim["spec"]["accessModes"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
     rules = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules} == {
         (75,): "Ignore",
@@ -164,46 +163,33 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
     The step that makes the user is not run; it changes the machine.
     """
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
-    image, folder_of_step, words = tmp_path / "image", Path("/"), dict[str, list[str]]()
+    assert "\nUSER trainer\n" in text
     packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (packages / "here.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read
     environment = {"PATH": f"{tmp_path / 'env' / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path),
                    "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # fmt: skip
 
-    def here(folder: str) -> Path:
-        return image / (folder_of_step / folder).relative_to("/")
-
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(command, cwd=here("."), env=environment, capture_output=True, text=True, check=False)
+    def run(*command: str, cwd: Path = tmp_path / "app") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done
 
-    for step, argument in re.findall(r"^([A-Z]+) (.+)$", text, re.MULTILINE):
-        if step == "ARG":
-            environment |= [argument.replace('"', "").split("=", 1)]
-        elif step == "WORKDIR":
-            folder_of_step = Path(argument)
-            here(".").mkdir(parents=True, exist_ok=True)
-        elif step == "COPY":
-            *sources, target = argument.split()
-            for source in sources:
-                if (ROOT / source).is_dir():
-                    shutil.copytree(ROOT / source, here(target), ignore=shutil.ignore_patterns("__pycache__"))
-                else:
-                    shutil.copy(ROOT / source, here(target))
-        elif step == "RUN" and "useradd" not in argument:
-            run("bash", "-c", argument)
-        elif step in ("ENTRYPOINT", "CMD"):
-            words[step] = json.loads(argument)
-    assert "\nUSER trainer\n" in text
-    assert "python -m workflows.dqn" in run(*words["ENTRYPOINT"], *words["CMD"]).stdout
+    steps = re.findall(r"^([A-Z]+) (.+)$", re.sub(" /(app|source)", rf" {tmp_path}/\1", text), re.MULTILINE)
+    shell = ["set -e; mkdir app source"]
+    for step, argument in steps:
+        *sources, target = argument.split()
+        shell.append({"ARG": f"export {argument}", "WORKDIR": f"cd {target}",
+                      "COPY": f"cp -r {' '.join(str(ROOT / source) for source in sources)} {target}",
+                      "RUN": "" if "useradd" in argument else argument}.get(step, ""))  # fmt: skip
+    run("bash", "-c", "\n".join(shell), cwd=tmp_path)
+    entry, arguments = (json.loads(argument) for step, argument in steps if step in ("ENTRYPOINT", "CMD"))
+    assert "python -m workflows.dqn" in run(*entry, *arguments).stdout
     (compose,) = documents("compose.yaml")
-    command = [word.replace("/app/", f"{image}/app/") for word in compose["services"]["node0"]["command"]]
+    command = [word.replace("/app/", f"{tmp_path}/app/") for word in compose["services"]["node0"]["command"]]
     environment["JOB_COMPLETION_INDEX"] = "0"
-    assert "memory per process: environments" in run(*words["ENTRYPOINT"], *command, "--dry_run").stderr
+    assert "memory per process: environments" in run(*entry, *command, "--dry_run").stderr
     run("reagent-lite", "configs", "--copy", "configs-of-the-wheel")
-    copied, configs = image / "app" / "configs-of-the-wheel", ROOT / "configs"
-    assert {path.relative_to(copied) for path in copied.rglob("*.json")} == {
-        path.relative_to(configs) for path in configs.rglob("*.json")
-    }
+    copied, configs = ({path.relative_to(folder) for path in folder.rglob("*.json")}
+                       for folder in (tmp_path / "app" / "configs-of-the-wheel", ROOT / "configs"))  # fmt: skip
+    assert copied == configs
