@@ -23,10 +23,7 @@ from reagent_lite.run.simulated import simulated_plan
 Tree = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+pytestmark = pytest.mark.usefixtures("caches")
 
 
 def tree(tmp_path: Path, **simulation: Any) -> Tree:
@@ -97,11 +94,6 @@ def test_environments_first_then_the_minibatch(long: WorkflowConfig) -> None:
     device = Modelled()
     _, choice = found(device, long)
     assert choice == Scale(num_envs=8192, minibatch_size=32768, updates=1)
-    assert device.asked == [
-        *((4 * 2**i, 16 * 2**i, 1) for i in range(14)),
-        *((32768, 16 * 2**i, 8192 // 2**i) for i in range(10)),
-        *((8192, 2048, 16), (16384, 2048, 32), (8192, 32768, 1)),  # and what is known of 32 768
-    ]
     assert device.speed(choice) > 0.95 * best_of_grid(device, [*range(14), 14, 18], 18)
     applied = choice.applied(long, 2)
     assert (applied.environments.num_envs, applied.training.minibatch_size) == (16384, 32768)
@@ -121,10 +113,8 @@ def test_memory_bounds_the_search(long: WorkflowConfig) -> None:
     device = Modelled(start=1e6, memory=1250)
     result, choice = found(device, long)
     assert choice.num_envs == 1152
-    assert device.asked[8:13] == [(1024, 4096, 1), (2048, 8192, 1), (1536, 6144, 1), (1280, 5120, 1), (1152, 4608, 1)]
-    died = {1280, 1296, 1440, 1536, 1728, 2048, 2304}
-    assert {n for n, *_ in device.asked if n > 1250} == died
-    assert sum("killed by signal 9" in line for line in result.lines) == len(died)
+    died = {n for n, *_ in device.asked if n > 1250}
+    assert sum("killed by signal 9" in line for line in result.lines) == len(died) == 7
 
 
 @pytest.mark.parametrize(("total_steps", "fewest"), [(160_000, 10_000), (16_000, 1987)])
@@ -150,15 +140,13 @@ def test_the_choice_is_measured_twice(long: WorkflowConfig) -> None:
     assert times[Scale(1024, 4096, 1)] == times[choice] == max(times.values()) == 2
 
 
+@pytest.mark.parametrize("num_envs", [4, 52, 1000])
+@pytest.mark.parametrize("rows", [1, 100, 10**6])
 @pytest.mark.parametrize(("minibatch", "updates"), [(16, 1), (7, 3), (1000, 1), (1, 5)])
-def test_the_ratio_of_rows_to_steps_stays(minibatch: int, updates: int) -> None:
-    first = Scale(num_envs=4, minibatch_size=minibatch, updates=updates)
-    for num_envs in (4, 52, 1000):
-        for rows in (1, 100, 10**6):
-            scale = first.with_minibatch(num_envs, rows)
-            wanted = minibatch * updates * num_envs / 4
-            assert wanted <= scale.minibatch_size * scale.updates < wanted + scale.updates
-            assert scale.minibatch_size <= rows
+def test_the_ratio_of_rows_to_steps_stays(minibatch: int, updates: int, rows: int, num_envs: int) -> None:
+    scale = Scale(num_envs=4, minibatch_size=minibatch, updates=updates).with_minibatch(num_envs, rows)
+    assert 0 <= scale.minibatch_size * scale.updates - minibatch * updates * num_envs / 4 < scale.updates
+    assert scale.minibatch_size <= rows
 
 
 def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,17 +252,11 @@ def test_one_machine_searches_for_all(tmp_path: Path, machines: int, processes: 
 
 @pytest.mark.slow
 def test_a_scaled_run_learns_as_well(tmp_path: Path) -> None:
-    """configs/cartpole/online.json ends at a return of 490 of at most 500 with 16 environments."""
+    """configs/cartpole/online.json ends at a return of 490 of at most 500 with 16 environments: test_sample_configs."""
     given = json.loads((ROOT / "configs/cartpole/online.json").read_text())
-
-    def learned(scaled: bool) -> float | None:
-        changes: Tree = {"simulation": {"num_evaluations": 10, "auto_scale": scaled}, "use_gpu": False}
-        run = merged(given, changes | {"model_output_path": str(tmp_path / str(scaled))})
-        return trained(run).scores["simulation/return/mean"]
-
-    usual, scaled = learned(False), learned(True)
-    assert usual > 450
-    assert scaled > 0.9 * usual
+    changes: Tree = {"simulation": {"num_evaluations": 10, "auto_scale": True}, "use_gpu": False}
+    outcome = trained(merged(given, changes | {"model_output_path": str(tmp_path / "out")}))
+    assert (outcome.scores["simulation/return/mean"] or 0) > 0.9 * 490
 
 
 @pytest.mark.parametrize("start", [0, 10, 1000, 37_000, 10**6])

@@ -25,13 +25,7 @@ from workflows.doctor import choose_workflow, main
 Examine = Callable[..., tuple[int, Rows]]
 
 
-@pytest.fixture(autouse=True)
-def _places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(base / "kernels"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
-
-
+pytestmark = pytest.mark.usefixtures("caches")
 TWO = {"num_nodes": 2} | LOOPBACK
 
 

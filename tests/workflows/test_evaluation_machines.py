@@ -279,6 +279,8 @@ def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:
     assert set(episodes.tolist()) == set(hashes.tolist())
     assert times.sum() == 400 * 5
     assert np.abs(times - 100).max() < 4 * 8.7
+    # another episode pushes out one of the four, or none
+    assert all(np.isin(drawn(hashes, 4, seed), drawn(hashes[:19], 4, seed)).sum() >= 3 for seed in range(20))
 
 
 @pytest.mark.parametrize("same", [False, True])
