@@ -23,7 +23,7 @@ from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
-from reagent_lite.run.sources import SimulatedExperience, open_source
+from reagent_lite.run.sources import open_source
 from reagent_lite.tasks.simulate import simulate
 
 Tree = dict[str, Any]
@@ -84,11 +84,9 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     config = checked(merged(team, {"simulation": tag}))
     simulation = open_simulation(config, ALONE)
     source = open_source(with_actions(config, simulation), ALONE, simulation)
-    assert isinstance(source, SimulatedExperience)
     learner = build_learners(config, source.spec, source.types, ALONE.device)
     trace = record(source.encoder, learner, EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
-    assert trace.agents is not None
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))
     caught = ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1)
     assert caught.tolist() == [False] * len(trace.action) + [True]

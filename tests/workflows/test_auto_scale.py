@@ -69,7 +69,6 @@ class Modelled(Probes):
 def found(device: Modelled, config: WorkflowConfig, most: int = 2**20) -> tuple[SearchResult, Scale]:
     """Returns a search and its choice."""
     result = find_scale(config, Limit(num_envs=most, reason="memory"), device)
-    assert result.choice is not None
     return result, result.choice
 
 
@@ -263,7 +262,6 @@ def test_a_scaled_run_learns_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize("memory", [64, 100, 5000, 123_456, 2**30])
 def test_the_choice_is_within_5_percent_of_the_best_that_fits(start: float, memory: int) -> None:
     best = smallest(search(device(start, memory), 64, 2**22))
-    assert best is not None
     # bisection leaves an eighth of the size open, which is less of the rate
     assert device(start)(best) > 0.95 * device(start)(2**22 if memory >= 2**22 else memory * 8 // 9)
 

@@ -46,7 +46,7 @@ from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles import policies
 from reagent_lite.run.roles.collect import Collector, collect, named_block
-from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource, env_steps
+from reagent_lite.run.roles.collected import CollectedReplay, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
@@ -120,7 +120,6 @@ def steps_of(file: Path) -> int:
 
 def read_by(stream: Stream) -> CollectedReplay:
     """What a learner's stream reads collectors' files with."""
-    assert isinstance(stream.source, CollectedSource)
     return stream.source.rollout
 
 

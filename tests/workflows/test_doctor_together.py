@@ -113,7 +113,6 @@ def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
 
 def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) -> None:
     mount = find_mount(tmp_path)
-    assert mount is not None
     for code, rows in doctors([], []):
         assert code == 0, failures(rows)
         assert rows["machines meet"][0]["found"].startswith("all 2, at 127.0.0.1:")

@@ -89,7 +89,6 @@ def test_the_difference_of_two_models(tmp_path: Path, worlds: Path) -> None:
         figure = report["simulation"]["difference"]["discounted_return"]
         assert around(figure, 4.003114 - value, widest)
         assert around(report["against"]["simulated"]["discounted_return"], value, 0.25)
-        assert outcome.difference is not None
         assert set(outcome.difference) == {"simulation/return", "simulation/discounted_return"}
         assert outcome.difference["simulation/discounted_return"] == [figure["value"], figure["low"], figure["high"]]
     alone = report["model"]["simulated"]["discounted_return"]

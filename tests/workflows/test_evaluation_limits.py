@@ -92,7 +92,6 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
     """Weights of 20 scored episodes cannot leave 21 effective ones; a fit that is asked for takes place."""
     result = at_end(tmp_path, min_effective_episodes=21).result
     assert sum(fitted) == 0
-    assert result is not None
     estimates = {estimate.name: estimate for estimate in result.outcomes[0].estimates}
     assert "21 effective episodes" in estimates["Direct_Method_Reward"].reason
     assert np.isfinite([estimates[name].figure.value for name in ("Direct_Method_Reward", "IPS_Reward")]).tolist() == [

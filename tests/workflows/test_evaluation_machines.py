@@ -292,7 +292,6 @@ def test_rows_without_names_are_new_unless_eval_data_is_the_training_data(tmp_pa
     tree = settings(str(tmp_path), eval_data_path=str(tmp_path / "eval"), state_norm_data_path=None)
     config = check(DqnConfig, tree)
     data = prepare(config, ALONE)
-    assert data.held_out is not None
     sides = TrainEvalLogs(train=data.train.copy, held_out=data.held_out.copy, same=same, shards=data.shards)
     scored, trained = scored_episodes(sides, config.evaluation, 0).hashes, sides.hashes(data.train.copy)
     assert len(np.unique(trained)) == 80
