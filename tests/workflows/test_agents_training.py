@@ -88,8 +88,7 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     trace = record(source.encoder, learner, EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))
-    caught = ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1)
-    assert caught.tolist() == [False] * len(trace.action) + [True]
+    assert ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1).tolist() == [False] * len(trace.action) + [True]
     assert np.abs(np.diff(x, axis=0)).max() == 1
 
 

@@ -164,8 +164,7 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     after[ends] = episodes.last_state
     choices = (len(count), spec.num_actions)
     every = episodes.features if fixed is None else np.broadcast_to(fixed, (len(count), *fixed.shape))
-    shape = every.shape[:2] if parametric else choices
-    allowed = np.ones(shape, bool) if episodes.mask is None else episodes.mask
+    allowed = np.ones(every.shape[:2] if parametric else choices, bool) if episodes.mask is None else episodes.mask
     expected = {
         "observation": episodes.state, "reward": episodes.reward, "propensity": episodes.propensity,
         "terminated": np.isin(count, ends[episodes.terminal]), "truncated": np.isin(count, ends[~episodes.terminal]),

@@ -121,8 +121,7 @@ def test_help_names_flags_codes_and_examples(capsys: pytest.CaptureFixture[str])
 def test_a_missing_config_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, Any], arguments: list[str] | None, words: str
 ) -> None:
-    file = config_file(tmp_path, **other)
-    assert started([] if arguments is None else ["--config", file, *arguments]) == 2
+    assert started([] if arguments is None else ["--config", config_file(tmp_path, **other), *arguments]) == 2
     assert words in capsys.readouterr().err
 
 

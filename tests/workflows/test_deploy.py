@@ -107,8 +107,7 @@ def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixtur
     assert port["containerPort"] == config["port"]
     assert probe == {"path": "/healthz", "port": port["name"]}
     assert exposed["targetPort"] == port["name"]
-    labels = spec["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == labels
+    assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert {mounts[volume["name"]]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]} == {
         "/share": claim["metadata"]["name"],

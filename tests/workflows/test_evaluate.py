@@ -422,8 +422,7 @@ def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_pa
 
 def given(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     """Evaluates policies that are no models."""
-    evaluation = {"held_out_share": 0.5, **keys.pop("evaluation", {})}
-    usual = {"gamma": None, "actions": list(AB), "evaluation": evaluation}
+    usual = {"gamma": None, "actions": list(AB), "evaluation": {"held_out_share": 0.5, **keys.pop("evaluation", {})}}
     return evaluated(write_lines(tmp_path / "log.jsonl", rows), Path(keys.pop("model")), **usual | keys)
 
 
@@ -525,7 +524,6 @@ def test_probabilities_in_other_formats(tmp_path: Path, kind: str, events: bool)
         frame.map(lambda value: json.dumps(value) if isinstance(value, dict | list) else value).to_csv(log, index=False)
     else:
         as_map = {"p": pa.map_(pa.string(), pa.float64())} if kind == "map" else {}
-        columns = {name: pa.array(frame[name].tolist(), as_map.get(name)) for name in frame}
-        pq.write_table(pa.table(columns), log)
+        pq.write_table(pa.table({name: pa.array(frame[name].tolist(), as_map.get(name)) for name in frame}), log)
     scores = evaluated(log, Path("column:p"), gamma=None, actions=list(AB))[0].scores
     assert scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)

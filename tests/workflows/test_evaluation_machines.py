@@ -171,12 +171,13 @@ def expected_episodes(log: dict[str, Rows]) -> set[int]:
     return (held - trained) | set(codes[held_out(codes, 0.4)].tolist())
 
 
-def leaves(document: Any, path: str = "") -> dict[str, Any]:
-    """Returns the values of a document by their paths, words without the numbers in them."""
+def leaves(document: Any, path: str = "") -> dict[str, float]:
+    """Returns the numbers of a document by their paths; words, without the numbers in them, are parts of paths."""
     if isinstance(document, dict | list):
         items = document.items() if isinstance(document, dict) else enumerate(document)
         return {at: leaf for key, value in items for at, leaf in leaves(value, f"{path}/{key}").items()}
-    return {path: re.sub(r"[0-9.e-]+", "0", document) if isinstance(document, str) else document}
+    words = re.sub("[0-9.e-]+", "", str(document))
+    return {path: document} if isinstance(document, float | int) else {f"{path}: {words}": 0}
 
 
 @pytest.fixture(scope="module")
