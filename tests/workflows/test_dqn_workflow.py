@@ -128,6 +128,15 @@ def test_a_run_keeps_the_minibatch_that_followed_its_rows(
         assert read(tmp_path, file)["training"]["minibatch_size"] == chosen
 
 
+def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(small: dict[str, Any]) -> None:
+    """Checkpoints of before have training.minibatch_size 4096 beside data.global_minibatch_size."""
+    changes = {"training": {"minibatch_size": None}, "data": {"global_minibatch_size": 100}}
+    small = merged(small, changes | {"checkpoint": {"every_steps": 1}})
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(checked(small).with_minibatch(4096), ALONE, Stopping())
+    assert trained(small).steps == 4
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "crr", pytest.param("iql", marks=pytest.mark.slow)])
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], algorithm: str) -> None:
     small |= {"epochs": 5, "rl": {"target_update_rate": 0.1}, "algorithm": algorithm}
