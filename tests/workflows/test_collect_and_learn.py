@@ -422,11 +422,30 @@ mount_points = pytest.mark.parametrize("mount_point", [True, False])
 
 
 @mount_points
+def test_a_learner_forgets_nothing_while_its_share_is_away(tmp_path: Path, mount_point: bool) -> None:
+    collected(role(tmp_path, "collect", warmup_steps=64))
+    stream = opened(role(tmp_path, "learn", warmup_steps=64))
+    stream.before_step(0)
+    reader, every = read_by(stream), EpisodeFolder(tmp_path / "data").unread(0)
+    for wanted in (every, 10_000):
+        with unmounted(tmp_path / "data", mount_point=mount_point):
+            for _ in range(2):
+                idle(reader.run, wanted, match=AWAY)
+            reader.publish(50)
+            reader.publish(100)
+            idle(reader.publish_last, 100, match="policies is no longer the folder")
+        idle(reader.run, 10_000, match="environment steps that step 100 needs")
+        assert reader.env_steps == reader.rings[""].rows == every
+    assert json.loads(bytes(reader.state_dict()["seen"])) == [f"fifo/{file.name}" for file in fifo(tmp_path)]
+    reader.publish_last(100)
+    assert {progress["step"]: progress["finished"] for progress in progresses_of(tmp_path)} == {0: False, 100: True}
+
+
+@mount_points
 @pytest.mark.parametrize("method", ["origin", "rows"])
 def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_from_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool, method: str
 ) -> None:
-    """A learner forgets nothing meanwhile, leaves out a policy, and waits to publish the last one."""
     collected(role(tmp_path, "collect", warmup_steps=64))
     expected, stream = (opened(role(tmp_path, "learn", warmup_steps=64)) for _ in range(2))
     idle(read_by(expected).run, 10_000)
@@ -450,18 +469,12 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
             yield part
 
     monkeypatch.setattr(EpisodeFolder, method, origin if method == "origin" else rows)
-    for _ in range(2):
-        idle(reader.run, 10_000, match=AWAY)
-    reader.publish(50)
-    idle(reader.publish_last, 100, match="policies is no longer the folder")
+    idle(reader.run, 10_000, match=AWAY)
     away.close()
     idle(reader.run, 10_000, match="environment steps that step 0 needs")
     result, wanted = (replay.rings[""].state_dict() for replay in (reader, read_by(expected)))
     assert stream.figures() == expected.figures()
     assert all(torch.equal(result[name], wanted[name]) for name in wanted)
-    assert json.loads(bytes(reader.state_dict()["seen"])) == [f"fifo/{file.name}" for file in fifo(tmp_path)]
-    reader.publish_last(100)
-    assert (progress_of(tmp_path)["step"], progress_of(tmp_path)["finished"]) == (100, True)
 
 
 @pytest.mark.parametrize("fault", ["full", "away", "unmounted"])
