@@ -1,5 +1,13 @@
-"""The fixtures of oracles/runs.py."""
+"""The fixtures of oracles/runs.py, and caches of a test's own."""
 
+import pytest
 from oracles.runs import run, small
 
-__all__ = ["run", "small"]
+__all__ = ["caches", "run", "small"]
+
+
+@pytest.fixture
+def caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches of the test's own, but for kernels, which are compiled once for all tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))

@@ -23,7 +23,7 @@ from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
-from reagent_lite.run.sources import SimulatedExperience, open_source
+from reagent_lite.run.sources import open_source
 from reagent_lite.tasks.simulate import simulate
 
 Tree = dict[str, Any]
@@ -51,37 +51,32 @@ def read(folder: Path) -> Tree:
 
 
 def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, caplog: Any) -> None:
-    with caplog.at_level("INFO", "reagent_lite"):
-        outcome = trained(team)
+    caplog.set_level("INFO", "reagent_lite")
+    outcome, out, names = trained(team), tmp_path / "out", ("leader", "follower")
     assert caplog.text.count("; in all of them follower plays its learned policy.") == 1
-    out = tmp_path / "out"
-    assert outcome.model == {"leader": str(out / "leader"), "follower": str(out / "follower")}
-    assert outcome.rows == 375 * 128 * 2
     assert "policies: leader (1 agent) learns, follower (2 agents) learns" in caplog.text
+    assert outcome.model == {name: str(out / name) for name in names}
+    assert outcome.rows == 375 * 128 * 2
     # the last step is worth its reward: own count and ten times the leader's, here 4, 5 or 6 of both
-    leader = load_bundle(out / "leader").predict(np.array([[3, 0, 0.5]], np.float32))
-    np.testing.assert_allclose(leader.q, [[44, 55, 66]], rtol=0.1)
-    assert load_bundle(out / "leader").predict(np.array([[0, 0, 0.5]], np.float32)).greedy.tolist() == [2]
+    leader = load_bundle(out / "leader").predict(np.array([[3, 0, 0.5], [0, 0, 0.5]], np.float32))
+    np.testing.assert_allclose(leader.q[0], [44, 55, 66], rtol=0.1)
+    assert leader.greedy[1] == 2
     assert outcome.scores["simulation/leader/return/mean"] == 99  # 33 + 66
     assert outcome.scores["simulation/terminated_share"] == 1
-    for name in ("leader", "follower"):
+    page = (out / "report.html").read_text()
+    for name, other in (names, names[::-1]):
         document = read(out / name)
-        assert document["simulated"]["return"]["value"] == outcome.scores[f"simulation/{name}/return/mean"]
-        assert document["agents"]["returns"][name] == document["simulated"]["return"]["value"]
+        value = outcome.scores[f"simulation/{name}/return/mean"]
+        assert document["simulated"]["return"]["value"] == document["agents"]["returns"][name] == value
         assert set(document) == {"scores", "simulated", "simulation", "agents", "decision"}
         assert "simulation.policies" in document["decision"]["next"]  # workflows.evaluate plays no several types
-        assert (out / name / "MODEL_CARD.md").is_file()
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    tags = {tag for line in lines for tag in line}
-    for name in ("leader", "follower"):
-        assert {f"train/{name}/td_loss", f"simulation/{name}/training_return/mean",
-                f"simulation/{name}/return/mean"} <= tags  # fmt: skip
-    losses = lines[0]
-    assert losses["train/td_loss"] == pytest.approx(losses["train/leader/td_loss"] + losses["train/follower/td_loss"])
-    page = (out / "report.html").read_text()
-    for name, other in (("leader", "follower"), ("follower", "leader")):
         assert f"Simulation: {name}" in page
         assert f"in all of them {other} plays its learned policy" in page
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert {tag for line in lines for tag in line} >= {
+        f"simulation/{name}/{figure}/mean" for name in names for figure in ("training_return", "return")
+    }
+    assert lines[0]["train/td_loss"] == pytest.approx(sum(lines[0][f"train/{name}/td_loss"] for name in names))
 
 
 def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
@@ -89,20 +84,18 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     config = checked(merged(team, {"simulation": tag}))
     simulation = open_simulation(config, ALONE)
     source = open_source(with_actions(config, simulation), ALONE, simulation)
-    assert isinstance(source, SimulatedExperience)
     learner = build_learners(config, source.spec, source.types, ALONE.device)
     trace = record(source.encoder, learner, EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
-    assert trace.agents is not None
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))
-    caught = ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1)
-    assert caught.tolist() == [False] * len(trace.action) + [True]
+    assert ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1).tolist() == [False] * len(trace.action) + [True]
     assert np.abs(np.diff(x, axis=0)).max() == 1
 
 
 def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None:
-    alike = TEAM.replace('{"leader", "follower"}', '{"member"}').replace("agent == 0 ? 0 : 1", "0")
-    (tmp_path / "team.cuh").write_text(alike)
+    (tmp_path / "team.cuh").write_text(
+        TEAM.replace('{"leader", "follower"}', '{"member"}').replace("agent == 0 ? 0 : 1", "0")
+    )
     outcome = trained(merged(team, {"simulation": {"total_steps": 2500, "num_evaluations": 1}}))
     assert outcome.model == str(tmp_path / "out/model")
     assert set(read(tmp_path / "out/model")) == {"scores", "simulated", "simulation", "decision"}
@@ -112,22 +105,24 @@ def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None
 
 def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path: Path) -> None:
     first = trained(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
-    assert first.model == {"leader": str(tmp_path / "out/leader")}
+    leader = {"leader": str(tmp_path / "out/leader")}
+    assert first.model == leader
     assert read(tmp_path / "out/leader")["agents"]["others"] == "follower plays uniformly random actions"
     assert not (tmp_path / "out/follower").exists()
-    model = {"leader": str(tmp_path / "out/leader")}
-    second = trained(
-        merged(team, {"simulation": {"policies": model}}) | {"model_output_path": str(tmp_path / "second")}
-    )
+    beside = merged(team, {"simulation": {"policies": leader}})
+    second = trained(beside | {"model_output_path": str(tmp_path / "second")})
     assert second.scores["simulation/leader/return/mean"] == 99  # the exported leader's two steps of 3
     assert second.model == {"follower": str(tmp_path / "second/follower")}
-    # a learner of leaders is none of followers, though their networks are alike, and one type's model is no learner
-    for path, words in (("out", "learners.type_follower"), ("out/leader", "which has one type")):
-        warm = {"simulation": {"policies": model}, "training": {"warm_start_model_path": str(tmp_path / path)}}
-        with pytest.raises(ReagentLiteError, match=re.escape(words)):
-            trained(merged(team, warm) | {"model_output_path": str(tmp_path / "third")})
     # a follower that stays two steps with such a leader gets 3 + 30 and 6 + 60, in small steps 1 + 30, 2 + 60, …
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
+    # a learner of leaders is none of followers, though their networks are alike, and one type's model is no learner
+    for path, words in (("out", "learners.type_follower"), ("out/leader", "which has one type")):
+        warm = {
+            "model_output_path": str(tmp_path / "third"),
+            "training": {"warm_start_model_path": str(tmp_path / path)},
+        }
+        with pytest.raises(ReagentLiteError, match=re.escape(words)):
+            trained(merged(beside, warm))
 
 
 def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
@@ -149,8 +144,7 @@ def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
 def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, change: Tree) -> None:
     short = merged(team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1}})
     del short["simulation"]["epsilon_end"]  # softmax knows none
-    outcome = trained(merged(short, change), workflow)
-    assert outcome.scores["simulation/follower/return/mean"] is not None
+    assert trained(merged(short, change), workflow).scores["simulation/follower/return/mean"] is not None
 
 
 @pytest.mark.parametrize(
@@ -161,35 +155,32 @@ def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, chang
         ({"env_parameters": {"size": 1}}, "an agent of each type, got no follower"),
         ({"policies": {"leader": "random", "follower": "random"}}, "at least one of leader"),
         ({"policies": {"leader": "no such folder"}}, "no such folder"),
+        ({"policies": {"leader": "of_two_actions"}}, "actions 0, 1, 2 of team"),
         ({"stop_at_return": 5.0}, "simulation.stop_at_return"),
         ({"env": "cartpole_v0", "env_parameters": {}, "policies": {"agent": "learn"}}, "are of one type, which learns"),
+        ({"env": "folders.cuh"}, "leader.."),
+        ({"env": "folders.cuh"}, "'checkpoints'"),
+        ({"share": 0.5, "total_steps": None, "num_evaluations": None}, "one type of agents"),
     ],
 )
-def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, says: str) -> None:
+def test_policies_that_do_not_fit_end_with_a_sentence(
+    team: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Tree, says: str
+) -> None:
+    """Names of types are those of folders; several types do not learn beside a log."""
+    monkeypatch.chdir(tmp_path)
+    Path("folders.cuh").write_text(TEAM.replace('"leader"', '"leader.."').replace('"follower"', '"checkpoints"'))
+    linear_bundle(Path("of_two_actions"), np.zeros((2, 3)), ("0", "1"), (0, 1, 2))
+    simulation = {key: value for key, value in {**team["simulation"], **change}.items() if value is not None}
+    log = {"training_data_path": "log.jsonl", "actions": ["0", "1", "2"]} if "share" in change else {}
     with pytest.raises(ReagentLiteError, match=re.escape(says)):
-        open_simulation(checked(merged(team, {"simulation": change})), ALONE)
+        open_simulation(checked({**team, "simulation": simulation, **log}, "dqn"), ALONE)
 
 
 def test_the_doctor_says_who_plays(team: Tree) -> None:
     config = checked(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
-    rows = list(machine.simulation(config, choose_processes(config)))
-    assert [row.name for row in rows] == ["environment", "policies"]
-    assert rows[1].found == "leader (1 agent) learns, follower (2 agents) plays uniformly random actions"
-
-
-def test_names_of_types_are_checked_before_they_are_folders(team: Tree, tmp_path: Path) -> None:
-    (tmp_path / "team.cuh").write_text(TEAM.replace('"leader"', '"../leader"').replace('"follower"', '"checkpoints"'))
-    with pytest.raises(ReagentLiteError) as error:
-        open_simulation(checked(team), ALONE)
-    assert "'../leader'" in str(error.value)
-    assert "'checkpoints'" in str(error.value)
-
-
-def test_a_model_of_other_actions_does_not_play(team: Tree, tmp_path: Path) -> None:
-    leader = linear_bundle(tmp_path / "leader", np.zeros((2, 3)), ("0", "1"), (0, 1, 2))
-    tree = merged(team, {"simulation": {"policies": {"leader": str(leader)}}})
-    with pytest.raises(ReagentLiteError, match="actions 0, 1, 2 of team"):
-        open_simulation(checked(tree), ALONE)
+    environment, policies = machine.simulation(config, choose_processes(config))
+    assert (environment.name, policies.name) == ("environment", "policies")
+    assert policies.found == "leader (1 agent) learns, follower (2 agents) plays uniformly random actions"
 
 
 def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
@@ -203,33 +194,20 @@ def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
 
 
 def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> None:
-    weights = {"leader": np.array([[0.0, 0, 1], [0, 0, -1], [0, 0, 3]]), "follower": np.array([[1.0, 0, 0]] * 3)}
-    weights["follower"][2, 2] = 2.0
-    models = {
-        name: str(linear_bundle(tmp_path / name, weight, ("0", "1", "2"), (0, 1, 2)))
-        for name, weight in weights.items()
-    }
-    played = {"policy": {"kind": "epsilon_greedy", "model": models["leader"], "epsilon": 0.3},
-              "policies": {"follower": models["follower"]}}  # fmt: skip
-    where = {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "episodes": 50}
-    _, log = made(tmp_path, **where, **played)
+    weights = {"leader": np.array([[0.0, 0, 1], [0, 0, -1], [0, 0, 3]]),
+               "follower": np.array([[1.0, 0, 0], [1, 0, 0], [1, 0, 2]])}  # fmt: skip
+    models = {name: str(linear_bundle(tmp_path / name, w, ("0", "1", "2"), (0, 1, 2))) for name, w in weights.items()}
+    tree = {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "episodes": 50,
+            "policy": {"kind": "epsilon_greedy", "model": models["leader"], "epsilon": 0.3},
+            "policies": {"follower": models["follower"]}}  # fmt: skip
+    _, log = made(tmp_path, **tree)
     leads = np.array([row["mdp_id"].endswith("-0") for row in log.rows])
     q = np.where(leads[:, None], log.state @ weights["leader"].T, log.state @ weights["follower"].T)
     softmax = np.exp(q) / np.exp(q).sum(1, keepdims=True)  # which the follower was exported with
     greedy = np.where(q == q.max(1, keepdims=True), 0.7 + 0.1, 0.1)
     propensity = np.where(leads[:, None], greedy, softmax)[np.arange(len(q)), log.action.astype(int)]
     np.testing.assert_allclose(log.propensity, propensity, rtol=1e-5)
-    assert not (log.propensity[~leads] == log.propensity[~leads][0]).all()
-    for change, says in (
-        ({"policies": {}}, "policy.model: expected a model for one type"),
-        ({"policies": {"follower": "learn"}}, "policies.follower: expected"),
-    ):
+    for policies, says in (({}, "policy.model: expected a model for one type"),
+                           ({"follower": "learn"}, "policies.follower: expected")):  # fmt: skip
         with pytest.raises(ReagentLiteError, match=re.escape(says)):
-            made(tmp_path, **where, **{**played, **change})
-
-
-def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:
-    simulation = team["simulation"] | {"share": 0.5}
-    del simulation["total_steps"], simulation["num_evaluations"]
-    with pytest.raises(ReagentLiteError, match="one type of agents"):
-        open_simulation(checked(small | {"simulation": simulation}), ALONE)
+            made(tmp_path, **tree | {"policies": policies})

@@ -1,32 +1,29 @@
 """simulation.auto_scale: searches on a simulated device, real probes on the CPU, and what does not run."""
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracles.ranks import run_ranks
-from oracles.runs import ALONE, ROOT, checked, trained
+from oracles.runs import ALONE, ROOT, checked, merged, trained
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ConfigError
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.scaling import auto_scale
-from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, auto_scaled, find_scale, largest
+from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, SearchResult, auto_scaled, find_scale, largest
 from reagent_lite.run.scaling.search import search, smallest
 from reagent_lite.run.simulated import simulated_plan
-from reagent_lite.sim.backend import Backend
 
 Tree = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+pytestmark = pytest.mark.usefixtures("caches")
 
 
 def tree(tmp_path: Path, **simulation: Any) -> Tree:
@@ -39,78 +36,84 @@ def tree(tmp_path: Path, **simulation: Any) -> Tree:
     }  # fmt: skip
 
 
-LONG = 10**12  # environment steps: enough optimizer steps with any scale
+def device(start: float, memory: int = 2**40) -> Callable[[int], float]:
+    """Returns rates of n environments: a round takes start + n microseconds; more than `memory` do not fit."""
+    return lambda size: 0.0 if size > memory else 1e6 * size / (start + size)
 
 
 class Modelled(Probes):
-    """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row."""
+    """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row.
+
+    Rows beyond `cache` cost 3 µs; a first reading of 1024 environments may be three times as fast as they are.
+    """
 
     world = 2
     hardware = "a model"
 
-    def __init__(self, *, start: float = 1000.0, memory: int = 2**40) -> None:
-        self.start, self.memory = start, memory
-        self.asked: list[tuple[int, int, int]] = []
+    def __init__(self, *, start: float = 1000.0, memory: int = 2**40, cache: int = 2**40, lucky: bool = False) -> None:
+        self.start, self.memory, self.cache, self.lucky = start, memory, cache, lucky
+        self.asked: list[Scale] = []
 
     def speed(self, scale: Scale) -> float:
-        n, b, u = scale.num_envs, scale.minibatch_size, scale.updates
-        return 1e6 * n / (self.start + n + u * (100 + b))
+        n, b = scale.num_envs, scale.minibatch_size
+        return 1e6 * n / (self.start + n + scale.updates * (100 + b + 2 * max(b - self.cache, 0)))
 
     def rate(self, scale: Scale) -> tuple[float, str]:
-        self.asked.append((scale.num_envs, scale.minibatch_size, scale.updates))
-        return (0.0, "killed by signal 9") if scale.num_envs > self.memory else (self.speed(scale), "")
+        self.asked.append(scale)
+        first = self.lucky and scale.num_envs == 1024 and [n for n, *_ in self.asked].count(1024) == 1
+        return (
+            (0.0, "killed by signal 9") if scale.num_envs > self.memory else (self.speed(scale) * (1 + 2 * first), "")
+        )
 
 
-def test_environments_first_then_the_minibatch(tmp_path: Path) -> None:
+def found(device: Modelled, config: WorkflowConfig, most: int = 2**20) -> tuple[SearchResult, Scale]:
+    """Returns a search and its choice."""
+    result = find_scale(config, Limit(num_envs=most, reason="memory"), device)
+    return result, result.choice
+
+
+def best_of_grid(device: Modelled, doublings: Iterable[int], steps: int) -> float:
+    """Returns the best speed of every pair of environments and minibatches on a grid."""
+    first = Scale(num_envs=4, minibatch_size=16, updates=1)
+    return max(device.speed(first.with_minibatch(4 * 2**i, 16 * 2**k)) for i in doublings for k in range(steps))
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> WorkflowConfig:
+    """Environment steps enough for any scale."""
+    return checked(tree(tmp_path, total_steps=10**12))
+
+
+def test_environments_first_then_the_minibatch(long: WorkflowConfig) -> None:
     """Of a process: 4 environments, 16 rows.
 
     A round of n takes 1100 + 5 n µs with one minibatch: 8192 are the first within 3 % of the rate of 32 768, two
     doublings on. There minibatches of 2048 rows are within 3 % of those of 8192.
     """
     device = Modelled()
-    config = checked(tree(tmp_path, total_steps=LONG))
-    search = find_scale(config, Limit(num_envs=2**20, reason="memory"), device)
-    assert search.choice == Scale(num_envs=8192, minibatch_size=32768, updates=1)
-    envs = [4 * 2**i for i in range(14)]
-    assert device.asked[:14] == [(n, 4 * n, 1) for n in envs]
-    assert device.asked[14:24] == [(32768, 16 * 2**i, 8192 // 2**i) for i in range(10)]
-    assert device.asked[24:] == [(8192, 2048, 16), (16384, 2048, 32), (8192, 32768, 1)]  # and what is known of 32 768
-    # every pair of the full grid
-    grid = [Scale(num_envs=4, minibatch_size=16, updates=1).with_minibatch(n, 16 * 2**i)
-            for n in [*envs, 2**16, 2**20] for i in range(18)]  # fmt: skip
-    assert device.speed(search.choice) > 0.95 * max(device.speed(scale) for scale in grid)
-    applied = search.choice.applied(config, 2)
+    _, choice = found(device, long)
+    assert choice == Scale(num_envs=8192, minibatch_size=32768, updates=1)
+    assert device.speed(choice) > 0.95 * best_of_grid(device, [*range(14), 14, 18], 18)
+    applied = choice.applied(long, 2)
     assert (applied.environments.num_envs, applied.training.minibatch_size) == (16384, 32768)
     assert applied.environments.updates_per_rollout == 1
 
 
-def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(tmp_path: Path) -> None:
-    """Rows cost 3 µs beyond 2048 of them: with one minibatch a round the environments' search ends too early."""
-
-    class Cached(Modelled):
-        def speed(self, scale: Scale) -> float:
-            slow = 2.0 * scale.updates * max(scale.minibatch_size - 2048, 0)
-            return 1e6 / (1e6 / super().speed(scale) + slow / scale.num_envs)
-
-    device = Cached(start=5000)
-    search = find_scale(checked(tree(tmp_path, total_steps=LONG)), Limit(num_envs=2**16, reason="memory"), device)
-    assert search.choice is not None
-    first = Scale(num_envs=4, minibatch_size=16, updates=1)
-    grid = [first.with_minibatch(4 * 2**i, 16 * 2**k) for i in range(15) for k in range(15)]
-    assert device.speed(search.choice) > 0.95 * max(device.speed(scale) for scale in grid)
-    assert search.choice.minibatch_size in (1024, 2048)
+def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(long: WorkflowConfig) -> None:
+    """With one minibatch a round the environments' search ends too early."""
+    device = Modelled(start=5000, cache=2048)
+    _, choice = found(device, long, 2**16)
+    assert device.speed(choice) > 0.95 * best_of_grid(device, range(15), 15)
+    assert choice.minibatch_size in (1024, 2048)
 
 
-def test_memory_bounds_the_search(tmp_path: Path) -> None:
+def test_memory_bounds_the_search(long: WorkflowConfig) -> None:
     """More than 1250 environments die; 1296 are so near to 1152 that the search with a small minibatch ends there."""
     device = Modelled(start=1e6, memory=1250)
-    search = find_scale(checked(tree(tmp_path, total_steps=LONG)), Limit(num_envs=2**20, reason="memory"), device)
-    assert device.asked[8:13] == [(1024, 4096, 1), (2048, 8192, 1), (1536, 6144, 1), (1280, 5120, 1), (1152, 4608, 1)]
-    died = [1536, 2048, 1280, 2304, 1728, 1440, 1296]
-    assert sorted(died) == sorted({n for n, *_ in device.asked if n > 1250})
-    assert search.choice is not None
-    assert search.choice.num_envs == 1152
-    assert sum("killed by signal 9" in line for line in search.lines) == len(died)
+    result, choice = found(device, long)
+    assert choice.num_envs == 1152
+    died = {n for n, *_ in device.asked if n > 1250}
+    assert sum("killed by signal 9" in line for line in result.lines) == len(died) == 7
 
 
 @pytest.mark.parametrize(("total_steps", "fewest"), [(160_000, 10_000), (16_000, 1987)])
@@ -120,63 +123,48 @@ def test_a_run_keeps_optimizer_steps(tmp_path: Path, total_steps: int, fewest: i
     The first run has 19 987, the second 1987, which are fewer than 10 000 already.
     """
     device, config = Modelled(), checked(tree(tmp_path, total_steps=total_steps))
-    search = find_scale(config, Limit(num_envs=total_steps // 1000, reason="memory"), device)
-    assert search.choice is not None
-    assert search.choice.num_envs > 4
-    assert simulated_plan(search.choice.applied(config, 2), 1).num_steps >= fewest
-    assert f"with at least {fewest:,} optimizer steps" in search.lines[1]
-    for num_envs, minibatch, updates in device.asked:
-        applied = Scale(num_envs=num_envs, minibatch_size=minibatch, updates=updates).applied(config, 2)
-        assert simulated_plan(applied, 1).num_steps >= fewest
+    result, choice = found(device, config, total_steps // 1000)
+    assert choice.num_envs > 4
+    assert f"with at least {fewest:,} optimizer steps" in result.lines[1]
+    for scale in (choice, *device.asked):
+        assert simulated_plan(scale.applied(config, 2), 1).num_steps >= fewest
 
 
-def test_the_choice_is_measured_twice(tmp_path: Path) -> None:
-    """1024 environments read three times as fast as they are, once; the second reading tells."""
-
-    class Lucky(Modelled):
-        def rate(self, scale: Scale) -> tuple[float, str]:
-            first = not any(num_envs == 1024 for num_envs, *_ in self.asked)
-            rate, failure = super().rate(scale)
-            return (3 * rate if scale.num_envs == 1024 and first else rate), failure
-
-    device = Lucky()
-    config = checked(tree(tmp_path, total_steps=LONG))
-    search = find_scale(config, Limit(num_envs=2**20, reason="memory"), device)
-    assert search.choice is not None
-    assert search.choice.num_envs > 1024
-    chosen = (search.choice.num_envs, search.choice.minibatch_size, search.choice.updates)
-    assert device.asked.count((1024, 4096, 1)) == device.asked.count(chosen) == 2
-    assert max(device.asked.count(scale) for scale in device.asked) == 2
+def test_the_choice_is_measured_twice(long: WorkflowConfig) -> None:
+    """The second reading of 1024 environments tells."""
+    device = Modelled(lucky=True)
+    _, choice = found(device, long)
+    assert choice.num_envs > 1024
+    times = Counter(device.asked)
+    assert times[Scale(1024, 4096, 1)] == times[choice] == max(times.values()) == 2
 
 
+@pytest.mark.parametrize("num_envs", [4, 52, 1000])
+@pytest.mark.parametrize("rows", [1, 100, 10**6])
 @pytest.mark.parametrize(("minibatch", "updates"), [(16, 1), (7, 3), (1000, 1), (1, 5)])
-def test_the_ratio_of_rows_to_steps_stays(minibatch: int, updates: int) -> None:
-    first = Scale(num_envs=4, minibatch_size=minibatch, updates=updates)
-    for num_envs in (4, 52, 1000):
-        for rows in (1, 100, 10**6):
-            scale = first.with_minibatch(num_envs, rows)
-            wanted = minibatch * updates * num_envs / 4
-            assert wanted <= scale.minibatch_size * scale.updates < wanted + scale.updates
-            assert scale.minibatch_size <= rows
-
-
-def largest_here(tree: Tree, monkeypatch: pytest.MonkeyPatch, free: float = 2**40) -> Limit:
-    config = checked(tree)
-    backend: Backend = compiled(config.environments, ALONE)
-    monkeypatch.setattr(auto_scale, "free_bytes", lambda device: free)
-    return largest(config, Group(ProcessRanks(0, 4, 0, 2), torch.device("cpu")), backend)
+def test_the_ratio_of_rows_to_steps_stays(minibatch: int, updates: int, rows: int, num_envs: int) -> None:
+    scale = Scale(num_envs=4, minibatch_size=minibatch, updates=updates).with_minibatch(num_envs, rows)
+    assert 0 <= scale.minibatch_size * scale.updates - minibatch * updates * num_envs / 4 < scale.updates
+    assert scale.minibatch_size <= rows
 
 
 def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 processes, 2 of them here; capacity holds 3 steps of every environment, total_steps 500 of them."""
-    assert largest_here(tree(tmp_path, total_steps=10**6), monkeypatch).num_envs == 500
-    long = tree(tmp_path, total_steps=10**9, replay={"capacity": 60_000})
-    assert largest_here(long, monkeypatch) == Limit(num_envs=5000, reason="simulation.replay.capacity holds 3 steps")
+
+    def largest_here(free: float = 2**40, **simulation: Any) -> Limit:
+        config = checked(tree(tmp_path, **simulation))
+        monkeypatch.setattr(auto_scale, "free_bytes", lambda device: free)
+        group = Group(ProcessRanks(0, 4, 0, 2), torch.device("cpu"))
+        return largest(config, group, compiled(config.environments, ALONE))
+
+    assert largest_here(total_steps=10**6).num_envs == 500
+    run: Tree = {"total_steps": 10**9, "replay": {"capacity": 60_000}}
+    assert largest_here(**run) == Limit(num_envs=5000, reason="simulation.replay.capacity holds 3 steps")
     # 15 000 rows of 42 bytes; an environment of 78 bytes, what it shows again (16), a forward pass of 10 numbers twice
     # (80), and 8 rows: 4 x 42 and 6 x 40 bytes each. 3438 in all, 29 of them fit into 100 000
-    tight = largest_here(long, monkeypatch, free=2 * (15_000 * 42 + 100_001) / 0.9)
+    tight = largest_here(2 * (15_000 * 42 + 100_001) / 0.9, **run)
     assert tight == Limit(num_envs=29, reason="97.7 KiB of memory beside replay, 3.4 KiB each")
-    none = largest_here(long, monkeypatch, free=1000)
+    none = largest_here(1000, **run)
     assert none.num_envs == 2  # the search begins there, and its probe says what happens
     assert "simulation.num_envs" in none.reason
 
@@ -186,13 +174,11 @@ def test_a_run_is_scaled_and_the_next_one_reads_the_choice(
 ) -> None:
     caplog.set_level("INFO")
     outcome = trained(tree(tmp_path, total_steps=4000))  # as few rounds as leave one size to measure
-    lines = [line.split() for line in caplog.text.splitlines() if line[-1:].isdigit()]
-    chosen = next(record.getMessage() for record in caplog.records if "auto-scaling chose" in record.getMessage())
+    (chosen,) = (message for message in caplog.messages if "auto-scaling chose" in message)
     num_envs, minibatch = (int(chosen.split(f"{key}=")[1].split(",")[0]) for key in ("num_envs", "minibatch_size"))
-    assert lines
     assert num_envs == 8
     assert outcome.rows == outcome.steps * minibatch
-    assert f"{num_envs} environments on cpu" in caplog.text
+    assert "8 environments on cpu" in caplog.text
     caplog.clear()
     monkeypatch.setattr(auto_scale, "find_scale", None)  # nothing is measured again
     trained(tree(tmp_path, total_steps=4000) | {"model_output_path": str(tmp_path / "again")})
@@ -216,30 +202,24 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 """
 
 
-def test_nothing_that_runs_is_an_error_with_the_table(tmp_path: Path) -> None:
-    """An environment whose first step kills the process."""
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # what a trap is depends on the processor
+        pytest.param({}, r"(?s)simulation\.auto_scale: .*\n *8 +16 +1 .*killed by signal [45]\n.*Lower simulation",
+                     id="the first step kills the process"),
+        # pendulum pays less than 0
+        pytest.param({"simulation": {"env": "pendulum"}, "rl": {"q_network_loss": "bce_with_logits", "gamma": 0}},
+                     "Use mse or huber", id="a probe that raises"),
+        pytest.param({"simulation": {"env": "cartpole_v1"}, "rendezvous": {"startup_timeout_seconds": 0.4}},
+                     "not done in 0 s|has taken too long", id="a search that takes too long"),
+    ],
+)  # fmt: skip
+def test_a_probe_that_raises_says_why(tmp_path: Path, change: Tree, words: str) -> None:
     (tmp_path / "crashing.cuh").write_text(CRASHING)
-    with pytest.raises(ConfigError) as caught:
-        trained(tree(tmp_path, env=str(tmp_path / "crashing.cuh")))
-    (problem,) = caught.value.problems
-    assert problem.where == "simulation.auto_scale"
-    row = next(line for line in problem.got.splitlines() if line.split()[:3] == ["8", "16", "1"])
-    assert row.endswith(("killed by signal 4", "killed by signal 5"))  # what a trap is depends on the processor
-    assert "Lower simulation.num_envs" in problem.todo
+    with pytest.raises(ConfigError, match=words):
+        trained(merged(tree(tmp_path, env=str(tmp_path / "crashing.cuh")), change))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_probe_that_raises_says_why(tmp_path: Path) -> None:
-    """One that a cross-entropy makes no sense of: Pendulum pays less than 0."""
-    given = tree(tmp_path, env="pendulum") | {"rl": {"q_network_loss": "bce_with_logits", "gamma": 0}}
-    with pytest.raises(ConfigError, match="Use mse or huber"):
-        trained(given)
-
-
-def test_a_search_has_an_end(tmp_path: Path) -> None:
-    given = tree(tmp_path) | {"rendezvous": {"startup_timeout_seconds": 0.4}}
-    with pytest.raises(ConfigError, match=r"not done in 0 s"):
-        trained(given)
 
 
 def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,49 +251,33 @@ def test_one_machine_searches_for_all(tmp_path: Path, machines: int, processes: 
 
 @pytest.mark.slow
 def test_a_scaled_run_learns_as_well(tmp_path: Path) -> None:
-    """configs/cartpole/online.json ends at a return of 490 of at most 500 with 16 environments."""
-    given = json.loads((ROOT / "configs/cartpole/online.json").read_text()) | {"use_gpu": False}
-    returns = []
-    for scaled in (False, True):
-        changed = {"num_evaluations": 10, "auto_scale": scaled}
-        run = given | {"model_output_path": str(tmp_path / str(scaled)), "simulation": given["simulation"] | changed}
-        returns.append(trained(run).scores["simulation/return/mean"])
-    assert returns[0] > 450
-    assert returns[1] > 0.9 * returns[0]
-
-
-def device(start: float, memory: int = 2**40) -> Callable[[int], float]:
-    """Returns rates of n environments: a round takes start + n microseconds; more than `memory` do not fit."""
-    return lambda size: 0.0 if size > memory else 1e6 * size / (start + size)
+    """configs/cartpole/online.json ends at a return of 490 of at most 500 with 16 environments: test_sample_configs."""
+    given = json.loads((ROOT / "configs/cartpole/online.json").read_text())
+    changes: Tree = {"simulation": {"num_evaluations": 10, "auto_scale": True}, "use_gpu": False}
+    outcome = trained(merged(given, changes | {"model_output_path": str(tmp_path / "out")}))
+    assert (outcome.scores["simulation/return/mean"] or 0) > 0.9 * 490
 
 
 @pytest.mark.parametrize("start", [0, 10, 1000, 37_000, 10**6])
 @pytest.mark.parametrize("memory", [64, 100, 5000, 123_456, 2**30])
 def test_the_choice_is_within_5_percent_of_the_best_that_fits(start: float, memory: int) -> None:
     best = smallest(search(device(start, memory), 64, 2**22))
-    assert best is not None
     # bisection leaves an eighth of the size open, which is less of the rate
-    most = 2**22 if memory >= 2**22 else memory * 8 // 9
-    assert device(start)(best) > 0.95 * device(start)(most)
+    assert device(start)(best) > 0.95 * device(start)(2**22 if memory >= 2**22 else memory * 8 // 9)
 
 
-def test_bisection_ends_where_it_gains_nothing() -> None:
-    assert list(search(device(40, memory=1500), 1000, 2**20)) == [1000, 2000, 1500]
-
-
-def test_a_limit_is_tried_and_not_passed() -> None:
-    assert list(search(device(1e6), 64, 300)) == [64, 128, 256, 300]
-    assert list(search(device(1e6), 64, 64)) == [64]
-
-
-def test_a_dip_does_not_end_the_doubling() -> None:
-    rates = {1: 10.0, 2: 9.0, 4: 20.0, 8: 20.1, 16: 20.2}
-    measured = search(rates.__getitem__, 1, 16)
-    assert list(measured) == [1, 2, 4, 8, 16]
-    assert smallest(measured) == 4
-
-
-def test_nothing_fits() -> None:
-    rates = search(device(1, memory=10), 64, 2**20)
-    assert list(rates) == [64]
-    assert smallest(rates) is None
+@pytest.mark.parametrize(
+    ("rate", "smallest_size", "largest_size", "measured", "choice"),
+    [
+        pytest.param(device(40, memory=1500), 1000, 2**20, [1000, 2000, 1500], 1000, id="bisection that gains nothing"),
+        pytest.param(device(1e6), 64, 300, [64, 128, 256, 300], 300, id="a limit is tried and not passed"),
+        pytest.param(device(1e6), 64, 64, [64], 64, id="one size"),
+        pytest.param({1: 10.0, 2: 9.0, 4: 20.0, 8: 20.1, 16: 20.2}.__getitem__, 1, 16, [1, 2, 4, 8, 16], 4, id="a dip"),
+        pytest.param(device(1, memory=10), 64, 2**20, [64], None, id="nothing fits"),
+    ],
+)
+def test_bisection_ends_where_it_gains_nothing(
+    rate: Callable[[int], float], smallest_size: int, largest_size: int, measured: list[int], choice: int | None
+) -> None:
+    rates = search(rate, smallest_size, largest_size)
+    assert (list(rates), smallest(rates)) == (measured, choice)

@@ -4,7 +4,9 @@ Torch's operations of one update and one rollout step pass by a TorchDispatchMod
 host has to look at, and counts those that a GPU computes, which are launches of kernels.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,15 @@ from reagent_lite.run import evaluators, simulated, sources
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import captures
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import set_up
+from reagent_lite.run.train import Setup, set_up
+from reagent_lite.training.capture import eager
 from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
 Tree = dict[str, Any]
+
 Work = Callable[[], None]
+
 WAITS = {
     "nonzero",
     "_local_scalar_dense",
@@ -39,9 +44,13 @@ WAITS = {
     "unique_dim",
     "lift_fresh",
 }
+
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+
 ENVIRONMENTS = ("gridworld", "recommend", "tag_gridworld")
+
 """Named actions, candidates, two types of agents."""
+
 VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
     "plain": ({}, (99, 104, 200)),
     "dueling": ({"rainbow": {"dueling_architecture": True}}, (156, 162, 314)),
@@ -58,16 +67,25 @@ VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
     "iql": ({"algorithm": "iql"}, (161, 167, 324)),
     "batch norm": ({"training": {"use_batch_norm": True}}, (130, 0, 262)),
 }
+
 """Changes of a config with two hidden layers and double Q; launches of an update in each environment, at most.
 
 These budgets may only fall: at small sizes the number of launches decides how long an update takes on a GPU.
 """
+
 ROLLOUTS = {"plain": (44, 48, 112), "prioritized": (62, 66, 154)}
+
 """Likewise of a step of all environments."""
+
 EVALUATIONS = {"plain": (20, 21, 41), "bcq": (32, 34, 65)}
+
 """Likewise of a step of an evaluation."""
+
 EVERYWHERE = ("plain", "bcq", "prioritized", "n-step", "batch norm")
+
 """Variants whose code depends on how an environment's choices are given."""
+
+GPU = Group(ProcessRanks(), torch.device("cuda", 0))
 
 
 class Launches(TorchDispatchMode):
@@ -87,59 +105,38 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(tree: Tree, workflow: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Returns the launches of one rollout step and of one update, each the third of its kind."""
-    counts: dict[str, int] = {}
+def watched(work: Work) -> Work:
+    """Returns work that is refused if it waits."""
 
-    def watched(name: str) -> Callable[[Work], Work]:
-        def capture(work: Work) -> Work:
-            runs = 0
+    def run() -> None:
+        with Launches():
+            work()
 
-            def run() -> None:
-                nonlocal runs
-                runs += 1
-                if runs != 3:
-                    work()
-                    return
-                with Launches() as mode:
-                    work()
-                counts[name] = mode.count
+    return run
 
-            return run
 
-        return capture
-
-    monkeypatch.setattr(simulated, "rollout_capture", lambda config, device: watched("rollout"))
-    monkeypatch.setattr(evaluators, "rollout_capture", lambda config, device: watched("evaluation"))
-    monkeypatch.setattr(q_networks, "_skips_padding", lambda network, actions: False)  # as on a GPU
+def opened(tree: Tree, workflow: str) -> Setup:
     config = checked(tree, workflow)
-    simulation = open_simulation(config, ALONE)
-    config = with_actions(config, simulation)
-    history = History.find(config, ALONE, config.folder / "checkpoints")
-    setup = set_up(open_source(config, ALONE, simulation), history)
-    stream = setup.stream
-    list(fit(setup.running, stream.plan, ALONE, collect=stream.before_step, capture=watched("update")))
-    setup.evaluators.after_epoch(final=False)
-    return counts
+    simulation = open_simulation(config, ALONE) if config.simulation else None
+    source = open_source(config if simulation is None else with_actions(config, simulation), ALONE, simulation)
+    return set_up(source, History.find(source.config, ALONE, config.folder / "checkpoints"))
+
+
+def learned(setup: Setup, capture: Callable[[Work], Work] = eager) -> dict[str, Tensor]:
+    """Trains, and returns the learner's state."""
+    torch.manual_seed(0)  # dropout
+    list(fit(setup.running, setup.stream.plan, ALONE, collect=setup.stream.before_step, capture=capture))
+    return setup.running.learner.state_dict()
 
 
 def tree_of(folder: Path, env: str, variant: Tree) -> Tree:
     tree = {
-        "model_output_path": str(folder / "out"),
-        "use_gpu": False,
-        "rl": {"gamma": 0.9, "epsilon": 0.1},
+        "model_output_path": str(folder / "out"), "use_gpu": False, "rl": {"gamma": 0.9, "epsilon": 0.1},
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, 16, 16, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 32},
-        "simulation": {
-            "env": env,
-            "num_envs": 16,
-            "total_steps": 240,
-            "warmup_steps": 160,
-            "num_evaluations": 1,
-            "evaluation_episodes": 8,
-            "replay": {"capacity": 4096},
-        },
-    }
+        "simulation": {"env": env, "num_envs": 16, "total_steps": 240, "warmup_steps": 160, "num_evaluations": 1,
+                       "evaluation_episodes": 8, "replay": {"capacity": 4096}},
+    }  # fmt: skip
     return merged(tree, variant)
 
 
@@ -154,25 +151,11 @@ def test_logged_rows_in_fixed_buffers_teach_the_same(
     log = write_lines(tmp_path / "log.jsonl", random_rows(200))
     tree = merged(quick(log, tmp_path / "out", epochs=3), VARIANTS[variant][0])
     tree["training"] |= {"minibatch_size": 48, "cuda_graph": True}
-    config = checked(tree, "dqn")
-    assert captures(config, Group(ProcessRanks(), torch.device("cuda", 0)))
-
-    def learned(fixed: bool, capture: Callable[[Work], Work]) -> dict[str, Tensor]:
-        monkeypatch.setattr(sources, "captures", lambda config, group: fixed)
-        source = open_source(config, ALONE, None)
-        setup = set_up(source, History.find(source.config, ALONE, config.folder / "checkpoints"))
-        list(fit(setup.running, setup.stream.plan, ALONE, collect=setup.stream.before_step, capture=capture))
-        return setup.running.learner.state_dict()
-
-    def watched(work: Work) -> Work:
-        def run() -> None:
-            with Launches():
-                work()
-
-        return run
-
-    expected = learned(False, lambda work: work)
-    for name, tensor in learned(True, watched).items():
+    assert captures(checked(tree, "dqn"), GPU)
+    monkeypatch.setattr(sources, "captures", lambda config, group: False)
+    expected = learned(opened(tree, "dqn"))
+    monkeypatch.setattr(sources, "captures", lambda config, group: True)
+    for name, tensor in learned(opened(tree, "dqn"), watched).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
 
@@ -185,23 +168,31 @@ def test_logged_rows_in_fixed_buffers_teach_the_same(
     ],
 )
 def test_what_is_recorded_never_waits(env: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts the launches of one rollout step, one evaluation step and one update, each the third of its kind."""
     workflow = "parametric_dqn" if env == "recommend" else "dqn"
-    changes, budgets = VARIANTS[variant]
-    tree = tree_of(tmp_path, env, changes)
-    recorded = captures(checked(tree, workflow), Group(ProcessRanks(), torch.device("cuda", 0)))
-    if workflow == "parametric_dqn" and variant == "batch norm":
-        assert not recorded
-        with pytest.raises(AssertionError, match="nonzero"):
-            launches(tree, workflow, monkeypatch)
-        return
-    assert recorded
-    counts = launches(tree, workflow, monkeypatch)
-    number = ENVIRONMENTS.index(env)
-    assert counts["update"] <= budgets[number]
-    if variant in EVALUATIONS:
-        assert counts["evaluation"] <= EVALUATIONS[variant][number]
-    if variant in ROLLOUTS:
-        assert counts["rollout"] <= ROLLOUTS[variant][number]
+    tree, number = tree_of(tmp_path, env, VARIANTS[variant][0]), ENVIRONMENTS.index(env)
+    waits = workflow == "parametric_dqn" and variant == "batch norm"
+    assert captures(checked(tree, workflow), GPU) is not waits
+    runs, modes = Counter[str](), defaultdict[str, Launches](Launches)
+
+    def counted(name: str, work: Work) -> Work:
+        def run() -> None:
+            runs[name] += 1
+            with modes[name] if runs[name] == 3 else nullcontext():
+                work()
+
+        return run
+
+    monkeypatch.setattr(simulated, "rollout_capture", lambda config, device: partial(counted, "rollout"))
+    monkeypatch.setattr(evaluators, "rollout_capture", lambda config, device: partial(counted, "evaluation"))
+    monkeypatch.setattr(q_networks, "_skips_padding", lambda network, actions: False)  # as on a GPU
+    setup = opened(tree, workflow)
+    with pytest.raises(AssertionError, match="nonzero") if waits else nullcontext():
+        learned(setup, partial(counted, "update"))
+        setup.evaluators.after_epoch(final=False)
+    for name, budgets in (("update", VARIANTS[variant][1]), ("evaluation", EVALUATIONS.get(variant)),
+                          ("rollout", ROLLOUTS.get(variant))):  # fmt: skip
+        assert waits or budgets is None or 0 < modes[name].count <= budgets[number]
 
 
 @pytest.mark.parametrize(
@@ -227,23 +218,12 @@ def test_compiled_updates_teach_the_same(
     tree = tree_of(tmp_path, env, VARIANTS[variant][0])
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     monkeypatch.setattr(q_networks, "_skips_padding", lambda network, actions: False)  # as on a GPU
-
-    def learned(compiled: bool) -> dict[str, Tensor]:
-        config = checked(tree, workflow)
-        simulation = open_simulation(config, ALONE)
-        config = with_actions(config, simulation)
-        history = History.find(config, ALONE, config.folder / "checkpoints")
-        setup = set_up(open_source(config, ALONE, simulation), history)
-        if compiled:
-            setup.compile()
-        torch.manual_seed(0)  # dropout
-        list(fit(setup.running, setup.stream.plan, ALONE, collect=setup.stream.before_step))
-        return setup.running.learner.state_dict()
-
-    expected = learned(False)
+    usual, compiled = opened(tree, workflow), opened(tree, workflow)
+    expected = learned(usual)
     torch.compiler.reset()
     counters.clear()
-    got = learned(True)
+    compiled.compile()
+    got = learned(compiled)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] >= 4  # the loss, the optimizer's step, writes and draws
     if variant != "dropout":  # whose random numbers are others

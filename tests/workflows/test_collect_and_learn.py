@@ -1,33 +1,37 @@
 """Collectors and learners over a shared folder: the same rows, the same amount of data, and what goes wrong."""
 
 import errno
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from oracles.interpreters import Interpreter
 from oracles.roles import Roles, role, whole_files
-from oracles.runs import ALONE, checked, merged, trained
+from oracles.runs import ALONE, Run, checked, merged, trained
 from oracles.shares import Share, mounted_share
 from oracles.team import TEAM
 from oracles.waiting import wait_until
 from safetensors.torch import load_file
 
 from reagent_lite import console, files
-from reagent_lite.config import WorkflowConfig, check
+from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.dataset import EpisodeFolder
@@ -42,7 +46,7 @@ from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles import policies
 from reagent_lite.run.roles.collect import Collector, collect, named_block
-from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource, env_steps
+from reagent_lite.run.roles.collected import CollectedReplay, env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
@@ -54,7 +58,9 @@ from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.tracking import require_trackers
 
 Tree = dict[str, Any]
+
 RANDOM = Actor(policy=None, epsilon=torch.ones(1))
+
 TAG: Tree = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 3, "grid_length": 4, "episode_length": 20}}
 
 
@@ -79,38 +85,41 @@ def roles(tmp_path: Path) -> Iterator[Roles]:
     started.stop()
 
 
-def with_folders(config: WorkflowConfig) -> WorkflowConfig:
-    """Returns the config after making its shared folders, as a run does before it uses them."""
-    with shared_folders(config):
-        return config
+def idle(work: Callable[..., Any], *arguments: Any, match: str | None = None) -> None:
+    """Works in this process until it would wait."""
+    with pytest.raises(IdleError, match=match):
+        work(*arguments)
 
 
 def collector(tree: Tree) -> Collector:
-    return Collector(with_folders(checked(tree)), ALONE, StopSignal())
+    config = checked(tree)
+    with shared_folders(config):
+        return Collector(config, ALONE, StopSignal())
 
 
 def collected(tree: Tree, match: str = "not learned from yet") -> Collector:
     """A collector that has written until it would wait."""
     collecting = collector(tree)
-    with pytest.raises(IdleError, match=match):
-        collecting.run()
+    idle(collecting.run, match=match)
     return collecting
 
 
 def opened(tree: Tree, workflow: str = "dqn") -> Stream:
     """The stream of a run that has taken no step yet."""
     config = checked(tree, workflow)
-    if config.follows:
-        with_folders(config)
-    simulation = open_simulation(config, ALONE)
-    config = with_actions(config, simulation)
-    source = open_source(config, ALONE, simulation)
+    with shared_folders(config) if config.follows else nullcontext():
+        simulation = open_simulation(config, ALONE)
+    source = open_source(with_actions(config, simulation), ALONE, simulation)
     return source.stream(build_learners(config, source.spec, source.types, ALONE.device))
+
+
+def steps_of(file: Path) -> int:
+    """Environment steps that a file's name says."""
+    return int(file.name.split("-")[1])
 
 
 def read_by(stream: Stream) -> CollectedReplay:
     """What a learner's stream reads collectors' files with."""
-    assert isinstance(stream.source, CollectedSource)
     return stream.source.rollout
 
 
@@ -120,8 +129,8 @@ def fifo(folder: Path) -> list[Path]:
 
 def progresses_of(folder: Path) -> list[dict[str, Any]]:
     """Of the newest three policies."""
-    policies = sorted((folder / "data" / "policies").glob("0*"))
-    return [json.loads((policy / "manifest.json").read_text())["progress"] for policy in policies]
+    manifests = sorted((folder / "data" / "policies").glob("0*/manifest.json"))
+    return [json.loads(manifest.read_text())["progress"] for manifest in manifests]
 
 
 def progress_of(folder: Path) -> dict[str, Any]:
@@ -141,39 +150,33 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     episodes = recorder.episodes(recorder.over)
     fixed = np.array(spec.action_features, np.float32) if parametric and not spec.candidates else None
     names = () if parametric else spec.action_names
-    table = episode_rows(
-        named_block(episodes, "x"), LogSchema(transitions=True, action_names=names, action_features=fixed)
-    )
+    schema = LogSchema(transitions=True, action_names=names, action_features=fixed)
     (tmp_path / "data" / "fifo").mkdir(parents=True)
     folder = EpisodeFolder(tmp_path / "data")
-    name = folder.add(table, {}, "0" * 12)
+    name = folder.add(episode_rows(named_block(episodes, "x"), schema), {}, "0" * 12)
     parts = [env_steps(rows, spec) for rows in folder.rows(f"fifo/{name}", names)]
 
     def read(column: str) -> np.ndarray[Any, Any]:
         return torch.cat([getattr(part, column) for part in parts]).numpy()
 
-    ends = episodes.lengths.cumsum() - 1
-    last = np.isin(np.arange(len(episodes.reward)), ends)
-    assert read("observation").tolist() == episodes.state.tolist()
-    assert read("reward").tolist() == episodes.reward.tolist()
-    assert read("propensity").tolist() == episodes.propensity.tolist()
-    assert np.flatnonzero(read("terminated")).tolist() == ends[episodes.terminal].tolist()
-    assert np.flatnonzero(read("truncated")).tolist() == ends[~episodes.terminal].tolist()
-    after = read("next_observation")
-    assert after[~last].tolist() == episodes.state[1:][~last[:-1]].tolist()
-    assert after[last].tolist() == episodes.last_state.tolist()
-    count = np.arange(len(last))
-    if not parametric:
-        assert read("action").tolist() == episodes.action.tolist()
-        allowed = np.ones((len(last), spec.num_actions), bool) if episodes.mask is None else episodes.mask
-        assert read("mask").tolist() == allowed.tolist()
-        return
-    every = np.broadcast_to(fixed, (len(last), *fixed.shape)) if fixed is not None else episodes.features
-    allowed = np.ones(every.shape[:2], bool) if episodes.mask is None else episodes.mask
-    assert read("features")[count, read("action")].tolist() == every[count, episodes.action].tolist()
-    assert [row[mask].tolist() for row, mask in zip(read("features"), read("mask"), strict=True)] == [
-        row[mask].tolist() for row, mask in zip(every, allowed, strict=True)
-    ]
+    count, ends = np.arange(len(episodes.reward)), episodes.lengths.cumsum() - 1
+    after = np.roll(episodes.state, -1, axis=0)
+    after[ends] = episodes.last_state
+    choices = (len(count), spec.num_actions)
+    every = episodes.features if fixed is None else np.broadcast_to(fixed, (len(count), *fixed.shape))
+    allowed = np.ones(every.shape[:2] if parametric else choices, bool) if episodes.mask is None else episodes.mask
+    expected = {
+        "observation": episodes.state, "reward": episodes.reward, "propensity": episodes.propensity,
+        "terminated": np.isin(count, ends[episodes.terminal]), "truncated": np.isin(count, ends[~episodes.terminal]),
+        "next_observation": after, **({} if parametric else {"action": episodes.action, "mask": allowed}),
+    }  # fmt: skip
+    for column, values in expected.items():
+        assert read(column).tolist() == values.tolist(), column
+    if parametric:
+        assert read("features")[count, read("action")].tolist() == every[count, episodes.action].tolist()
+        assert [row[mask].tolist() for row, mask in zip(read("features"), read("mask"), strict=True)] == [
+            row[mask].tolist() for row, mask in zip(every, allowed, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("environment", [{}, TAG], ids=["gridworld", "tag"])
@@ -184,36 +187,30 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
     both = opened(role(tmp_path, "both", warmup_steps=2000, dataset=None, **environment))
     first = collected(collect, "no learner has published a policy")
     written = EpisodeFolder(tmp_path / "data").unread(0)
-    assert written - int(fifo(tmp_path)[-1].name.split("-")[1]) < 800 <= written  # two spans of 50 steps of 8
+    assert written - steps_of(fifo(tmp_path)[-1]) < 800 <= written  # two spans of 50 steps of 8
     stream = opened(learn)
-    with pytest.raises(IdleError, match=rf"has {written:,} of the 2,000 environment steps"):
-        stream.before_step(0)
+    idle(stream.before_step, 0, match=rf"has {written:,} of the 2,000 environment steps")
     assert progress_of(tmp_path) == {"step": 0, "env_steps": written, "through": len(fifo(tmp_path)), "ahead": 800,
                                      "finished": False}  # fmt: skip
-    with pytest.raises(IdleError, match="the learner is at step 0"):
-        first.run()
+    idle(first.run, match="the learner is at step 0")
     assert first.outcome(1).policy == 2
-    learned, asked = [], []
+    learned = []
     for step in range(105):
         both.before_step(step)
-        asked.append(both.env_steps)
+        assert both.env_steps == 2000 + 8 * (step + 1)
         while True:
             with suppress(IdleError):
                 stream.before_step(step)
                 break
-            with pytest.raises(IdleError):
-                first.run()
-        learned.append(stream.env_steps)
-    largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
-    assert asked == [2000 + 8 * (step + 1) for step in range(105)]
-    assert all(wanted <= rows < wanted + largest for wanted, rows in zip(asked, learned, strict=True))
+            idle(first.run)
+        learned.append(stream.env_steps - both.env_steps)
+    assert 0 <= min(learned) <= max(learned) < max(map(steps_of, fifo(tmp_path)))
     assert 100 in [progress["step"] for progress in progresses_of(tmp_path)]
     batch = next(stream.source)
-    for rows in batch.values() if environment else [batch]:
-        assert (rows.weight > 0).all()
+    assert all((rows.weight > 0).all() for rows in (batch.values() if environment else [batch]))
     figures = stream.figures()
-    assert figures["simulation/env_steps"] == learned[-1]
-    assert figures["simulation/training_length/mean"] == learned[-1] / figures["simulation/episodes"]
+    assert figures["simulation/env_steps"] == stream.env_steps
+    assert figures["simulation/training_length/mean"] == stream.env_steps / figures["simulation/episodes"]
 
 
 @pytest.mark.parametrize("plays", ["learn", "random"])
@@ -223,80 +220,63 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     tree = {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "policies": {"follower": plays},
             "warmup_steps": 800}  # fmt: skip
     outcome = collected(role(tmp_path, "collect", **tree)).outcome(1)
-    tables = [pq.read_table(file, columns=["mdp_id", "reward"]) for file in fifo(tmp_path)]
-    assert outcome.rows == sum(table.num_rows for table in tables)
-    assert outcome.episodes == sum(len(table["mdp_id"].unique()) for table in tables)
-    rewards = sum(sum(table["reward"].to_pylist()) for table in tables)
-    assert outcome.mean_return == pytest.approx(rewards / outcome.episodes)
+    rows = pd.concat([pq.read_table(file).to_pandas().assign(file=file.name) for file in fifo(tmp_path)])
+    episodes = rows["mdp_id"].nunique()
+    assert (outcome.rows, outcome.episodes) == (len(rows), episodes)
+    assert outcome.mean_return == pytest.approx(rows["reward"].sum() / episodes)
     stream = opened(role(tmp_path, "learn", **tree))
     stream.before_step(0)
-    states: dict[str, list[list[float]]] = {"leader": [], "follower": []}
-    earned, steps = {"leader": 0.0, "follower": 0.0}, dict[str, int]()
-    stays = defaultdict[str, Counter[str]](Counter)
-    for file in fifo(tmp_path)[: read_by(stream).state_dict()["through"]]:
-        longest = dict[str, int]()
-        for row in pq.read_table(file).to_pylist():
-            game, agent = row["mdp_id"].rsplit("-", 1)
-            kind = "leader" if agent == "0" else "follower"
-            stays[game][agent] += 1
-            states[kind].append([value for _, value in row["state_features"]])
-            earned[kind] += row["reward"] / (1 if agent == "0" else 2)
-            longest[game] = max(longest.get(game, 0), row["sequence_number"] + 1)
-        assert int(file.name.split("-")[1]) == sum(longest.values())
-        steps |= longest
-    assert any(len(set(rows.values())) > 1 for rows in stays.values())  # agents leave at different steps
-    assert stream.env_steps == sum(steps.values()) >= 808
-    learning = ["leader", "follower"][: 1 + (plays == "learn")]
-    assert list(read_by(stream).rings) == learning
-    for kind in learning:
-        assert read_by(stream).rings[kind].state_dict()["observation"].flatten(0, 1).tolist() == states[kind]
-    figures = stream.figures()
-    assert figures["simulation/episodes"] == len(steps)
-    assert figures["simulation/training_length/mean"] == stream.env_steps / len(steps)
-    for kind, total in earned.items():
-        assert figures[f"simulation/{kind}/training_return/mean"] == pytest.approx(total / len(steps))
+    reader = read_by(stream)
+    rows = rows[rows["file"].isin([file.name for file in fifo(tmp_path)[: reader.state_dict()["through"]]])]
+    rows[["game", "agent"]] = rows["mdp_id"].str.rsplit("-", n=1, expand=True)
+    rows["kind"] = rows["agent"].map({"0": "leader", "1": "follower", "2": "follower"})
+    assert rows.groupby(["game", "agent"]).size().groupby("game").nunique().max() > 1  # agents leave at different steps
+    steps = rows.groupby(["file", "game"])["sequence_number"].max() + 1
+    assert all(int(name.split("-")[1]) == total for name, total in steps.groupby("file").sum().items())
+    assert stream.env_steps == steps.sum() >= 808
+    assert list(reader.rings) == ["leader", "follower"][: 1 + (plays == "learn")]
+    for kind, ring in reader.rings.items():
+        states = [[value for _, value in features] for features in rows[rows["kind"] == kind]["state_features"]]
+        assert ring.state_dict()["observation"].flatten(0, 1).tolist() == states
+    expected = {"simulation/episodes": len(steps), "simulation/training_length/mean": steps.mean()}
+    for kind, agents in (("leader", 1), ("follower", 2)):
+        earned = rows[rows["kind"] == kind]["reward"].sum() / agents / len(steps)
+        expected[f"simulation/{kind}/training_return/mean"] = earned
+    assert stream.figures() == pytest.approx(stream.figures() | expected)
 
 
 def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_others(tmp_path: Path) -> None:
     learn, collect = (role(tmp_path, mode, warmup_steps=64, **TAG) for mode in ("learn", "collect"))
     collecting, stream = collected(collect), opened(learn)
     stream.before_step(0)
-    with pytest.raises(IdleError):
-        read_by(stream).run(10_000)
-    with pytest.raises(IdleError):
-        collecting.run()
-    files = [file for file in fifo(tmp_path) if pq.read_schema(file).metadata[b"reagent_lite"].count(b'"policy": 2')]
-    chances = {kind: set[float]() for kind in ("tagger", "runner")}
-    for row in pq.read_table(files[-1]).to_pylist():
-        chances["runner" if row["mdp_id"].endswith("-3") else "tagger"].add(row["action_probability"])
-    assert all(max(chance) > 0.2 for chance in chances.values())  # uniform draws of five actions
-    random = role(tmp_path, "collect", **TAG, policies={"runner": "random"})
+    idle(read_by(stream).run, 10_000)
+    idle(collecting.run)
+    *_, newest = (file for file in fifo(tmp_path) if b'"policy": 2' in pq.read_schema(file).metadata[b"reagent_lite"])
+    rows = pq.read_table(newest).to_pandas()
+    chances = rows.groupby(rows["mdp_id"].str.endswith("-3"))["action_probability"].max()
+    assert (len(chances), chances.min() > 0.2) == (2, True)  # uniform draws of five actions
     with pytest.raises(ConfigError, match=r"simulation\.policies.*\n?.*random"):
-        collector(random).run()
+        collector(role(tmp_path, "collect", **TAG, policies={"runner": "random"})).run()
 
 
 def test_a_collector_has_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     config = checked({**role(tmp_path, "collect"), "tracking": {"mlflow": {}}})
     require_trackers(config)
-    with pytest.raises(IdleError):
-        collect(config, ALONE)
-    assert fifo(tmp_path)
+    idle(collect, config, ALONE)
 
 
 @pytest.mark.parametrize("env", ["recommend", "gymnasium:CartPole-v1"])
 def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     learn, collect = (role(tmp_path, mode, env=env, warmup_steps=64) for mode in ("learn", "collect"))
-    stream = opened(learn, "parametric_dqn")
-    collecting = Collector(checked(collect, "parametric_dqn"), ALONE, StopSignal())
+    stream, config = opened(learn, "parametric_dqn"), checked(collect, "parametric_dqn")
+    collecting = Collector(config, ALONE, StopSignal())
     for _ in range(2):  # by uniform draws, then by the policy that is published once those are read
-        with pytest.raises(IdleError):
-            collecting.run()
-        with pytest.raises(IdleError):
-            read_by(stream).run(10_000)
+        idle(collecting.run)
+        idle(read_by(stream).run, 10_000)
     assert collecting.outcome(1).policy == 1
     stream.before_step(0)
-    batch, spec = next(stream.source), open_simulation(checked(learn, "parametric_dqn"), ALONE).backend.spec
+    batch, spec = next(stream.source), open_simulation(config, ALONE).backend.spec
     assert batch.actions.features.shape == (64, spec.num_actions, spec.action_feature_size)
     assert bool(batch.actions.mask.gather(1, batch.action.unsqueeze(1)).all())
     assert stream.env_steps == collecting.outcome(1).rows
@@ -305,48 +285,42 @@ def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
 def test_logs_of_simulate_in_protected_are_read_first_and_files_added_while_a_learner_is_stopped_later(
     tmp_path: Path,
 ) -> None:
-    tree = {"env": "gridworld", "output_path": str(tmp_path / "data" / "protected" / "random.parquet"), "rows": 500,
+    protected = tmp_path / "data" / "protected"
+    tree = {"env": "gridworld", "output_path": str(protected / "random.parquet"), "rows": 500,
             "format": "transitions", "use_gpu": False}  # fmt: skip
     rows = simulate(check(SimulateConfig, tree)).rows
     collected(role(tmp_path, "collect", warmup_steps=64))
-    stream = opened(role(tmp_path, "learn", warmup_steps=64))
+    stream, more = (opened(role(tmp_path, "learn", warmup_steps=64)) for _ in range(2))
     stream.before_step(0)
     assert stream.env_steps == rows
     read_by(stream).run(100)
-    protected, first = tmp_path / "data" / "protected", fifo(tmp_path)[0]
-    (protected / "added.parquet").write_bytes((protected / "random.parquet").read_bytes())
-    first.with_name(f"{first.stem[:-12]}{'a' * 12}.parquet").write_bytes(first.read_bytes())  # of a slower collector
-    more = read_by(opened(role(tmp_path, "learn", warmup_steps=64)))
-    more.load_state_dict(nested(flat(read_by(stream).state_dict())))
-    with pytest.raises(IdleError):
-        more.run(10_000)
+    first = fifo(tmp_path)[0]
+    shutil.copy(protected / "random.parquet", protected / "added.parquet")
+    shutil.copy(first, first.with_name(f"{first.stem[:-12]}{'a' * 12}.parquet"))  # of a slower collector
+    read_by(more).load_state_dict(nested(flat(read_by(stream).state_dict())))
+    idle(read_by(more).run, 10_000)
     assert more.env_steps == 2 * rows + EpisodeFolder(tmp_path / "data").unread(0)
 
 
 def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_from_them(tmp_path: Path) -> None:
     collected(role(tmp_path, "collect", warmup_steps=64, num_envs=4))
-    tree = role(tmp_path, "learn", warmup_steps=64, num_envs=4)
-    stream = opened(tree)
+    stream, more, empty = (opened(role(tmp_path, "learn", warmup_steps=64, num_envs=4)) for _ in range(3))
     stream.before_step(0)
     rows, files_read = stream.env_steps, progress_of(tmp_path)["through"]
     state = {"step": 1, "warm": True, "rollout": read_by(stream).state_dict()}
-    more = opened(tree)
-    unreported = state["rollout"]["finished"] + 2
     states = [state, {"rollout": {"finished": torch.full((3,), 2.0, dtype=torch.float64)}}]
     dealt = [more.partition(states, rank, 1)["rollout"]["finished"].tolist() for rank in range(3)]
-    assert dealt == [unreported.tolist(), [0, 0, 0], [0, 0, 0]]  # ranks sum them up
+    # ranks sum them up
+    assert dealt == [(state["rollout"]["finished"] + 2).tolist(), [0, 0, 0], [0, 0, 0]]
     more.source.load_state_dict(more.partition(states, 0, 1))
-    assert more.env_steps == rows
-    assert read_by(more).rings[""].rows == read_by(stream).rings[""].rows == rows
+    assert more.env_steps == read_by(more).rings[""].rows == read_by(stream).rings[""].rows == rows
     more.before_step(1)
     assert more.env_steps >= rows
     assert progress_of(tmp_path)["through"] >= files_read
     for path in fifo(tmp_path):
         path.unlink()
-    empty = opened(tree)
     empty.source.load_state_dict(state)
-    with pytest.raises(IdleError):  # there is nothing to learn from, whatever was read once
-        empty.before_step(1)
+    idle(empty.before_step, 1)  # there is nothing to learn from, whatever was read once
     del state["rollout"]["seen"]
     with pytest.raises(ConfigError, match=r"checkpoint\.resume: .* earlier version"):
         empty.source.load_state_dict(state)
@@ -356,92 +330,75 @@ def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     collected(role(tmp_path, "collect"))
-    damaged, *readable = fifo(tmp_path)
+    own = fifo(tmp_path)
     elsewhere = {"path": str(tmp_path / "elsewhere")}
     collected(role(tmp_path, "collect", env_parameters={"random_start": 1}, dataset=elsewhere))
-    others = sorted((tmp_path / "elsewhere" / "fifo").glob("*.parquet"))
+    others = [file.name for file in (tmp_path / "elsewhere" / "fifo").glob("*.parquet")]
     stream = opened(role(tmp_path, "learn"))
 
     def warning() -> str:
         caplog.clear()
         for _ in range(2):
-            with pytest.raises(IdleError):
-                read_by(stream).run(10_000)
+            idle(read_by(stream).run, 10_000)
         (text,) = (message for message in caplog.messages if "left out" in message)
         return text
 
-    for file in others:
-        file.rename(damaged.with_name(file.name))
+    shutil.copytree(tmp_path / "elsewhere" / "fifo", own[0].parent, dirs_exist_ok=True)
     text = warning()
-    assert f"{len(others)} files of the dataset are left out" in text
-    assert sum(file.name in text for file in others) == 1
-    assert "environment_sha256" in text
-    assert 'parameters: expected {}, got {"random_start": 1.0}' in text
-    late = damaged.with_name("0000000999-0000004-aaaaaaaaaaaa.parquet")
-    late.write_bytes(damaged.read_bytes()[:-9])
-    text = warning()
-    assert "1 file of the dataset is left out" in text
-    assert late.name in text
-    assert stream.env_steps == read_by(stream).rings[""].rows
-    assert stream.env_steps == sum(int(path.name.split("-")[1]) for path in (damaged, *readable))
+    assert sum(name in text for name in others) == 1
+    for words in (f"{len(others)} files of the dataset are left out", "environment_sha256",
+                  'parameters: expected {}, got {"random_start": 1.0}'):  # fmt: skip
+        assert words in text
+    late = own[0].with_name("0000000999-0000004-aaaaaaaaaaaa.parquet")
+    late.write_bytes(own[0].read_bytes()[:-9])
+    assert re.search(f"1 file of the dataset is left out.*{late.name}", warning())
+    assert stream.env_steps == read_by(stream).rings[""].rows == sum(map(steps_of, own))
 
 
 def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(IdleError):
-        opened(role(tmp_path, "learn")).before_step(0)
-    policies = tmp_path / "data" / "policies"
-    first = policies / "0000000001"
-    (policies / "0000000002").mkdir()
-    for file in first.iterdir():
-        (policies / "0000000002" / file.name).write_bytes(file.read_bytes()[: 200 if file.suffix != ".json" else None])
-    reader = PolicyReader(policies, {})
-    newest = reader.newer()
-    assert newest is not None
-    assert newest.version == 1
-    assert reader.newer() is None
+    idle(opened(role(tmp_path, "learn")).before_step, 0)
+    folder = tmp_path / "data" / "policies"
+    first, damaged = folder / "0000000001", shutil.copytree(folder / "0000000001", folder / "0000000002")
+    for file in damaged.glob("*[!n]"):
+        os.truncate(file, 200)
+    reader = PolicyReader(folder, {})
+    assert [policy and policy.version for policy in (reader.newer(), reader.newer())] == [1, None]
     assert caplog.text.count("policy 2 is skipped") == 1
-    document = read_document(first, POLICY)
-    progress = document["progress"]
-    earlier = shutil.copytree(first, policies / "0000000003")
-    seal_folder(earlier, document | {"progress": progress | {"frames": progress["env_steps"]}}, document["files"])
+    document, earlier = read_document(first, POLICY), shutil.copytree(first, folder / "0000000003")
+    progress = document["progress"] | {"frames": document["progress"]["env_steps"]}
+    seal_folder(earlier, document | {"progress": progress}, document["files"])
     with pytest.raises(ConfigError, match="0000000003: expected the progress"):
         reader.newer()
     shutil.rmtree(earlier)
     other = merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}})
-    with pytest.raises(ConfigError, match="tensors"):
-        collector(other).run()
-    with pytest.raises(ConfigError, match="environment_sha256"):
-        collector(role(tmp_path, "collect", env_parameters={"random_start": 1})).run()
+    elsewhere = role(tmp_path, "collect", env_parameters={"random_start": 1})
+    for tree, words in ((other, "tensors"), (elsewhere, "environment_sha256")):
+        with pytest.raises(ConfigError, match=words):
+            collector(tree).run()
+
+
+def failing(number: int) -> Any:
+    """Lets no policy be written inside the block."""
+    return patch.object(policies, "appearing_folder", side_effect=OSError(number, os.strerror(number)))
 
 
 def test_a_policy_that_cannot_be_written_is_one_warning_until_one_can_and_the_last_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = {"path": str(tmp_path / "data"), "publish_every_steps": 1}
     reader = read_by(opened(role(tmp_path, "learn", dataset=shared)))
-
-    def fails(number: int) -> Any:
-        def full(target: Path, **_: Any) -> Any:
-            raise OSError(number, os.strerror(number))
-
-        return full
-
     for fits in (False, True, False):
-        with monkeypatch.context() as patch:
-            if not fits:
-                patch.setattr(policies, "appearing_folder", fails(errno.ENOSPC))
+        with nullcontext() if fits else failing(errno.ENOSPC):
             for step in range(3):
                 reader.publish(step)
     assert caplog.text.count("the policy of step 0 was not published: No space left on device") == 2
     assert caplog.text.count("was not published") == 2
     assert progress_of(tmp_path)["step"] == 2
     for number in (errno.ENOSPC, errno.EROFS):
-        with monkeypatch.context() as patch:
-            patch.setattr(policies, "appearing_folder", fails(number))
-            with pytest.raises(IdleError, match=rf"cannot be written to .*: {os.strerror(number)}"):
-                reader.publish_last(3)
+        with failing(number), pytest.raises(IdleError, match=rf"cannot be written to .*: {os.strerror(number)}"):
+            reader.publish_last(3)
     reader.publish_last(3)
     assert progress_of(tmp_path)["finished"]
 
@@ -449,8 +406,7 @@ def test_a_policy_that_cannot_be_written_is_one_warning_until_one_can_and_the_la
 @contextmanager
 def unmounted(folder: Path, *, mount_point: bool) -> Iterator[None]:
     """Takes a folder away inside the block, and leaves an empty one, or none, into which nothing may be written."""
-    away = folder.with_name("away")
-    folder.rename(away)
+    away = folder.rename(folder.with_name("away"))
     if mount_point:
         folder.mkdir()
     yield
@@ -461,6 +417,7 @@ def unmounted(folder: Path, *, mount_point: bool) -> Iterator[None]:
 
 
 AWAY = "data/fifo is no longer the folder that it was when the run began: its share is not mounted"
+
 mount_points = pytest.mark.parametrize("mount_point", [True, False])
 
 
@@ -473,19 +430,15 @@ def test_a_learner_forgets_nothing_while_its_share_is_away(tmp_path: Path, mount
     for wanted in (every, 10_000):
         with unmounted(tmp_path / "data", mount_point=mount_point):
             for _ in range(2):
-                with pytest.raises(IdleError, match=AWAY):
-                    reader.run(wanted)
+                idle(reader.run, wanted, match=AWAY)
             reader.publish(50)
             reader.publish(100)
-            with pytest.raises(IdleError, match="policies is no longer the folder"):
-                reader.publish_last(100)
-        with pytest.raises(IdleError, match="environment steps that step 100 needs"):
-            reader.run(10_000)
+            idle(reader.publish_last, 100, match="policies is no longer the folder")
+        idle(reader.run, 10_000, match="environment steps that step 100 needs")
         assert reader.env_steps == reader.rings[""].rows == every
     assert json.loads(bytes(reader.state_dict()["seen"])) == [f"fifo/{file.name}" for file in fifo(tmp_path)]
     reader.publish_last(100)
-    assert {progress["step"] for progress in progresses_of(tmp_path)} == {0, 100}
-    assert progress_of(tmp_path)["finished"]
+    assert {progress["step"]: progress["finished"] for progress in progresses_of(tmp_path)} == {0: False, 100: True}
 
 
 @mount_points
@@ -495,41 +448,33 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
 ) -> None:
     collected(role(tmp_path, "collect", warmup_steps=64))
     expected, stream = (opened(role(tmp_path, "learn", warmup_steps=64)) for _ in range(2))
-    with pytest.raises(IdleError):
-        read_by(expected).run(10_000)
+    idle(read_by(expected).run, 10_000)
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 700)  # a few rows at once
-    reader, read, parts = read_by(stream), getattr(EpisodeFolder, method), [0]
-    away = [unmounted(tmp_path / "data", mount_point=mount_point) for _ in range(2)]
+    reader, read, parts, away = read_by(stream), getattr(EpisodeFolder, method), itertools.count(1), ExitStack()
 
-    def failing(self: EpisodeFolder, *given: Any) -> Any:
-        parts[0] += 1
-        if parts[0] == 3:
-            away[0].__enter__()
+    def goes_away() -> bool:
+        if next(parts) != 3:
+            return False
+        away.enter_context(unmounted(tmp_path / "data", mount_point=mount_point))
+        return True
+
+    def origin(self: EpisodeFolder, *given: Any) -> Any:
+        goes_away()
         return read(self, *given)
 
-    def failing_rows(self: EpisodeFolder, *given: Any) -> Any:
-        for rows in read(self, *given):
-            parts[0] += 1
-            if parts[0] == 3:
-                away[0].__enter__()
+    def rows(self: EpisodeFolder, *given: Any) -> Any:
+        for part in read(self, *given):
+            if goes_away():
                 raise DataError(())
-            yield rows
+            yield part
 
-    monkeypatch.setattr(EpisodeFolder, method, failing if method == "origin" else failing_rows)
-    with pytest.raises(IdleError, match=AWAY):
-        reader.run(10_000)
-    away[0].__exit__(None, None, None)
-    monkeypatch.setattr(console.Waiting, "sleep", lambda self, what, key="": None)
-    monkeypatch.setattr(reader, "_wait", idle_without_files)
-    with pytest.raises(IdleError, match="environment steps that step 0 needs"):
-        reader.run(10_000)
+    monkeypatch.setattr(EpisodeFolder, method, origin if method == "origin" else rows)
+    idle(reader.run, 10_000, match=AWAY)
+    away.close()
+    idle(reader.run, 10_000, match="environment steps that step 0 needs")
     result, wanted = (replay.rings[""].state_dict() for replay in (reader, read_by(expected)))
     assert stream.figures() == expected.figures()
     assert all(torch.equal(result[name], wanted[name]) for name in wanted)
-
-
-def idle_without_files(waiting: console.Waiting, what: str, key: str = "") -> None:
-    raise IdleError(what)
 
 
 @pytest.mark.parametrize("fault", ["full", "away", "unmounted"])
@@ -537,27 +482,26 @@ def test_a_collector_keeps_its_episodes_while_the_share_is_full_or_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     collecting, said = collector(role(tmp_path, "collect")), list[str]()
-    add, away = EpisodeFolder.add, unmounted(tmp_path / "data", mount_point=fault == "unmounted")
+    add, away = EpisodeFolder.add, ExitStack()
 
     def failing(self: EpisodeFolder, *given: Any) -> str:
         if fault == "full" and len(said) < 2:
             with files.disk_errors("fifo", "a file that can be written"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if fault != "full" and len(fifo(tmp_path)) == 1 and not said:
-            away.__enter__()
+            away.enter_context(unmounted(tmp_path / "data", mount_point=fault == "unmounted"))
         return add(self, *given)
 
     def sleep(self: console.Waiting, what: str, key: str = "") -> None:
         said.append(what)
         if "not learned from yet" in what:
             raise IdleError(what)
-        if fault != "full" and len(said) == 2:
-            away.__exit__(None, None, None)
+        if len(said) == 2:
+            away.close()
 
     monkeypatch.setattr(EpisodeFolder, "add", failing)
     monkeypatch.setattr(console.Waiting, "sleep", sleep)
-    with pytest.raises(IdleError):
-        collecting.run()
+    idle(collecting.run)
     reason = "no room for" if fault == "full" else AWAY
     assert [reason in text for text in said] == [True, True, False]
     outcome = collecting.outcome(1)
@@ -572,15 +516,14 @@ def test_a_share_that_goes_away_before_its_first_use_is_waited_for_and_no_folder
 ) -> None:
     tree = role(tmp_path, mode)
     run = collector(tree).run if mode == "collect" else partial(opened(tree).before_step, 0)
-    with unmounted(tmp_path / "data", mount_point=mount_point), pytest.raises(IdleError, match="cannot be used: No"):
-        run()
+    with unmounted(tmp_path / "data", mount_point=mount_point):
+        idle(run, match="cannot be used: No")
 
 
 def test_a_learner_that_goes_on_waits_for_its_dataset_and_does_not_make_it(tmp_path: Path) -> None:
     config = checked(role(tmp_path, "learn"))
     for _ in range(2):
-        with pytest.raises(IdleError, match=AWAY), shared_folders(config, resumed=True):
-            pass
+        idle(shared_folders(config, resumed=True).__enter__, match=AWAY)
         assert not fifo(tmp_path)
         (tmp_path / "data" / "fifo").mkdir(parents=True, exist_ok=True)  # a mount point
 
@@ -595,17 +538,12 @@ def test_a_share_that_stays_away_ends_either_role_with_a_sentence(
     stream.before_step(0)
     monkeypatch.undo()
     monkeypatch.setattr(console, "_MOST_FOLDER_SECONDS", 0.1)
-    run = collecting.run if mode == "collect" else lambda: read_by(stream).run(10_000)
+    run = collecting.run if mode == "collect" else partial(read_by(stream).run, 10_000)
     reason = AWAY if number is None else f"data cannot be used: {os.strerror(number)}"
-
-    def failing(path: Any) -> list[str]:
-        raise OSError(number, os.strerror(number or 0), str(path))
-
-    with nullcontext() if number else unmounted(tmp_path / "data", mount_point=True), monkeypatch.context() as patch:
-        if number:
-            patch.setattr(os, "listdir", failing)
-        with pytest.raises(UnavailableError, match=rf"simulation\.dataset\.path: .*{reason}"):
-            run()
+    error = OSError(number, os.strerror(number or 0), "data")
+    fault = patch.object(os, "listdir", side_effect=error) if number else unmounted(tmp_path / "data", mount_point=True)
+    with fault, pytest.raises(UnavailableError, match=rf"simulation\.dataset\.path: .*{reason}"):
+        run()
 
 
 def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
@@ -617,13 +555,11 @@ def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["collect", "learn"])
 def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
-    run = dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu"))
-    (line,) = (line for line in lines_of(run) if "simulation.mode" in line)
+    lines = [*lines_of(dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu")))]
+    (line,) = (line for line in lines if "simulation.mode" in line)
     assert line.startswith(f"simulation.mode {mode}: episodes in {tmp_path / 'data'}; collectors pause about 800 ")
-    learns = [
-        word in "\n".join(lines_of(run)) for word in ("evaluated every", "checkpoints", "memory per process: replay ")
-    ]
-    assert learns == [mode == "learn"] * 3
+    learns = ("evaluated every", "checkpoints", "memory per process: replay ")
+    assert [word in "\n".join(lines) for word in learns] == [mode == "learn"] * 3
     assert not (tmp_path / "data").exists()
 
 
@@ -637,11 +573,11 @@ def test_a_second_editor_or_learner_of_a_folder_is_refused(
     for name in ("_ENDING_SECONDS", "_LEASE_SECONDS"):
         monkeypatch.setattr(files, name, 0.0)
     settings = {"path": str(tmp_path / "data"), "edits": edits, "max_bytes": 1}
+    refused = pytest.raises(FolderInUseError, match=rf"simulation\.dataset\.{key}.*pid {os.getpid()}")
     with shared_folders(checked(role(tmp_path, holder, dataset=settings))):
         with shared_folders(checked(role(tmp_path, "collect"))):
             pass
-        refused = shared_folders(checked(role(tmp_path, second, dataset=settings)))
-        with pytest.raises(FolderInUseError, match=rf"simulation\.dataset\.{key}.*pid {os.getpid()}"), refused:
+        with refused, shared_folders(checked(role(tmp_path, second, dataset=settings))):
             pass
 
 
@@ -650,20 +586,18 @@ def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
 ) -> None:
     monkeypatch.undo()
     caplog.set_level("INFO")
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    slept: list[float] = []
+    now, slept, logged = [0], list[float](), list[int]()
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(now[0]))
     monkeypatch.setattr(console.time, "sleep", slept.append)
-    waiting, logged = console.Waiting(), []
-    for second in range(0, 6 * 3600, 5):
-        now[0], before = float(second), len(caplog.records)
+    waiting = console.Waiting()
+    for now[0] in range(0, 6 * 3600, 5):
+        before = len(caplog.records)
         waiting.sleep("no rows")
-        logged += [second] * (len(caplog.records) - before)
+        logged += now * (len(caplog.records) - before)
     assert logged[:6] == [10, 20, 40, 80, 160, 320]
-    assert logged[-3:] == [logged[-3] + hour * 3600 for hour in range(3)]
+    assert np.diff(logged[-3:]).tolist() == [3600, 3600]
     assert "no rows; waiting since 320 s" in caplog.text
-    assert slept[0] < 0.1
-    assert slept[-1] == 2.0
+    assert (slept[0] < 0.1, slept[-1]) == (True, 2.0)
 
 
 def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -672,12 +606,10 @@ def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(monkeypat
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(console.time, "sleep", lambda seconds: None)
     waiting = console.Waiting()
-    for begin in (0.0, 1000.0):
-        for second, key in ((0, "a"), (599, "a"), (601, "")):  # it is back before ten minutes are over
-            now[0] = begin + second
-            waiting.sleep("away", key)
-    waiting.sleep("away", "a")
-    now[0] += 600.0
+    # twice it is back before ten minutes are over
+    for now[0], key in ((0, "a"), (599, "a"), (601, ""), (1000, "a"), (1599, "a"), (1601, ""), (1601, "a")):
+        waiting.sleep("away", key)
+    now[0] = 2201.0
     with pytest.raises(UnavailableError, match=r"a: .* within 600 s"):
         waiting.sleep("away", "a")
 
@@ -690,13 +622,10 @@ def survive(
     One of them is killed and started again, or stopped for a while as a machine without a network; or all of them lose
     the share for seconds, once they have used it.
     """
-    folder = share.stored
+    folder, chance = share.stored, random.Random(3)
     dataset = {"path": str(share.path / "data"), "publish_every_steps": 50}
-    changes = {
-        "simulation": {"total_steps": steps, "dataset": dataset, **environment},
-        "checkpoint": {"every_steps": 20},
-    }
-    chance = random.Random(3)
+    simulation = {"total_steps": steps, "dataset": dataset, **environment}
+    changes = {"simulation": simulation, "checkpoint": {"every_steps": 20}}
     running = {name: roles.start(name.rstrip("12"), changes) for name in ("learn", "collect1", "collect2")}
     seen: dict[str, bytes] = {}
     for fault in chance.sample(faults, len(faults)):
@@ -723,10 +652,9 @@ def survive(
     assert learner.code == 0, learner.err
     assert list(share.path.iterdir()) == []  # nothing was written below the mount point
     assert {file.name for file in fifo(folder)} >= seen.keys()
-    rows = whole_files(folder)
     progress = progress_of(folder)
     assert progress["finished"]
-    assert steps <= progress["env_steps"] + 8 <= rows + 8
+    assert steps <= progress["env_steps"] + 8 <= whole_files(folder) + 8
     lines = (roles.folder / "out" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == learner.outcome["steps"]
     saved = load_file(max((roles.folder / "out" / "checkpoints").glob("step_*")) / "rank_0000.safetensors")
@@ -749,37 +677,35 @@ def test_a_learner_and_collectors_that_come_go_are_killed_and_lose_their_share(
 ) -> None:
     survive(roles, share, ["kill", "unmount"], seconds=(1.0, 2.0), steps=5000, environment={})
     model, log = str(tmp_path / "out" / "model"), str(share.stored / "data" / "fifo")
-    offline = {name: part for name, part in role(tmp_path, "learn").items() if name != "simulation"}
-    actions = ["L", "R", "U", "D"]
-    trained(
-        offline
-        | {"model_output_path": str(tmp_path / "off"), "training_data_path": log, "actions": actions, "epochs": 1},
-        "dqn",
-    )
-    tree = {"model": model, "data_path": log, "evaluation": {"bootstrap_resamples": 100}}
-    assert evaluate(check(EvaluateConfig, tree)).episodes > 0
+    offline = {"model_output_path": str(tmp_path / "off"), "training_data_path": log, "epochs": 1,
+               "actions": ["L", "R", "U", "D"]}  # fmt: skip
+    tree = role(tmp_path, "learn") | offline
+    del tree["simulation"]
+    trained(tree, "dqn")
+    config = {"model": model, "data_path": log, "evaluation": {"bootstrap_resamples": 100}}
+    assert evaluate(check(EvaluateConfig, config)).episodes > 0
 
 
 def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(roles: Roles, tmp_path: Path) -> None:
+    def ended(process: Interpreter, code: int) -> Run:
+        done = roles.end(process)
+        assert done.code == code, done.err
+        return done
+
     learner = roles.start("learn")
     wait_until(lambda: (tmp_path / "data" / "policies" / "0000000001").exists())
     learner.send_signal(signal.SIGTERM)
-    stopped = roles.end(learner)
-    assert stopped.code == 75, stopped.err
-    assert "checkpoint step_000000 is complete" in stopped.err
+    assert "checkpoint step_000000 is complete" in ended(learner, 75).err
     short = {"simulation": {"total_steps": 1500}}
     collector = roles.start("collect", short)
     wait_until(lambda: bool(fifo(tmp_path)))
     collector.send_signal(signal.SIGTERM)
-    ended = roles.end(collector)
-    assert ended.code == 75, ended.err
+    ended(collector, 75)
     rest = roles.start("collect", short)
-    again = roles.start("learn", short, "--set", "checkpoint.resume=false")
-    assert roles.end(again).code == 0
-    done = roles.end(rest)
-    assert done.code == 0, done.err
-    assert done.outcome["rows"] > 0
-    assert done.outcome["policy"] > 1
+    ended(roles.start("learn", short, "--set", "checkpoint.resume=false"), 0)
+    done = ended(rest, 0).outcome
+    assert done["rows"] > 0
+    assert done["policy"] > 1
     assert whole_files(tmp_path) == EpisodeFolder(tmp_path / "data").unread(0)
 
 
@@ -800,9 +726,7 @@ def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(role
     assert roles.end(learner).code == 75
     before = progress_of(tmp_path)
     alone = roles.end(roles.start("learn"))
-    assert alone.code == 0, alone.err
+    assert (alone.code, alone.outcome["steps"]) == (0, 625), alone.err
     assert roles.end(collector).code == 0
-    after = progress_of(tmp_path)
-    largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
-    assert before["env_steps"] < 6000 <= after["env_steps"] < 6000 + largest
-    assert alone.outcome["steps"] == 625
+    after = progress_of(tmp_path)["env_steps"]
+    assert before["env_steps"] < 6000 <= after < 6000 + max(map(steps_of, fifo(tmp_path)))

@@ -51,29 +51,28 @@ def test_messages_begin_with_a_natural_title(error: BaseException, message: str)
 def test_aliases_and_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, index: str
 ) -> None:
+    outcome: dict[str, Any] = {
+        "model": "m", "decision": None, "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0,
+        "scores": {"x": None},
+    }  # fmt: skip
+
     def train(config: DqnConfig, group: Any) -> Outcome:
         print("chatter")
         assert config.node_index == 0
-        return Outcome(model="m", decision=None, steps=1, rows=2, rows_per_second=3.0, seconds=4.0, scores={"x": None})
+        return Outcome(**outcome)
 
     monkeypatch.setattr(launch, "train", train)
     assert started([flag, config_file(tmp_path), index, "0"]) == 0
     captured = capsys.readouterr()
-    expected = {
-        "model": "m", "decision": None, "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0,
-        "scores": {"x": None},
-    }  # fmt: skip
-    assert json.loads(captured.out) == expected
+    assert json.loads(captured.out) == outcome
     assert "chatter" in captured.err
 
 
-def test_too_few_files_that_may_be_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
-    try:
-        assert started(["--config", config_file(tmp_path)]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+def test_too_few_files_that_may_be_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
+    assert started(["--config", config_file(tmp_path)]) == 2
     assert "ulimit -n: expected at least 128" in capsys.readouterr().err
 
 
@@ -90,28 +89,14 @@ def test_without_standard_streams(tmp_path: Path) -> None:
     assert done.returncode == 2
 
 
-def test_the_flag_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = config_file(tmp_path, node_index=0)
-    assert started(["--config", file, "--node_index", "3"]) == 2
-    assert "node_index: expected 0 while num_nodes is 1, got 3" in capsys.readouterr().err
-
-
-def test_a_dry_run_finds_a_wrong_meeting_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = config_file(tmp_path, num_nodes=2, node_index=0, init_method="share/x")
-    assert started(["--config", file, "--dry_run"]) == 2
-    assert "got 'share/x'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("model", [DqnConfig, ParametricDqnConfig])
 def test_the_schema_explains_every_key(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("workflows.x", model, "x.json", ["--print_schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    sections = [schema, *schema["$defs"].values()]
-    undocumented = [
-        key for section in sections for key, field in section.get("properties", {}).items()
-        if "description" not in field and "$ref" not in field and "allOf" not in field
-    ]  # fmt: skip
-    assert undocumented == []
+    assert [
+        key for section in (schema, *schema["$defs"].values()) for key, field in section.get("properties", {}).items()
+        if not field.keys() & {"description", "$ref", "allOf"}
+    ] == []  # fmt: skip
     assert schema["$defs"]["RLConfig"]["properties"]["gamma"]["default"] == 0.9
 
 
@@ -124,9 +109,20 @@ def test_help_names_flags_codes_and_examples(capsys: pytest.CaptureFixture[str])
         assert word in text
 
 
-def test_a_missing_config_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert started([]) == 2
-    assert "--config: expected the path" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("other", "arguments", "words"),
+    [
+        ({}, None, "--config: expected the path"),
+        # the flag wins over the file
+        ({"node_index": 0}, ["--node_index", "3"], "node_index: expected 0 while num_nodes is 1, got 3"),
+        ({"num_nodes": 2, "node_index": 0, "init_method": "share/x"}, ["--dry_run"], "got 'share/x'"),
+    ],
+)
+def test_a_missing_config_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, Any], arguments: list[str] | None, words: str
+) -> None:
+    assert started([] if arguments is None else ["--config", config_file(tmp_path, **other), *arguments]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,45 +134,30 @@ def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("no GPU was found") == 1
 
 
-WHOLE = "".join(json.dumps(row) + "\n" for row in random_rows(40, missing=0.0)).encode()
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"training_data_path": "LOG"}, 2, "log.jsonl:41: expected"),
-        ({"state_norm_data_path": "NORM"}, 2, "none for 2 of 3: 1, 2"),
-        ({"model_output_path": "LOG/out"}, 2, "model_output_path: expected"),
+        ({"training_data_path": "bad/log.jsonl"}, 2, "log.jsonl:41: expected"),
+        ({"training_data_path": "bad/log.jsonl", "num_processes_per_node": 2}, 2, "log.jsonl:41: expected"),
+        ({"state_norm_data_path": "bad/norm.json"}, 2, "none for 2 of 3: 1, 2"),
+        ({"model_output_path": "bad/log.jsonl/out"}, 2, "model_output_path: expected"),
         ({"training": {"optimizer": "SGD", "learning_rate": 1e30}}, 1, "expected a finite loss"),
     ],
-    ids=["data", "normalization", "output", "divergence"],
+    ids=["data", "data of two processes", "normalization", "output", "divergence"],
 )
 def test_bad_input_is_one_clear_error(
-    small: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any], code: int,
-    words: str,
-) -> None:  # fmt: skip
-    folder = tmp_path / "bad"
-    folder.mkdir()
-    (folder / "log.jsonl").write_bytes(WHOLE + b'{"mdp_id": "x", \n')
-    (folder / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
-    text = json.dumps(changes).replace("LOG", str(folder / "log.jsonl")).replace("NORM", str(folder / "norm.json"))
-    changes = json.loads(text)
-    assert started(["--config", config_file(tmp_path, **merged(small, changes))]) == code
-    out, err = capfd.readouterr()
-    assert err.count(words) == 1
-    assert "Traceback" not in err
-    assert out == ""
-    assert not (tmp_path / "out" / "model").exists()
-    assert sorted(path.name for path in folder.iterdir()) == ["log.jsonl", "norm.json"]
-
-
-def test_bad_input_of_two_processes_is_one_clear_error(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(WHOLE + b'{"mdp_id": "x", \n')
-    done = run("dqn", small | {"training_data_path": str(tmp_path / "bad.jsonl"), "num_processes_per_node": 2})
-    assert (done.code, done.out) == (2, "")
-    assert done.err.count("bad.jsonl:41: expected") == 1
+    run: Runner, small: dict[str, Any], tmp_path: Path, changes: dict[str, Any], code: int, words: str
+) -> None:
+    (tmp_path / "bad").mkdir()
+    whole = "".join(json.dumps(row) + "\n" for row in random_rows(40, missing=0.0))
+    (tmp_path / "bad" / "log.jsonl").write_text(whole + '{"mdp_id": "x", \n')
+    (tmp_path / "bad" / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
+    done = run("dqn", merged(small, changes))
+    assert (done.code, done.out) == (code, "")
+    assert done.err.count(words) == 1
     assert "Traceback" not in done.err
     assert not (tmp_path / "out" / "model").exists()
+    assert sorted(path.name for path in (tmp_path / "bad").iterdir()) == ["log.jsonl", "norm.json"]
 
 
 @pytest.mark.parametrize(
@@ -185,8 +166,5 @@ def test_bad_input_of_two_processes_is_one_clear_error(run: Runner, small: dict[
 def test_threads_spin_briefly_unless_the_user_says_how(environment: dict[str, str], spins: str) -> None:
     code = "import os, sys, workflows; print(os.environ.get('GOMP_SPINCOUNT', ''), 'torch' in sys.modules)"
     inherited = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env={**inherited, **environment}, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == f"{spins} False".strip()
+    said = subprocess.check_output([sys.executable, "-c", code], env=inherited | environment, cwd=ROOT, text=True)
+    assert said.strip() == f"{spins} False".strip()

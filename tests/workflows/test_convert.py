@@ -14,6 +14,7 @@ import pytest
 from oracles.disks import small_disk
 from oracles.logs import write_lines
 from oracles.runs import Runner
+from pyarrow import feather
 
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
@@ -22,12 +23,10 @@ from reagent_lite.errors import ConfigError, DataError
 from workflows.convert import Converted, convert
 
 Row = dict[str, Any]
+
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
+
 LEFT, RIGHT = {"1": 1.0, "2": -0.5}, {"1": 0.0, "2": 0.25}
-
-
-def short(number: float) -> float:
-    return float(str(np.float32(number)))
 
 
 def events(kind: str) -> list[Row]:
@@ -36,19 +35,19 @@ def events(kind: str) -> list[Row]:
     names: dict[str, list[Any]] = {"names": ["left", "right"], "indices": [0, 1], "maps": [LEFT, RIGHT]}
     left, right = names[kind]
     for episode in range(60):
-        length = episode % 5 + 1
+        length, cut = episode % 5 + 1, episode % 3 == 0
         for step in range(length):
+            shortest = float(str(np.float32(rng.normal())))
             row: Row = {
                 "ds": "2026-01-01", "site": 'a "quoted", one\nin two lines', "mdp_id": f"{episode:03d}",
                 "sequence_number": step * 3,
-                "state_features": {"0": short(rng.normal()), "17": -0.0} if step % 2 else {"17": 1e-20},
+                "state_features": {"0": shortest, "17": -0.0} if step % 2 else {"17": 1e-20},
                 "action": right if rng.random() < 0.5 else left, "reward": float(rng.normal()),
                 "possible_actions": [1, 0] if kind == "indices" else [left, right],
             }  # fmt: skip
             if step:
                 row |= {"action_probability": 0.25, "metrics": {"clicks": 1.5, 'odd "name"': float(step)}}
             if step == length - 1:
-                cut = episode % 3 == 0
                 row |= {"terminal": not cut, "truncated": cut}
                 row |= {"next_state_features": {"0": 0.5, "17": 2.0}} if cut else {}
             rows.append(row)
@@ -61,7 +60,7 @@ def run_here(source: Path | str, target: Path, **options: Any) -> Converted:
 
 def present(file: Path) -> list[Row]:
     """Rows of JSON lines without what is null."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = map(json.loads, file.read_text().splitlines())
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
@@ -74,22 +73,12 @@ def test_there_and_back(tmp_path: Path, source: str, target: str, kind: str, mon
     rows = events(kind)
     files = [write_lines(tmp_path / "log.jsonl", rows), *(tmp_path / f"{name}{end}" for name, end in
              (("first", source), ("second", target), ("back", ".jsonl")))]  # fmt: skip
-    done = [run_here(origin, copy) for origin, copy in pairwise(files)]
-    assert [outcome.rows for outcome in done] == [len(rows)] * 3
-    assert all(set(outcome.columns) == {name for row in rows for name in row} for outcome in done)
+    for origin, copy in pairwise(files):
+        outcome = run_here(origin, copy)
+        assert (outcome.rows, set(outcome.columns)) == (len(rows), {name for row in rows for name in row})
     if kind == "indices" and ".csv" in (source, target):
         rows = [row | {"action": str(row["action"])} for row in rows]
     assert present(files[-1]) == rows
-
-
-def test_values_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
-    table = pa.table({"reward": [1.0], "seen": pa.array([10**15], pa.timestamp("s"))})  # after the year 9999
-    with pa.ipc.new_file(tmp_path / "log.arrow", table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(DataError, match=r"out\.jsonl: .* got Python int too large"):
-        run_here(tmp_path / "log.arrow", tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl").exists()
-    assert run_here(tmp_path / "log.arrow", tmp_path / "out.parquet").rows == 1
 
 
 def test_types_of_the_written_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,33 +110,32 @@ def test_columns_that_no_log_has_stay_what_they_are(tmp_path: Path) -> None:
     assert present(files[3])[0]["nested"] == {"x": [1, 2]}
 
 
-def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_path: Path) -> None:
-    row = {"state_features": {}, "reward": 1.0}
-    for name, action in (("a", "left"), ("b", 1), ("c/c", ""), ("d/d", "{x")):
-        write_lines(tmp_path / "logs" / f"{name}.jsonl", [row | {"action": action}])
-    with pytest.raises(DataError, match=r"b\.jsonl:1: .* in action, .* got int64"):
-        run_here(tmp_path / "logs", tmp_path / "log.parquet")
-    with pytest.raises(DataError, match=r"a\.jsonl:1: .* in action, got \[1\]"):
-        run_here(write_lines(tmp_path / "lists/a.jsonl", [row | {"action": [1]}]), tmp_path / "log.parquet")
-    for name in "cd":
-        with pytest.raises(DataError, match=r"column action: .* that CSV can hold"):
-            run_here(tmp_path / "logs" / name, tmp_path / "log.csv")
-
-
-def test_targets_that_would_hurt(tmp_path: Path) -> None:
-    log = write_lines(tmp_path / "logs" / "a.jsonl", events("names"))
-    write_lines(tmp_path / "logs" / "b.jsonl", events("names"))
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("logs", "log.parquet", r"b\.jsonl:1: .* in action, .* got int64"),
+        ("lists", "log.parquet", r"a\.jsonl:1: .* in action, got \[1\]"),
+        ("empty", "log.csv", r"column action: .* that CSV can hold"),
+        ("brace", "log.csv", r"column action: .* that CSV can hold"),
+        ("late.arrow", "out.jsonl", r"out\.jsonl: .* got Python int too large"),
+        ("logs/a.jsonl", "logs/a.jsonl", "a path apart from the input"),
+        ("logs", "logs/all.parquet", "a path apart from the input"),
+        ("logs/a.jsonl", "folder.csv", "expected a file"),
+    ],
+)
+def test_what_differs_or_cannot_be_held_is_refused(tmp_path: Path, source: str, target: str, words: str) -> None:
+    """Kinds differ between files; CSV and JSON cannot hold each value; a target would hurt its source."""
+    for name, action in (("logs/a", "left"), ("logs/b", 1), ("lists/a", [1]), ("empty/c", ""), ("brace/d", "{x")):
+        write_lines(tmp_path / f"{name}.jsonl", [{"state_features": {}, "reward": 1.0, "action": action}])
+    late = pa.table({"reward": [1.0], "seen": pa.array([10**15], pa.timestamp("s"))})  # after the year 9999
+    feather.write_feather(late, tmp_path / "late.arrow", compression="uncompressed")
     (tmp_path / "folder.csv").mkdir()
-    before = log.read_bytes()
-    for source, target, words in [
-        (log, log, "a path apart from the input"),
-        (tmp_path / "logs", tmp_path / "logs" / "all.parquet", "a path apart from the input"),
-        (log, tmp_path / "folder.csv", "expected a file"),
-    ]:
-        with pytest.raises(ConfigError, match=words):
-            run_here(source, target)
-    assert log.read_bytes() == before
-    run_here(log, tmp_path / "logs" / "c.parquet")  # a file beside its source is another file
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises((ConfigError, DataError), match=words):
+        run_here(tmp_path / source, tmp_path / target)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+    run_here(tmp_path / "logs" / "a.jsonl", tmp_path / "logs" / "c.parquet")  # a file beside its source is another
+    assert run_here(tmp_path / "late.arrow", tmp_path / "out.parquet").rows == 1
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv"])

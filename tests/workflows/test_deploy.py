@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,118 +21,118 @@ from workflows import serve
 DEPLOY = ROOT / "deploy"
 
 
-def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:
-    """Returns the plan's lines and the resolved config of a container's arguments."""
+def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """Returns the plan and the resolved config of a container's arguments."""
     module, *rest = arguments
-    assert module == "workflows.dqn"
-    assert main(module, DqnConfig, "x.json", [*rest, "--dry_run"]) == 0
+    assert (module, main(module, DqnConfig, "x.json", [*rest, "--dry_run"])) == ("workflows.dqn", 0)
     captured = capsys.readouterr()
-    return captured.err.splitlines(), json.loads(captured.out)
+    return captured.err, json.loads(captured.out)
+
+
+def serving(arguments: list[str], trainer: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Returns the resolved config of a server's arguments, which serves what the trainer's arguments train."""
+    module, *rest = arguments
+    assert (module, main_alone(serve.COMMAND, serve.serve, [*rest, "--dry_run"])) == (serve.COMMAND.module, 0)
+    config: dict[str, Any] = json.loads(capsys.readouterr().out)
+    (trained_to,) = (word.rpartition("=")[2] for word in trainer if "model_output_path" in word)
+    assert (config["model"], config["host"]) == (f"{trained_to}/model", "0.0.0.0")
+    return config
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return [*yaml.safe_load_all((DEPLOY / name).read_text())]
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_compose(node: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    (tree,) = documents("compose.yaml")
     service = tree["services"][f"node{node}"]
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, value)
-    lines, config = planned([word.replace("/app/", f"{ROOT}/") for word in service["command"]], capsys)
-    assert lines[0].startswith("2 cpu processes")
-    assert any(f"this is node {node}, rank {node};" in line for line in lines)
+    plan, config = planned([word.replace("/app/", f"{ROOT}/") for word in service["command"]], capsys)
+    assert plan.startswith("2 cpu processes")
+    assert f"this is node {node}, rank {node};" in plan
     assert (ROOT / service["build"]["dockerfile"]).is_file()
-    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
-    assert mounted == {"/share": "share", "/data": f"data{node}"}  # one folder of both, one of its own
-    assert set(mounted.values()) <= set(tree["volumes"])
+    # one folder of both, one of its own
+    assert service["volumes"] == ["share:/share", f"data{node}:/data"]
+    assert {"share", f"data{node}"} <= set(tree["volumes"])
     assert config["init_method"].startswith("file:///share/")
     assert config["model_output_path"].startswith("/share/")
 
 
 def test_compose_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    tree = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    service = tree["services"]["serve"]
-    module, *arguments = service["command"]
-    assert module == serve.COMMAND.module
-    assert main_alone(serve.COMMAND, serve.serve, [*arguments, "--dry_run"]) == 0
-    config = json.loads(capsys.readouterr().out)
-    assert config["host"] == "0.0.0.0"
-    trained_to = next(word for word in tree["services"]["node0"]["command"] if "model_output_path" in word)
-    assert config["model"] == f"{trained_to.rpartition('=')[2]}/model"
-    assert service["ports"] == [f"{config['port']}:{config['port']}"]
+    services = documents("compose.yaml")[0]["services"]
+    config = serving(services["serve"]["command"], services["node0"]["command"], capsys)
+    assert services["serve"]["ports"] == [f"{config['port']}:{config['port']}"]
     assert {config["model"].split("/")[1], config["log"].split("/")[1]} == {"share"}
-    assert service["volumes"] == ["share:/share"]
+    assert services["serve"]["volumes"] == ["share:/share"]
 
 
 def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    claim, job = yaml.safe_load_all((DEPLOY / "kubernetes" / "train.yaml").read_text())
-    spec = job["spec"]
-    pod = spec["template"]["spec"]
+    claim, job = documents("kubernetes/train.yaml")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"training_data_path": "/share/log.jsonl", "actions": ["a", "b"], "use_gpu": False}))
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    arguments = [word.replace("/share/config.json", str(config)) for word in container["args"]]
-    lines, config_here = planned([word.replace("$(JOB_UID)", "uid") for word in arguments], capsys)
-    assert any("this is node 1, rank 1;" in line for line in lines)
-    assert spec["completionMode"] == "Indexed"
-    assert spec["completions"] == spec["parallelism"] == config_here["num_nodes"]
+    arguments = (word.replace("/share/config.json", str(config)) for word in container["args"])
+    plan, resolved = planned([word.replace("$(JOB_UID)", "uid") for word in arguments], capsys)
+    assert "this is node 1, rank 1;" in plan
+    assert spec["completions"] == spec["parallelism"] == resolved["num_nodes"]
+    # podFailurePolicy needs "Never"
+    assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     assert "ReadWriteMany" in claim["spec"]["accessModes"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
-    actions = {
-        tuple(rule["onExitCodes"]["values"]): rule["action"]
-        for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule
-    }  # fmt: skip
-    assert actions == {(75,): "Ignore", (2,): "FailJob"}
+    rules = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules} == {
+        (75,): "Ignore",
+        (2,): "FailJob",
+    }
     assert {env["name"] for env in container["env"]} >= set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
 
 
 def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    decisions, service, deployment = yaml.safe_load_all((DEPLOY / "kubernetes" / "serve.yaml").read_text())
-    claim, job = yaml.safe_load_all((DEPLOY / "kubernetes" / "train.yaml").read_text())
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    module, *arguments = container["args"]
-    assert module == serve.COMMAND.module
-    assert main_alone(serve.COMMAND, serve.serve, [*arguments, "--dry_run"]) == 0
-    config = json.loads(capsys.readouterr().out)
-    (trainer,) = job["spec"]["template"]["spec"]["containers"]
-    trained_to = next(word for word in trainer["args"] if "model_output_path" in word)
-    assert config["model"] == f"{trained_to.rpartition('=')[2]}/model"
-    assert (config["host"], config["log"], config["database"]) == ("0.0.0.0", "/share/served", "/decisions")
+    decisions, service, deployment = documents("kubernetes/serve.yaml")
+    claim, job = documents("kubernetes/train.yaml")
+    spec, pod = deployment["spec"], deployment["spec"]["template"]["spec"]
+    (container,), (trainer,) = pod["containers"], job["spec"]["template"]["spec"]["containers"]
+    config = serving(container["args"], trainer["args"], capsys)
+    assert (config["log"], config["database"]) == ("/share/served", "/decisions")
     assert decisions["spec"]["accessModes"] == ["ReadWriteOnce"]  # a disk of the machine's own
     assert config["workers"] == int(container["resources"]["requests"]["cpu"])
     # one server has the log, also while a new pod takes the place of another
-    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
-    (port,), (exposed,) = container["ports"], service["spec"]["ports"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    (port,), (exposed,), probe = container["ports"], service["spec"]["ports"], container["readinessProbe"]["httpGet"]
     assert port["containerPort"] == config["port"]
-    assert port["name"] == exposed["targetPort"] == container["readinessProbe"]["httpGet"]["port"]
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+    assert probe == {"path": "/healthz", "port": port["name"]}
+    assert exposed["targetPort"] == port["name"]
+    assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert {mounts[volume["name"]]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]} == {
         "/share": claim["metadata"]["name"],
         "/decisions": decisions["metadata"]["name"],
     }
-    assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
 
 
 @pytest.mark.parametrize("name", ["train", "serve"])
 def test_kubernetes_files_are_what_its_api_takes(name: str) -> None:
     """By the API's own schemas, which refuse fields that are unknown or of another type."""
     schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate of the extra `dev` is missing")
-    for document in yaml.safe_load_all((DEPLOY / "kubernetes" / f"{name}.yaml").read_text()):
+    for document in documents(f"kubernetes/{name}.yaml"):
         assert schemas.validate(document, "1.31", strict=True) == "1.31"  # the oldest with podFailurePolicy
 
 
-def test_slurm_script(tmp_path: Path) -> None:
+def slurm_job(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment |= {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
     script = DEPLOY / "slurm" / "train.sbatch"
-    subprocess.run(["bash", "-n", script], check=True)
-    options = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
-    assert "--ntasks-per-node=1" in options
-    assert "--signal=USR2@120" in options
-    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False,
-                          env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})  # fmt: skip
+    return subprocess.run(["bash", script], capture_output=True, text=True, check=False, env=environment)
+
+
+def test_slurm_script(tmp_path: Path) -> None:
+    options = re.findall(r"^#SBATCH (\S+)", (DEPLOY / "slurm" / "train.sbatch").read_text(), re.MULTILINE)
+    assert {"--ntasks-per-node=1", "--signal=USR2@120"} <= set(options)
+    done = slurm_job(tmp_path)
     assert done.returncode != 0
     assert "CONFIG=/path/of/x.json is missing" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -146,20 +145,15 @@ def test_slurm_script(tmp_path: Path) -> None:
 def test_a_slurm_job_that_a_signal_stops_is_requeued(
     tmp_path: Path, doctor: int, train: int, code: int, requeued: bool
 ) -> None:
-    programs = {
-        "srun": f'case "$*" in *workflows.doctor*) exit {doctor};; *) echo trains; exit {train};; esac',
-        "scontrol": 'echo "$@"',
-    }
-    for name, text in programs.items():
+    for name, text in (
+        ("srun", f'case "$*" in *workflows.doctor*) exit {doctor};; *) echo trains; exit {train};; esac'),
+        ("scontrol", 'echo "$@"'),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "CONFIG": "x.json",
-                   "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}  # fmt: skip
-    done = subprocess.run(["bash", DEPLOY / "slurm" / "train.sbatch"], capture_output=True, text=True, check=False,
-                          env=environment)  # fmt: skip
+    done = slurm_job(tmp_path, CONFIG="x.json", SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2")
     assert done.returncode == code, done.stderr
-    assert ("requeue 7" in done.stdout) == requeued
-    assert ("trains" in done.stdout) == (doctor == 0)
+    assert ("requeue 7" in done.stdout, "trains" in done.stdout) == (requeued, doctor == 0)
 
 
 def test_the_steps_of_the_image(tmp_path: Path) -> None:
@@ -167,48 +161,34 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
 
     The step that makes the user is not run; it changes the machine.
     """
-    steps = re.findall(r"^([A-Z]+) (.+)$", (DEPLOY / "Dockerfile").read_text().replace("\\\n", " "), re.MULTILINE)
-    image, folder_of_step = tmp_path / "image", Path("/")
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    assert "\nUSER trainer\n" in text
     packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (packages / "here.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read
     environment = {"PATH": f"{tmp_path / 'env' / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path),
                    "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # fmt: skip
 
-    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-        folder = image / folder_of_step.relative_to("/")
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    def run(*command: str, cwd: Path = tmp_path / "app") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done
 
-    words: dict[str, list[str]] = {}
-    for step, text in steps:
-        if step == "ARG":
-            name, _, default = text.partition("=")
-            environment[name] = default.strip('"')
-        elif step == "WORKDIR":
-            folder_of_step = Path(text)
-            (image / folder_of_step.relative_to("/")).mkdir(parents=True, exist_ok=True)
-        elif step == "COPY":
-            *sources, target = text.split()
-            for source in sources:
-                end = image / (folder_of_step / target).relative_to("/")
-                if (ROOT / source).is_dir():
-                    shutil.copytree(ROOT / source, end, ignore=shutil.ignore_patterns("__pycache__"))
-                else:
-                    shutil.copy(ROOT / source, end)
-        elif step == "RUN" and "useradd" not in text:
-            run(["bash", "-c", text])
-        elif step in ("ENTRYPOINT", "CMD"):
-            words[step] = json.loads(text)
-    assert [text for step, text in steps if step == "USER"] == ["trainer"]
-    assert "python -m workflows.dqn" in run(words["ENTRYPOINT"] + words["CMD"]).stdout
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    command = [word.replace("/app/", f"{image}/app/") for word in compose["services"]["node0"]["command"]]
+    steps = re.findall(r"^([A-Z]+) (.+)$", re.sub(" /(app|source)", rf" {tmp_path}/\1", text), re.MULTILINE)
+    shell = ["set -e; mkdir app source"]
+    for step, argument in steps:
+        *sources, target = argument.split()
+        shell.append({"ARG": f"export {argument}", "WORKDIR": f"cd {target}",
+                      "COPY": f"cp -r {' '.join(str(ROOT / source) for source in sources)} {target}",
+                      "RUN": "" if "useradd" in argument else argument}.get(step, ""))  # fmt: skip
+    run("bash", "-c", "\n".join(shell), cwd=tmp_path)
+    entry, arguments = (json.loads(argument) for step, argument in steps if step in ("ENTRYPOINT", "CMD"))
+    assert "python -m workflows.dqn" in run(*entry, *arguments).stdout
+    (compose,) = documents("compose.yaml")
+    command = [word.replace("/app/", f"{tmp_path}/app/") for word in compose["services"]["node0"]["command"]]
     environment["JOB_COMPLETION_INDEX"] = "0"
-    assert "memory per process: environments" in run([*words["ENTRYPOINT"], *command, "--dry_run"]).stderr
-    run(["reagent-lite", "configs", "--copy", "configs-of-the-wheel"])
-    copied = image / "app" / "configs-of-the-wheel"
-    assert {path.relative_to(copied) for path in copied.rglob("*.json")} == {
-        path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.json")
-    }
+    assert "memory per process: environments" in run(*entry, *command, "--dry_run").stderr
+    run("reagent-lite", "configs", "--copy", "configs-of-the-wheel")
+    copied, configs = ({path.relative_to(folder) for path in folder.rglob("*.json")}
+                       for folder in (tmp_path / "app" / "configs-of-the-wheel", ROOT / "configs"))  # fmt: skip
+    assert copied == configs

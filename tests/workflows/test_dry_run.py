@@ -18,7 +18,17 @@ from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.run.launch import main
 
-Plan = Callable[..., list[str]]
+
+class Lines(list[str]):
+    """The lines of a plan."""
+
+    def only(self, start: str) -> str:
+        """Returns the one line that starts so."""
+        (line,) = (line for line in self if line.startswith(start))
+        return line
+
+
+Plan = Callable[..., Lines]
 
 
 @pytest.fixture
@@ -28,53 +38,31 @@ def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[st
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "kernels"))
 
-    def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> list[str]:
+    def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> Lines:
         tree = {key: value for key, value in (small | changes).items() if value is not None}
         file = tmp_path / "config.json"
         file.write_text(json.dumps(tree))
         before = sorted(tmp_path.rglob("*"))
-        given = ["--config", str(file), "--dry_run", *arguments]
-        assert main("workflows.dqn", DqnConfig, "x.json", given) == code
+        assert main("workflows.dqn", DqnConfig, "x.json", ["--config", str(file), "--dry_run", *arguments]) == code
         captured = capsys.readouterr()
         assert sorted(tmp_path.rglob("*")) == before
-        if not code:
-            assert json.loads(captured.out)["model_output_path"] == str(tmp_path / "out")
-        return captured.err.splitlines()
+        assert code or json.loads(captured.out)["model_output_path"] == str(tmp_path / "out")
+        return Lines(captured.err.splitlines())
 
     return start
 
 
-def only(lines: list[str], start: str) -> str:
-    matching = [line for line in lines if line.startswith(start)]
-    assert len(matching) == 1, lines
-    return matching[0]
-
-
-def parquet(tmp_path: Path, count: int) -> str:
-    file = tmp_path / "rows.parquet"
-    pa.parquet.write_table(pa.Table.from_pylist(random_rows(count, missing=0.0)), file)
-    return str(file)
-
-
-def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
+def test_one_process_and_what_is_not_known_before_data_are_read(plan: Plan, tmp_path: Path) -> None:
     lines = plan({})
     assert lines[0] == "1 cpu process, 32 rows per minibatch, 32 on each"
     assert lines[1].startswith("parallel ddp: each process draws 32 rows")
-    assert only(lines, "rows and steps: ").endswith("not known before the data is read")
+    assert lines.only("rows and steps: ").endswith("not known before the data is read")
     first, *_, last = (line for line in lines if line.startswith("memory per process: "))
-    assert "networks: not known" in first
-    assert "free: " in last
-    assert [line for line in lines if line.startswith("warning")] == []
-
-
-def test_the_minibatch_follows_the_rows(plan: Plan, tmp_path: Path) -> None:
-    """12,000 rows in about 64 steps are minibatches of 256."""
-    absent = {"training": {}}
-    lines = plan(absent | {"training_data_path": parquet(tmp_path, 12_000)})
-    assert lines[0] == "1 cpu process, 256 rows per minibatch, 256 on each"
-    assert only(lines, "steps").startswith("steps: 47 per epoch, 94 in total")
-    lines = plan(absent)
+    assert ("networks: not known" in first, "free: " in last) == (True, True)
+    assert not any(line.startswith("warning") for line in lines)
+    lines = plan({"training": {}, "training_data_path": str(tmp_path / "later.jsonl")})
     assert lines[0].startswith("1 cpu process; training.minibatch_size follows the number of rows")
+    assert "later.jsonl: expected a data file" in lines.only("warning:")
 
 
 def test_machines_processes_and_ranks(plan: Plan) -> None:
@@ -85,14 +73,14 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
     }  # fmt: skip
     lines = plan(changes, "--node_index", "1")
     assert lines[0] == "6 cpu processes, 192 rows per minibatch, 32 on each"
-    assert lines[1].startswith("parallel ddp: each process draws 32 rows; ")
-    assert "192 rows" in lines[1]
-    assert "this is node 1, ranks 2 to 3; " in only(lines, "machines: 3 x 2 processes")
-    meeting = only(lines, "rendezvous: file:///share/run.rdzv")
-    assert meeting.endswith("within 600 s; node 0 listens on eth1, 29500")
-    kept = only(lines, "checkpoints: every 50 steps and every 2 minutes")
-    assert "the newest 2 are kept; at most 3 restarts" in kept
-    assert "layout shards" in only(lines, "data:")
+    for start, words in (
+        ("parallel ddp: each process draws 32 rows; ", "192 rows"),
+        ("machines: 3 x 2 processes", "this is node 1, ranks 2 to 3; "),
+        ("rendezvous: file:///share/run.rdzv", "within 600 s; node 0 listens on eth1, 29500"),
+        ("checkpoints: every 50 steps and every 2 minutes", "the newest 2 are kept; at most 3 restarts"),
+        ("data:", "layout shards"),
+    ):
+        assert words in lines.only(start)
 
 
 def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,22 +92,35 @@ def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.Monk
     assert processes == "1 cuda process, 32 rows per minibatch, 32 on each"
     assert parallel.startswith("parallel dp: one process draws 32 rows and divides them among 4 GPUs, 8 each")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert only(plan(over_all, code=2), "parallel:").partition(",")[0].endswith("on a CPU")
+    assert plan(over_all, code=2).only("parallel:").partition(",")[0].endswith("on a CPU")
 
 
-def test_steps_by_the_metadata_of_parquet(plan: Plan, tmp_path: Path) -> None:
-    """100 rows in minibatches of 32 are 4 steps; two machines with as many, 64 rows of 200 a step, are 4 as well."""
-    data = {"training_data_path": parquet(tmp_path, 100)}
-    lines = plan(data)
-    assert only(lines, "rows: 100 on this machine").endswith("metadata")
-    assert only(lines, "steps: 4 per epoch, 8 in total").endswith("if every row can be learned from")
-    unscored = plan({**data, "evaluation": {"learn_from_scored": None}})
-    assert only(unscored, "steps:").endswith("scored episodes are not learned from")
-    both = data | {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
-    assert only(plan(both), "steps: 4 per epoch, 8 in total").endswith("if the other machines have as many rows")
-    # all 100 rows on both: 64 a step
-    replicas = both | {"data": {"layout": "replicas"}}
-    assert only(plan(replicas), "steps: 2 per epoch, 4 in total").endswith("if every row can be learned from")
+TWO = {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "start", "end"),
+    [
+        (100, {}, "rows: 100 on this machine", "metadata"),
+        # 100 rows in minibatches of 32
+        (100, {}, "steps: 4 per epoch, 8 in total", "if every row can be learned from"),
+        (100, {"evaluation": {"learn_from_scored": None}}, "steps:", "scored episodes are not learned from"),
+        # two machines with as many, 64 rows of 200 a step
+        (100, TWO, "steps: 4 per epoch, 8 in total", "if the other machines have as many rows"),
+        # all 100 rows on both: 64 a step
+        (100, TWO | {"data": {"layout": "replicas"}}, "steps: 2 per epoch, 4 in total",
+         "if every row can be learned from"),
+        # 12,000 rows in about 64 steps are minibatches of 256
+        (12_000, {"training": {}}, "1 cpu process, 256 rows per minibatch", "256 on each"),
+        (12_000, {"training": {}}, "steps: 47 per epoch, 94 in total", "learned from"),
+    ],
+)  # fmt: skip
+def test_steps_by_the_metadata_of_parquet(
+    plan: Plan, tmp_path: Path, rows: int, changes: dict[str, Any], start: str, end: str
+) -> None:
+    file = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist(random_rows(rows, missing=0.0)), file)
+    assert plan({"training_data_path": str(file)} | changes).only(start).endswith(end)
 
 
 def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]) -> None:
@@ -128,13 +129,16 @@ def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]
     The gradient and at most two numbers of the optimizer, Adam's averages, are 3 x 50 x 4 bytes.
     """
     copy = prepare_training_copy(small["training_data_path"], actions=("a", "b"))
-    lines = plan({"rainbow": {"dueling_architecture": False}})
-    assert only(lines, "rows: 200 on this machine").endswith("the training copy")
-    assert only(lines, "steps:").startswith("steps: 7 per epoch, 14 in total")  # 200 / 32 = 6.25
-    assert only(lines, "memory per process: networks 1000 bytes = 4 bytes x (100 parameters, and for 50 trained ones")
-    assert only(lines, "memory per process: 1000 bytes in total")
     size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
-    assert only(lines, f"memory per process: training copy of {size / 1024:.1f} KiB: mapped")
+    lines, memory = plan({"rainbow": {"dueling_architecture": False}}), "memory per process: "
+    assert lines.only("rows: 200 on this machine").endswith("the training copy")
+    for start in (
+        "steps: 7 per epoch, 14 in total",  # 200 / 32 = 6.25
+        f"{memory}networks 1000 bytes = 4 bytes x (100 parameters, and for 50 trained ones",
+        f"{memory}1000 bytes in total",
+        f"{memory}training copy of {size / 1024:.1f} KiB: mapped",
+    ):
+        assert lines.only(start)
 
 
 ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluation": None, "num_processes_per_node": 2}
@@ -154,44 +158,41 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     }  # fmt: skip
     lines = plan(ONLINE | {"simulation": simulation})
     assert not any("auto-scaling" in line for line in lines)
-    scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})
-    assert only(scaled, "auto-scaling:").endswith("starts from the values shown here")
-    assert only(lines, "steps: 98 after 8 of 400 environment steps").endswith("every 14")
-    replay = only(lines, "memory per process: replay 8.2 KiB")  # 8400 / 1024
+    assert lines.only("steps: 98 after 8 of 400 environment steps").endswith("every 14")
+    replay = lines.only("memory per process: replay 8.2 KiB")  # 8400 / 1024
     assert replay.endswith("400 rows x 42 bytes / 2 processes")
     # 78 + 16 + 80 + 16 x 408
-    assert only(lines, "memory per process: environments 13.1 KiB = 2 environments x 6,702 bytes")
+    assert lines.only("memory per process: environments 13.1 KiB = 2 environments x 6,702 bytes")
+    scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})
+    assert scaled.only("auto-scaling:").endswith("starts from the values shown here")
+    # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
+    large = plan(ONLINE | {"simulation": simulation | {"replay": {"capacity": 10**13}}})
+    assert large.only("warning: there is not enough memory").endswith("the replay: 191.0 TiB")
 
 
-def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("follower", "plays", "replay", "rows", "networks", "parameters"),
+    [
+        ("learn", "learns", "15.9", "480 rows x 34 bytes x 2 types", "4.8", "496 parameters, and for 248"),
+        ("random", "plays uniformly random actions", "8.0", "480 rows x 34 bytes / 2 processes", "2.4",
+         "248 parameters, and for 124"),
+    ],
+)  # fmt: skip
+def test_policies_and_memory_of_several_types_of_agents(
+    plan: Plan, tmp_path: Path, follower: str, plays: str, replay: str, rows: str, networks: str, parameters: str
+) -> None:
     """3 features before and after a step, reward and propensity in float32, action and end in a byte each: 34 bytes.
 
     A process has half of the 480 rows of each type.
     """
-    file = tmp_path / "team.cuh"
-    file.write_text(TEAM)
-    simulation = {"env": str(file), "env_parameters": {"size": 3}, "num_envs": 4, "total_steps": 400,
-                  "warmup_steps": 1, "replay": {"capacity": 480}}  # fmt: skip
-    lines = plan(ONLINE | {"simulation": simulation})
-    assert only(lines, "policies:") == "policies: leader (1 agent) learns, follower (2 agents) learns"
-    assert "480 rows x 34 bytes x 2 types" in only(lines, "memory per process: replay 15.9 KiB")
-    assert "496 parameters, and for 248" in only(lines, "memory per process: networks 4.8 KiB")
-    lines = plan(ONLINE | {"simulation": simulation | {"policies": {"follower": "random"}}})
-    assert only(lines, "policies:").endswith("follower (2 agents) plays uniformly random actions")
-    assert "480 rows x 34 bytes / 2 processes" in only(lines, "memory per process: replay 8.0 KiB")
-    assert "248 parameters, and for 124" in only(lines, "memory per process: networks 2.4 KiB")
-
-
-def test_a_replay_that_does_not_fit(plan: Plan) -> None:
-    simulation = {"env": "cartpole_v1", "num_envs": 4, "replay": {"capacity": 10**13}}
-    lines = plan(ONLINE | {"simulation": simulation})
-    # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
-    assert only(lines, "warning: there is not enough memory").endswith("the replay: 191.0 TiB")
-
-
-def test_what_cannot_be_found_out_is_a_warning(plan: Plan, tmp_path: Path) -> None:
-    lines = plan({"training_data_path": str(tmp_path / "later.jsonl")})
-    assert "later.jsonl: expected a data file" in only(lines, "warning:")
+    (tmp_path / "team.cuh").write_text(TEAM)
+    lines = plan(ONLINE | {"simulation": {
+        "env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "num_envs": 4, "total_steps": 400,
+        "warmup_steps": 1, "replay": {"capacity": 480}, "policies": {"follower": follower},
+    }})  # fmt: skip
+    assert lines.only("policies:") == f"policies: leader (1 agent) learns, follower (2 agents) {plays}"
+    assert rows in lines.only(f"memory per process: replay {replay} KiB")
+    assert parameters in lines.only(f"memory per process: networks {networks} KiB")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,7 @@ def test_first_rows_that_cannot_be_read_are_an_error(
 ) -> None:
     rows = random_rows(200)
     write_lines(Path(small["training_data_path"]), [*rows[:2], rows[2] | row, *rows[3:]])
-    lines = plan(changes, code=2)
-    assert any(message in line for line in lines), lines
+    assert message in "\n".join(plan(changes, code=2))
 
 
 def test_a_faulty_environment_is_an_error_and_a_missing_compiler_a_warning(
@@ -216,14 +216,10 @@ def test_a_faulty_environment_is_an_error_and_a_missing_compiler_a_warning(
 ) -> None:
     file = tmp_path / "team.cuh"
     file.write_text(TEAM.replace("size", "sise", 1))
-    simulation = {"simulation": {"env": str(file), "env_parameters": {"size": 3}}}
-    assert any(f"{file}: expected an environment" in line for line in plan(ONLINE | simulation, code=2))
+    for env, words in ((str(file), f"{file}: expected an environment"), ("cartpole_v2", "Did you mean 'cartpole_v1'?")):
+        assert words in "\n".join(plan(ONLINE | {"simulation": {"env": env}}, code=2))
     file.write_text(TEAM)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "ziglang", None)
-    assert "expected a C++ compiler" in only(plan(ONLINE | simulation), "warning:")
-
-
-def test_an_unknown_environment_is_an_error(plan: Plan) -> None:
-    lines = plan(ONLINE | {"simulation": {"env": "cartpole_v2"}}, code=2)
-    assert any("Did you mean 'cartpole_v1'?" in line for line in lines)
+    simulation = {"simulation": {"env": str(file), "env_parameters": {"size": 3}}}
+    assert "expected a C++ compiler" in plan(ONLINE | simulation).only("warning:")

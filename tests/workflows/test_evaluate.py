@@ -1,7 +1,9 @@
 """Exported models on logs. Their policies are known by hand: state feature k is the logarithm of action k's share."""
 
+import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,24 +13,23 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
 from oracles.runs import Runner, merged, trained
+from scipy.special import softmax
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
-from reagent_lite.export import load_bundle
-from reagent_lite.export.choices import Choices
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.tasks.evaluate import Evaluated, evaluate
 from workflows.evaluate import COMMAND
 
 AB = ("a", "b")
+
 ALL = 0.999999  # of the episodes are scored, but for the one of the largest hash, which is fitted to
 
 
@@ -59,7 +60,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linear_bundle(tmp_path_factory.mktemp("bundles") / "known", np.eye(2), AB, (0, 1))
 
 
-def evaluated(log: Path, model: Path, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
+def evaluated(log: Path, model: Path, /, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     tree: dict[str, Any] = {
         "model": str(model), "data_path": str(log), "output_path": str(log.parent / "report" / "e.json"), "gamma": 0.9,
         **keys,
@@ -72,8 +73,9 @@ def evaluated(log: Path, model: Path, **keys: Any) -> tuple[Evaluated, dict[str,
 
 def estimates(report: dict[str, Any], key: str = "model") -> dict[str, dict[str, Any]]:
     outcome = report[key]["cpe"]["outcomes"][0]
-    families = (outcome[family]["estimates"] for family in ("one_step", "sequential"))
-    return {estimate["name"]: estimate for family in families for estimate in family}
+    return {
+        estimate["name"]: estimate for name in ("one_step", "sequential") for estimate in outcome[name]["estimates"]
+    }
 
 
 def three_rows(tmp_path: Path) -> Path:
@@ -109,6 +111,8 @@ def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
         # the model's own: .05 where it does not agree with the log, .95 where it does
         (EpsilonGreedy(0.1), {}, "epsilon-greedy at epsilon 0.1",
          (0.05 / 0.2 * 4 + 0.05 / 0.5 * 5 + 0.95 / 0.4 * 7) / 3),
+        # no model: weights .5/.2, .5/.5, .5/.4
+        (Softmax(1.0), {"model": "uniform", "actions": ["a", "b"]}, "uniform", (10 + 5 + 8.75) / 3),
     ],
 )  # fmt: skip
 def test_which_policy(
@@ -117,7 +121,8 @@ def test_which_policy(
     model = linear_bundle(tmp_path / "model", np.eye(2), AB, (0, 1), policy=exported)
     outcome, report = evaluated(three_rows(tmp_path), model, **keys)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
-    assert report["model"]["policy"] == shown
+    assert outcome.scores["CPE/Reward/Direct_Method_Reward"] is not None
+    assert shown in report["model"]["policy"]
 
 
 def test_reports_without_a_name_of_their_own_lie_beside_the_model(tmp_path: Path) -> None:
@@ -128,11 +133,9 @@ def test_reports_without_a_name_of_their_own_lie_beside_the_model(tmp_path: Path
         return Path(evaluated(log, model, output_path=None, **keys)[0].report)
 
     linear_bundle(model, np.eye(2), AB, (0, 1))
-    first = report()
-    assert first == report()
-    assert first.parent == tmp_path / "run"
-    assert first.name.startswith("evaluation_log_")
-    greedy = report(policy="greedy")
+    first, again, greedy = report(), report(), report(policy="greedy")
+    assert first == again
+    assert (first.parent, first.name[:15]) == (tmp_path / "run", "evaluation_log_")
     linear_bundle(model, 2 * np.eye(2), AB, (0, 1))
     retrained = report()
     log.write_text(log.read_text().replace('"reward": 4', '"reward": 3'))
@@ -141,11 +144,8 @@ def test_reports_without_a_name_of_their_own_lie_beside_the_model(tmp_path: Path
 
 def bandit(tmp_path: Path, count: int = 400) -> Path:
     """One step; a pays 1 and b pays 3, taken alike often; feature 0 is always 1, so that W is a policy's logits."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for i in range(count):
-        action = int(rng.integers(2))
-        rows.append(row(str(i), (math.e, 1.0), action, (1.0, 3.0)[action], 0.5))
+    actions = np.random.default_rng(0).integers(2, size=count).tolist()
+    rows = [row(str(i), (math.e, 1.0), action, (1.0, 3.0)[action], 0.5) for i, action in enumerate(actions)]
     return write_lines(tmp_path / "bandit.jsonl", rows)
 
 
@@ -159,22 +159,14 @@ def test_two_models_and_their_difference(tmp_path: Path) -> None:
     model, against = constant(tmp_path / "one", (0.2, 0.8)), constant(tmp_path / "other", (0.2, 0.8), ("b", "a"))
     outcome, report = evaluated(bandit(tmp_path), model, against=str(against),
                              evaluation={"held_out_share": 0.5, "final_fit_passes": 150})  # fmt: skip
-    assert outcome.difference is not None
     for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
         assert estimates(report)[name]["figure"]["value"] == pytest.approx(2.6, abs=0.02)
         assert estimates(report, "against")[name]["figure"]["value"] == pytest.approx(1.4, abs=0.02)
         value, low, high = outcome.difference[f"CPE/Reward/{name}"]
         assert value == pytest.approx(1.2, abs=0.03)
-        assert low is not None
-        assert high is not None
-        assert 1 < low <= value + 1e-6 <= high + 2e-6
-    # self-normalized, of n_a and n_b rows: (.2 n_a + 2.4 n_b) / (.2 n_a + .8 n_b) and (.8 n_a + .6 n_b) / ...
-    share = report["model"]["actions"]["b"]["logged"]
-    first = (0.2 * (1 - share) + 2.4 * share) / (0.2 * (1 - share) + 0.8 * share)
-    other = (0.8 * (1 - share) + 0.6 * share) / (0.8 * (1 - share) + 0.2 * share)
-    snips = report["difference"]["Reward"]["Self_Normalized_IPS_Reward"]
-    assert snips["value"] == pytest.approx(first - other, abs=1e-5)
-    assert (snips["verdict"], snips["reason"]) == ("trustworthy", "model is better")
+        assert 1 < (low or 0) <= value + 1e-6 <= (high or 0) + 2e-6
+    difference = report["difference"]["Reward"]["Self_Normalized_IPS_Reward"]
+    assert (difference["verdict"], difference["reason"]) == ("trustworthy", "model is better")
 
 
 def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Path) -> None:
@@ -184,19 +176,15 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
     for i in range(0, 31, 3):
         rows[i] |= {"possible_actions": [1 - i % 2, i % 2], "action_probability": 1.0}
     outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, against=str(same))
-    assert outcome.difference is not None
     for name in (estimator.name for estimator in ESTIMATORS.values() if not estimator.model):
-        assert outcome.difference[f"CPE/Reward/{name}"] == pytest.approx([0, 0, 0], abs=1e-6)
-    assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(
-        sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30, abs=1e-5
-    )
-    states = torch.tensor([[1.0, 2.0]] * 3)
-    masks = torch.tensor([[True, True], [True, False], [False, False]])
-    choices = Choices(load_bundle(same), (0, 1), AB, ())(states, masks, None)
-    assert choices.greedy.tolist() == [1, 0, -1]
+        assert (outcome.difference or {})[f"CPE/Reward/{name}"] == pytest.approx([0, 0, 0], abs=1e-6)
+    expected = sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30
+    assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(expected, abs=1e-5)
 
 
-def choice(name: str, choices: list[dict[str, float]], action: int, propensity: float, reward: float) -> dict[str, Any]:
+def choice(
+    name: str, choices: list[dict[str, float]], action: int, propensity: float | None, reward: float
+) -> dict[str, Any]:
     """A row of candidates that ends its episode, for the model q_k = f_k * s with one feature each, s = 1."""
     return {
         "mdp_id": name, "sequence_number": 0, "state_features": {"0": 1.0}, "action": choices[action],
@@ -206,81 +194,70 @@ def choice(name: str, choices: list[dict[str, float]], action: int, propensity: 
 
 
 def test_candidates(tmp_path: Path) -> None:
-    """Softmax over the list's features, here logarithms of shares."""
+    """Softmax over the list's features, here logarithms of shares, against the shares in a column; as learning.md.
+
+    The column's lists are as long as possible_actions; the fourth row is fitted to.
+    """
     model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
-    lists = [(0.4, 0.6), (0.2, 0.3, 0.5), (0.7, 0.3), (1.0,)]
+    shares = [(0.4, 0.6), (0.2, 0.3, 0.5), (0.7, 0.3), (1.0,)]
     logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
-    rows = [choice(name, [{"7": math.log(share)} for share in shares], *values)
-            for name, shares, values in zip(names(4), lists, logged, strict=True)]  # fmt: skip
-    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
+    rows = [choice(name, [{"7": math.log(share)} for share in of_row], *values) | {"p": of_row}
+            for name, of_row, values in zip(names(4), shares, logged, strict=True)]  # fmt: skip
+    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, against="column:p")
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    assert report["model"]["actions"] == {}
+    assert (outcome.difference or {})["CPE/Reward/IPS_Reward"] == pytest.approx([0, 0, 0], abs=1e-5)
     choices = report["model"]["candidates"]
-    assert choices["rows"] == 3
+    assert (report["model"]["actions"], choices["rows"]) == ({}, 3)
     assert choices["probability"] == pytest.approx((0.4 + 0.3 + 0.7) / 3, abs=1e-5)
-    of_policy = sum(share * math.log(share) for shares in lists[:3] for share in shares) / 3
+    of_policy = sum(share * math.log(share) for of_row in shares[:3] for share in of_row) / 3
     assert choices["features"]["7"]["policy"]["mean"] == pytest.approx(of_policy, abs=1e-5)
     assert f"{of_policy:.3g}" in Path(outcome.page).read_text()
+    rows[1]["p"] = (0.5, 0.5)
+    with pytest.raises(DataError, match="in p as possible_actions has, got 2"):
+        evaluated(write_lines(tmp_path / "log.jsonl", rows), Path("column:p"))
 
 
 def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log = hidden_log(tmp_path, 31, 3)
     rows = [json.loads(line) for line in log.read_text().splitlines()][:-3]  # the last episode is fitted to
     outcome, report = evaluated(log, known, against=str(known))
-    by_name = estimates(report)
-    for name in WEIGHTED:
-        assert by_name[name]["figure"] == by_name[name]["difference"] == {"value": None, "low": None, "high": None}
-        assert "no propensity" in by_name[name]["reason"]
-        assert by_name[name]["verdict"] == "do not use"
-    for name in (estimator.name for estimator in ESTIMATORS.values() if not estimator.weighted):
-        assert by_name[name]["figure"]["value"] is not None
-        assert by_name[name]["verdict"] == "support only"
+    for name, estimate in estimates(report).items():
+        known_value = estimate["figure"]["value"] is not None
+        assert (known_value, estimate["verdict"]) == (
+            (False, "do not use") if name in WEIGHTED else (True, "support only")
+        )
+        assert ("no propensity" in estimate["reason"]) == (name in WEIGHTED)
     returns = [0.9 ** row["sequence_number"] * row["reward"] for row in rows]
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(np.mean([row["reward"] for row in rows]))
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 30)
     overlap = report["model"]["cpe"]["overlap"]
-    assert overlap["mean_weight"] is None
-    assert overlap["num_episodes"] == 30
+    assert (overlap["mean_weight"], overlap["num_episodes"]) == (None, 30)
     assert report["difference"]["Reward"]["IPS_Reward"]["value"] is None
     assert any("no propensity" in warning for warning in outcome.warnings)
 
 
 def hidden_log(tmp_path: Path, episodes: int, length: int, propensity: float | None = None) -> Path:
-    """A log by softmax of the state's two features, without its propensities; b pays 1."""
+    """A log by softmax of the state's two features, with the propensity of its first row alone; b pays 1."""
     rng = np.random.default_rng(5)
-    rows = []
-    for name in names(episodes):
-        for at in range(length):
-            share = float(rng.uniform(0.2, 0.8))
-            action = int(rng.random() < 1 - share)
-            rows.append(
-                row(
-                    name,
-                    (share, 1 - share),
-                    action,
-                    float(action),
-                    propensity if not rows else None,
-                    at,
-                    at == length - 1,
-                )
-            )
-    return write_lines(tmp_path / "log.jsonl", rows)
+    steps = [*itertools.product(names(episodes), range(length))]
+    shares = rng.uniform(0.2, 0.8, len(steps)).tolist()
+    actions = (rng.random(len(steps)) > shares).astype(int).tolist()
+    rows = [row(name, (share, 1 - share), action, float(action), None, at, at == length - 1)
+            for (name, at), share, action in zip(steps, shares, actions, strict=True)]  # fmt: skip
+    return write_lines(tmp_path / "log.jsonl", [rows[0] | {"action_probability": propensity}, *rows[1:]])
 
 
 def test_estimated_propensities(known: Path, tmp_path: Path) -> None:
     """The policy is the logging one: weights are about 1, and the estimate is near the mean return."""
     log = hidden_log(tmp_path, 400, 3, propensity=0.9)
     estimated: dict[str, Any] = {"propensities": "estimate", "held_out_share": 0.5}
-    outcome, report = evaluated(log, known, evaluation=estimated)
-    cpe = report["model"]["cpe"]
-    assert cpe["overlap"]["calibration"]["calibrated"]
-    assert cpe["overlap"]["calibration"]["rows"] == 1200
-    assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.05)
-    logged = outcome.scores["CPE/Reward/Logged_Return"]
-    assert logged is not None
-    by_name = estimates(report)
-    name = "Weighted_Per_Decision_Importance_Sampling"
-    assert by_name[name]["figure"]["value"] == pytest.approx(logged, abs=0.3)
+    outcome, report = evaluated(log, known, against="logged", evaluation=estimated)
+    overlap, by_name = report["model"]["cpe"]["overlap"], estimates(report)
+    assert (overlap["calibration"]["calibrated"], overlap["calibration"]["rows"]) == (True, 1200)
+    assert overlap["mean_weight"]["value"] == pytest.approx(1, abs=0.05)
+    assert report["against"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
+    estimate = by_name["Weighted_Per_Decision_Importance_Sampling"]["figure"]["value"]
+    assert estimate == pytest.approx(outcome.scores["CPE/Reward/Logged_Return"], abs=0.3)
     assert by_name["IPS_Reward"]["verdict"] == "trustworthy"
     for reason in (report["decision"]["reason"], *(estimate["reason"] for estimate in by_name.values())):
         assert "propensities are estimated; calibrated" in reason
@@ -291,136 +268,99 @@ def test_estimated_propensities(known: Path, tmp_path: Path) -> None:
 
 def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
     """Two or three candidates of a feature f, taken by the softmax of f s, which is the model's policy too."""
-    model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
-    rng = np.random.default_rng(2)
-    rows = []
-    exact = {}
-    for number in range(1500):
-        features = rng.normal(size=2 + number % 2)
-        shares = np.exp(features) / np.exp(features).sum()
-        index = int(rng.choice(len(shares), p=shares))
-        row = choice(str(number), [{"7": float(value)} for value in features], index, 1.0, float(features[index]))
-        rows.append({**row, "action_probability": None})
-        exact[str(number)] = shares[index]
-    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, policy="softmax", temperature=1.0,
-                                evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
-    assert report["model"]["cpe"]["overlap"]["calibration"]["calibrated"]
-    assert {group["action"] for group in report["model"]["cpe"]["overlap"]["calibration"]["groups"]} == {""}
-    figures = report["model"]["candidates"]
-    assert figures["propensity"] == pytest.approx(np.mean(list(exact.values())), abs=0.02)
+    model, rng = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,)), np.random.default_rng(2)
+    lists = [rng.normal(size=2 + number % 2) for number in range(1500)]
+    logged = [int(rng.choice(len(features), p=softmax(features))) for features in lists]
+    rows = [choice(str(number), [{"7": float(value)} for value in features], index, None, float(features[index]))
+            for number, (features, index) in enumerate(zip(lists, logged, strict=True))]  # fmt: skip
+    _, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, policy="softmax", temperature=1.0,
+                          evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
+    figures, overlap = report["model"]["candidates"], report["model"]["cpe"]["overlap"]
+    assert overlap["calibration"]["calibrated"]
+    assert {group["action"] for group in overlap["calibration"]["groups"]} == {""}
+    exact = np.mean([softmax(features)[index] for features, index in zip(lists, logged, strict=True)])
+    assert figures["propensity"] == pytest.approx(exact, abs=0.02)
     assert figures["propensity"] == pytest.approx(figures["probability"], abs=0.01)
-    assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
-    assert "candidates" in Path(outcome.page).read_text()
-
-
-def test_the_logging_policy_is_the_estimated_one(tmp_path: Path) -> None:
-    """Uniform against it: both earn a half."""
-    log = hidden_log(tmp_path, 1000, 1)
-    keys: dict[str, Any] = {"evaluation": {"propensities": "estimate", "held_out_share": 0.5}, "actions": list(AB)}
-    _, report = evaluated(log, Path("uniform"), against="logged", **keys)
-    assert report["difference"]["Reward"]["IPS_Reward"]["value"] == pytest.approx(0, abs=0.1)
-    assert report["against"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
-
-
-def test_propensities_that_cannot_be_estimated(known: Path, tmp_path: Path) -> None:
-    rows = [row(name, (0.5, 0.5), 0, 1.0, None) for name in names(40)]
-    _, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, evaluation={"propensities": "estimate"})
-    by_name = estimates(report)
-    for name in WEIGHTED:
-        assert by_name[name]["verdict"] == "do not use"
-        assert "40 of 40 rows" in by_name[name]["reason"]
+    assert overlap["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
 
 
 def test_one_episode(known: Path, tmp_path: Path) -> None:
     """It is scored; there is none to fit to, and no interval."""
     rows = [row("only", (0.5, 0.5), 0, 2.0, 0.25, 0, last=False), row("only", (0.5, 0.5), 1, 1.0, 0.5, 1)]
-    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
-    by_name = estimates(report)
+    by_name = estimates(evaluated(write_lines(tmp_path / "log.jsonl", rows), known)[1])
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
-    assert by_name["Per_Decision_Importance_Sampling"]["figure"] == {
-        "value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None,
-    }  # fmt: skip
-    assert all(estimate["verdict"] == "do not use" for estimate in by_name.values())
+    expected = {"value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None}
+    assert by_name["Per_Decision_Importance_Sampling"]["figure"] == expected
+    assert {estimate["verdict"] for estimate in by_name.values()} == {"do not use"}
     for name in MODELLED:
         assert by_name[name]["figure"]["value"] is None
         assert "no other episode" in by_name[name]["reason"]
-    assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(2.9)
-
-
-def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) -> None:
-    rows = [row(str(i), (0.5, 0.5), 1, 1.0, 0.5) for i in range(40)]
-    rows += [{**row("unknown", (0.5, 0.5), 1, 1.0, 0.5), "action": None}]
-    outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
-    assert "not scored: 1 episode with an unknown action" in outcome.warnings
-    (unsupported,) = (warning for warning in outcome.warnings if "no row of the log" in warning)
-    assert unsupported.startswith("model takes 'a' in 50.0%")
 
 
 def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:
-    """a and b are logged; c has a share of 0.2, d to l share 0.4: eight are named, the likeliest first."""
+    """a and b are logged; c has a share of 0.2, d to l share 0.4: eight are named, the likeliest first.
+
+    An unknown action is not the first action.
+    """
     model = linear_bundle(tmp_path / "twelve", np.eye(12), tuple("abcdefghijkl"), tuple(range(12)))
-    rows = [row(str(i), (0.2, 0.2, 0.2, *[0.4 / 9] * 9), i % 2, 1.0, 0.5) for i in range(60)]
-    outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
+    rows = [row(str(i), (0.2, 0.2, 0.2, *[0.4 / 9] * 9), i % 2, 1.0, 0.5) for i in range(61)]
+    outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", [*rows[1:], rows[0] | {"action": None}]), model)
+    assert "not scored: 1 episode with an unknown action" in outcome.warnings
     first, *others, rest = (warning for warning in outcome.warnings if "no row" in warning)
     assert first.startswith("model takes 'c' in 20.0%")
     assert ["in 4.4%" in warning for warning in others] == [True] * 7
-    assert rest.startswith("model takes 2 more actions")
-    assert "8.9%" in rest
+    assert re.match(r"model takes 2 more actions.*8\.9%", rest)
 
 
 @pytest.mark.parametrize(
     ("keys", "error", "said"),
     [
-        ({"data_path": "other"}, DataError, 'actions a, b, .* got "c"'),
-        ({"of": "candidates"}, DataError, 'an object .* in action, got "[ab]"'),
+        ({"data_path": "other.jsonl"}, DataError, 'actions a, b, .* got "c"'),
+        ({"model": "candidates"}, DataError, 'an object .* in action, got "[ab]"'),
         ({"against": "candidates"}, BundleError, "a, b, got candidates"),
+        ({"model": "none"}, DataError, "features 8, 9, got 0, 1"),
+        ({"model": "column:new", "actions": ["a", "b"]}, DataError, r"bandit.jsonl:1: expected a column 'new'"),
     ],
 )
 def test_what_does_not_fit(
-    known: Path, tmp_path: Path, keys: dict[str, Any], error: type[Exception], said: str
+    known: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, Any],
+    error: type[Exception],
+    said: str,
 ) -> None:
-    places = {
-        "other": write_lines(tmp_path / "other.jsonl", [row("x", (0.5, 0.5), 2, 1.0, 0.5)]),
-        "candidates": bilinear_bundle(tmp_path / "candidates", np.ones((1, 1)), (0,), (7,)),
-    }
-    keys = {key: str(places[value]) if value in places else value for key, value in keys.items()}
+    monkeypatch.chdir(tmp_path)
+    write_lines(Path("other.jsonl"), [row("x", (0.5, 0.5), 2, 1.0, 0.5)])
+    bilinear_bundle(Path("candidates"), np.ones((1, 1)), (0,), (7,))
+    linear_bundle(Path("none"), np.zeros((2, 2)), AB, (8, 9))
     with pytest.raises(error, match=said):
-        evaluated(bandit(tmp_path, 4), Path(keys.pop("of", known)), **keys)
+        evaluated(bandit(tmp_path, 4), known, **keys)
 
 
-def test_other_features(tmp_path: Path) -> None:
+def test_features_that_the_log_lacks_or_the_model_does_not_know(tmp_path: Path) -> None:
     """The log has 0 and 1."""
-    log = bandit(tmp_path, 40)
-    some = linear_bundle(tmp_path / "some", np.zeros((2, 3)), AB, (1, 5, 6))
-    outcome, _ = evaluated(log, some)
+    outcome, _ = evaluated(bandit(tmp_path, 40), linear_bundle(tmp_path / "some", np.zeros((2, 3)), AB, (1, 5, 6)))
     unknown, missing = outcome.warnings
     assert unknown.endswith("left out: 0")
-    assert missing.startswith("2 of 3 state features")
-    assert missing.endswith(": 5, 6")
+    assert re.fullmatch("2 of 3 state features.*: 5, 6", missing)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(outcome.scores["CPE/Reward/Logged_Reward"])
-    none = linear_bundle(tmp_path / "none", np.zeros((2, 2)), AB, (8, 9))
-    with pytest.raises(DataError, match="features 8, 9, got 0, 1"):
-        evaluated(log, none)
 
 
 def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path: Path) -> None:
-    """Discount and network are those of its config; a warning says that it has seen the log."""
-    model, log = str(trained({**small, "rl": {"gamma": 0.25}}).model), Path(small["training_data_path"])
-    outcome, report = evaluated(log, Path(model), gamma=None)
+    """Discount and network are those of its config; a warning says that it has seen the log.
+
+    Rows 2 units of time apart at 4 units a step: a return is discounted by sqrt(0.25) a row.
+    """
+    log, rows = Path(small["training_data_path"]), [{**row, "time_diff": 2} for row in random_rows(200)]
+    write_lines(log, rows)
+    rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
+    model = Path(str(trained({**small, "rl": rl}).model))
+    outcome, report = evaluated(log, model, gamma=None)
     assert report["gamma"] == 0.25
     (warning,) = outcome.warnings
     assert "trained on this very log" in warning
-    again, _ = evaluated(log, Path(model), gamma=None)
-    assert again.scores == outcome.scores  # the same seed gives the same numbers
-
-
-def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -> None:
-    """Rows 2 units of time apart at 4 units a step: a return is discounted by sqrt(0.25) a row."""
-    rows = [{**row, "time_diff": 2} for row in random_rows(200)]
-    log = write_lines(tmp_path / "timed" / "log.jsonl", rows)
-    rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
-    model = trained({**small, "training_data_path": str(log), "rl": rl}).model
-    outcome, _ = evaluated(log, Path(str(model)), gamma=None)
+    assert evaluated(log, model, gamma=None)[0].scores == outcome.scores  # the same seed gives the same numbers
     *_, fitted = by_hash({row["mdp_id"] for row in rows})
     returns = [0.5 ** row["sequence_number"] * row["reward"] for row in rows if row["mdp_id"] != fitted]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
@@ -442,57 +382,24 @@ def test_flags_without_a_config(
     assert env is None or tree["simulation"]["evaluation_episodes"] == 1000
 
 
-def test_without_flags_a_message_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_alone(COMMAND, evaluate, []) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Or give --model" in said.err
-    assert "data_path: expected a log" in said.err
-
-
-def test_the_command_line_alone(run: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Events; flags win over the config; the last line is JSON; a model that is not there is one message."""
-    rng = np.random.default_rng(0)
-    events = [
-        {"mdp_id": str(i // 4), "sequence_number": i % 4, "state_features": {"0": 1.0, "1": 0.0},
-         "action": AB[int(rng.integers(2))], "reward": 1.0 + i // 4 % 2, "action_probability": 0.5,
-         "possible_actions": list(AB), "terminal": i % 4 == 3}
-        for i in range(80)
-    ]  # fmt: skip
-    log = write_lines(tmp_path / "events.jsonl", events)
-    model = constant(tmp_path / "model", (0.5, 0.5))
-    tree = {"model": "nowhere", "gamma": 1.0, "evaluation": {"final_fit_passes": 1, "bootstrap_resamples": 100}}
-    done = run("evaluate", tree, "--model", str(model), "--data", str(log))
+def test_the_command_line_alone(run: Runner, known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags win over the config; the last line is JSON; a model that is not there is one message."""
+    log = three_rows(tmp_path)
+    tree = {"model": "nowhere", "evaluation": {"bootstrap_resamples": 100, "held_out_share": ALL}}
+    done = run("evaluate", tree | {"gamma": 1.0}, "--model", str(known), "--data", str(log))
     assert done.code == 0, done.err
-    scores = done.outcome["scores"]
-    assert scores["CPE/Reward/Per_Decision_Importance_Sampling"] == pytest.approx(scores["CPE/Reward/Logged_Return"])
-    assert "  Per Decision Importance Sampling  " in done.err
-    report = json.loads((tmp_path / done.outcome["report"]).read_text())
-    page = (tmp_path / done.outcome["page"]).read_text()
-    assert "Evaluation of" in page
-    assert "<script" not in page
-    assert report["log"]["rows"] == 80
-    assert main_alone(COMMAND, evaluate, ["--model", "nowhere", "--data", str(log)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("bundle error:\nnowhere: ")
-
-
-def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, known: Path) -> None:
-    """Rewards 2^k tell which episodes are scored: another episode in the log changes at most one of the four."""
-
-    def scored(count: int, seed: int) -> float:
-        rows = [row(str(k), (0.5, 0.5), 0, 2.0**k, 0.5) for k in range(count)]
-        log = write_lines(tmp_path / f"{count}_{seed}" / "log.jsonl", rows)
-        outcome, _ = evaluated(log, known, seed=seed, evaluation={"max_episodes": 4})
-        assert outcome.episodes == 4
-        return round(4 * (outcome.scores["CPE/Reward/Logged_Reward"] or 0))
-
-    sums = [scored(20, seed) for seed in range(3)]
-    assert [bin(total).count("1") for total in sums] == [4, 4, 4]
-    assert len(set(sums)) == 3
-    # another episode pushes out one of the four, or none
-    assert all(bin(total & scored(21, seed)).count("1") >= 3 for seed, total in enumerate(sums))
+    assert done.outcome["scores"]["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    assert re.search(r"\n +(Self Normalized )?IPS", done.err), done.err
+    assert json.loads(Path(tmp_path, done.outcome["report"]).read_text())["log"]["rows"] == 4
+    page = Path(tmp_path, done.outcome["page"]).read_text()
+    assert ("Evaluation of" in page, "<script" in page) == (True, False)
+    for arguments, words in (
+        (["--model", "nowhere", "--data", str(log)], "^bundle error:\nnowhere: "),
+        ([], "(?s)(?=.*Or give --model)(?=.*data_path: expected a log)"),
+    ):
+        assert main_alone(COMMAND, evaluate, arguments) == 2
+        out, err = capsys.readouterr()
+        assert (out, bool(re.search(words, err))) == ("", True)
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -515,20 +422,15 @@ def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_pa
 
 def given(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     """Evaluates policies that are no models."""
-    log = write_lines(tmp_path / "log.jsonl", rows)
-    tree = {"data_path": str(log), "output_path": str(tmp_path / "e.json"), "actions": list(AB), **keys}
-    tree["evaluation"] = {"bootstrap_resamples": 200, **keys.get("evaluation", {})}
-    outcome = evaluate(check(EvaluateConfig, tree))
-    return outcome, json.loads(Path(outcome.report).read_text())
+    usual = {"gamma": None, "actions": list(AB), "evaluation": {"held_out_share": 0.5, **keys.pop("evaluation", {})}}
+    return evaluated(write_lines(tmp_path / "log.jsonl", rows), Path(keys.pop("model")), **usual | keys)
 
 
 def bandit_rows(**column: list[Any]) -> list[dict[str, Any]]:
     """Propensities .2, .5, .4 of a, b, a; rewards 4, 5, 7; columns by name."""
     logged = zip(names(4)[:3], (0, 1, 0), (4, 5, 7), (0.2, 0.5, 0.4), strict=True)
-    return [
-        row(name, (0.5, 0.5), action, reward, propensity) | {key: values[number] for key, values in column.items()}
-        for number, (name, action, reward, propensity) in enumerate(logged)
-    ]
+    rows = [row(name, (0.5, 0.5), *values) for name, *values in logged]
+    return [row | {key: values[number] for key, values in column.items()} for number, row in enumerate(rows)]
 
 
 def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None:
@@ -539,43 +441,29 @@ def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     for name in ("IPS_Reward", "Self_Normalized_IPS_Reward", "Per_Decision_Importance_Sampling"):
         assert estimates(report, "against")[name]["figure"]["value"] == 16 / 3
-    difference = (outcome.difference or {})["CPE/Reward/IPS_Reward"]
-    assert difference[0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
-    for name in MODELLED:
-        assert outcome.scores[f"CPE/Reward/{name}"] is None
+    assert (outcome.difference or {})["CPE/Reward/IPS_Reward"][0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
+    assert {outcome.scores[f"CPE/Reward/{name}"] for name in MODELLED} == {None}
     assert "only the probability of the logged action" in estimates(report)["Direct_Method_Reward"]["reason"]
     assert report["log"]["scored_lines"] == {str(tmp_path / "log.jsonl"): [1, 2, 3]}
     assert report["model"]["policy"] == "probabilities in column new"
     assert "column:new" in Path(outcome.page).read_text()
 
 
-def test_the_uniform_policy(tmp_path: Path) -> None:
-    """Weights .5/.2, .5/.5, .5/.4: (10 + 5 + 8.75) / 3; a fourth episode is fitted to."""
-    rows = [*bandit_rows(), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5)]
-    outcome, report = given(tmp_path, rows, model="uniform", evaluation={"held_out_share": ALL})
-    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx((10 + 5 + 8.75) / 3, abs=1e-5)
-    assert report["model"]["actions"]["a"]["policy"] == 0.5
-    assert outcome.scores["CPE/Reward/Direct_Method_Reward"] is not None
-
-
 def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path: Path) -> None:
     """Events, whose column goes through the timeline; all estimates agree, those by fitted models as well."""
     rng = np.random.default_rng(0)
-    events = []
-    for number in range(120):
-        share = round(float(rng.uniform(0.1, 0.9)), 4)
-        action = int(rng.random() > 0.5)
-        events.append(
-            {"mdp_id": str(number // 3), "sequence_number": number % 3, "action": AB[action],
-             "terminal": number % 3 == 2,
-             "state_features": {"0": math.log(share), "1": math.log(1 - share)}, "possible_actions": list(AB),
-             "reward": float(rng.normal()), "action_probability": 0.5, "p": {"a": share, "b": 1 - share}}
-        )  # fmt: skip
-    log = write_lines(tmp_path / "events.jsonl", events)
+    shares, actions = rng.uniform(0.1, 0.9, 120).round(4).tolist(), rng.integers(2, size=120)
+    events = [
+        {"mdp_id": str(number // 3), "sequence_number": number % 3, "action": AB[action], "terminal": number % 3 == 2,
+         "state_features": {"0": math.log(share), "1": math.log(1 - share)}, "possible_actions": list(AB),
+         "reward": float(rng.normal()), "action_probability": 0.5, "p": {"a": share, "b": 1 - share}}
+        for number, (share, action) in enumerate(zip(shares, actions, strict=True))
+    ]  # fmt: skip
     settings = {"held_out_share": 0.5, "final_fit_passes": 20, "max_horizon": 5}
+    log = write_lines(tmp_path / "events.jsonl", events)
     outcome, report = evaluated(log, known, against="column:p", evaluation=settings)
-    by_column, expected = estimates(report, "against"), estimates(report)
-    for name, estimate in expected.items():
+    by_column = estimates(report, "against")
+    for name, estimate in estimates(report).items():
         assert by_column[name]["figure"] == pytest.approx(estimate["figure"], rel=1e-3, abs=1e-4), name
         assert by_column[name]["reason"] == estimate["reason"]
     assert (outcome.difference or {})["CPE/Reward/Fitted_Q_Evaluation"][0] == pytest.approx(0, abs=1e-4)
@@ -596,47 +484,23 @@ def test_a_column_is_not_known_at_states_that_are_no_rows(tmp_path: Path) -> Non
         assert (outcome.scores[f"CPE/Reward/{name}"] is None) == missing
 
 
-def test_a_column_of_candidates(tmp_path: Path) -> None:
-    """Lists as long as possible_actions; .4, .3 and .7 of the logged candidates, and a fourth row that is fitted to."""
-    shares = [[0.4, 0.6], [0.2, 0.3, 0.5], [0.7, 0.3], [1.0]]
-    logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
-    rows = [choice(name, [{"7": float(k)} for k in range(len(of_row))], *values) | {"p": of_row}
-            for name, of_row, values in zip(names(4), shares, logged, strict=True)]  # fmt: skip
-    keys: dict[str, Any] = {"model": "column:p", "actions": [], "evaluation": {"held_out_share": ALL}}
-    outcome, report = given(tmp_path, rows, **keys)
-    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    assert report["model"]["candidates"]["rows"] == 3
-    rows[1]["p"] = [0.5, 0.5]
-    with pytest.raises(DataError, match="in p as possible_actions has, got 2"):
-        given(tmp_path, rows, **keys)
-
-
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("usual", "value", "possible", "said"),
     [
-        ("x", "2: .* number in p, got .x."),
-        (None, "2: .* in p, got null"),
-        (-0.1, "2: .* from 0 to 1 in p, got -0.1"),
-        (1.5, "2: .* from 0 to 1 in p, got 1.5"),
-        ({"a": 0.5, "b": 0.4}, "2: .* sum is 1, got 0.9"),
-        ({"a": 0.5, "c": 0.5}, "2: .* of a, b in p, got .*c"),
-        ({"a": 0.5, "b": 0.5}, "2: .* not possible, got 0.5"),
-        ([0.5, 0.5], r"1: .* in p, got \[1.0, 0.0\]"),
+        (0.5, "x", [0, 1], "2: .* number in p, got .x."),
+        (0.5, None, [0, 1], "2: .* in p, got null"),
+        (0.5, -0.1, [0, 1], "2: .* from 0 to 1 in p, got -0.1"),
+        (0.5, 1.5, [0, 1], "2: .* from 0 to 1 in p, got 1.5"),
+        ({"a": 1.0}, {"a": 0.5, "b": 0.4}, [1, 1], "2: .* sum is 1, got 0.9"),
+        ({"a": 1.0}, {"a": 0.5, "c": 0.5}, [1, 1], "2: .* of a, b in p, got .*c"),
+        ({"a": 1.0}, {"a": 0.5, "b": 0.5}, [0, 1], "2: .* not possible, got 0.5"),
+        ([1.0, 0.0], [0.5, 0.5], [0, 1], r"1: .* in p, got \[1.0, 0.0\]"),
     ],
 )
-def test_probabilities_that_are_none(tmp_path: Path, value: Any, said: str) -> None:
-    usual: Any = {"a": 1.0} if isinstance(value, dict) else [1.0, 0.0] if isinstance(value, list) else 0.5
-    rows = bandit_rows(p=[usual, value, usual])
-    rows[1] |= {"possible_actions": [0, 1]}
-    if value == {"a": 0.5, "c": 0.5} or value == {"a": 0.5, "b": 0.4}:
-        rows[1]["possible_actions"] = [1, 1]
+def test_probabilities_that_are_none(tmp_path: Path, usual: Any, value: Any, possible: list[int], said: str) -> None:
+    rows = bandit_rows(p=[usual, value, usual], possible_actions=[[1, 1], possible, [1, 1]])
     with pytest.raises(DataError, match=f"log.jsonl:{said}"):
         given(tmp_path, rows, model="column:p")
-
-
-def test_a_column_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"log.jsonl:1: expected a column 'new'"):
-        given(tmp_path, bandit_rows(nw=[0.5, 0.5, 0.5]), model="column:new")
 
 
 def test_episodes_of_several_rows_need_a_discount_without_a_model(tmp_path: Path) -> None:
@@ -652,22 +516,14 @@ def test_probabilities_in_other_formats(tmp_path: Path, kind: str, events: bool)
     """JSON text in CSV, structs and maps in Parquet, also through a timeline: 7.75 as above."""
     column = [{"a": 0.4, "b": 0.6}, {"a": 0.7, "b": 0.3}, {"a": 0.7, "b": 0.3}]
     rows = [*bandit_rows(p=column), row(names(4)[-1], (0.5, 0.5), 0, 100, 0.5) | {"p": {"a": 1.0, "b": 0.0}}]
-    rows = [{**row, "next_state_features": None} for row in rows]
+    frame = pd.DataFrame(rows).drop(columns="next_state_features")
     if events:
-        rows = [{key: row[key] for key in row if "next" not in key} | {"terminal": True} for row in rows]
+        frame = frame[[name for name in frame if "next" not in name]].assign(terminal=True)
     log = tmp_path / f"log.{'csv' if kind == 'csv' else 'parquet'}"
     if kind == "csv":
-        texts = [{key: json.dumps(v) if isinstance(v, dict | list) else v for key, v in row.items()} for row in rows]
-        pd.DataFrame(texts).to_csv(log, index=False)
+        frame.map(lambda value: json.dumps(value) if isinstance(value, dict | list) else value).to_csv(log, index=False)
     else:
-        pairs = pa.map_(pa.string(), pa.float64())
-        table = pa.Table.from_pylist(rows)
-        if kind == "map":
-            probabilities = pa.array([list(row["p"].items()) for row in rows], pairs)
-            table = table.set_column(table.column_names.index("p"), "p", probabilities)
-        pq.write_table(table, log)
-    tree = {"model": "column:p", "actions": list(AB), "data_path": str(log), "output_path": str(tmp_path / "e.json"),
-            "evaluation": {"held_out_share": ALL, "bootstrap_resamples": 100}}  # fmt: skip
-    scores = evaluate(check(EvaluateConfig, tree)).scores
+        as_map = {"p": pa.map_(pa.string(), pa.float64())} if kind == "map" else {}
+        pq.write_table(pa.table({name: pa.array(frame[name].tolist(), as_map.get(name)) for name in frame}), log)
+    scores = evaluated(log, Path("column:p"), gamma=None, actions=list(AB))[0].scores
     assert scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    assert scores["CPE/Reward/Direct_Method_Reward"] is not None

@@ -40,7 +40,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def untrained(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluators:
+def evaluators_of(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluators:
     """Returns the evaluators of a policy that has learned nothing, on 1000 rows."""
     log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
     config = check(DqnConfig, {
@@ -54,7 +54,7 @@ def untrained(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluators:
 
 def at_end(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluation:
     """Evaluates such a policy as at the end of a run."""
-    evaluators = untrained(folder, epochs, **evaluation)
+    evaluators = evaluators_of(folder, epochs, **evaluation)
     evaluators.after_epoch(final=True)
     return evaluators.at_end()
 
@@ -62,10 +62,11 @@ def at_end(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluation:
 def of_a_model(folder: Path, **evaluation: Any) -> None:
     """The same with workflows.evaluate."""
     log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
-    evaluation = {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation}
-    tree = {"model": str(linear_bundle(folder / "model", np.eye(2), ("a", "b"), (0, 1))), "data_path": str(log),
-            "output_path": str(folder / "e.json"), "gamma": 0.0, "evaluation": evaluation}  # fmt: skip
-    evaluate(check(EvaluateConfig, tree))
+    model = linear_bundle(folder / "model", np.eye(2), ("a", "b"), (0, 1))
+    evaluate(check(EvaluateConfig, {
+        "model": str(model), "data_path": str(log), "output_path": str(folder / "e.json"), "gamma": 0.0,
+        "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
+    }))  # fmt: skip
 
 
 @pytest.mark.parametrize("run", [at_end, of_a_model])
@@ -91,39 +92,39 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
     """Weights of 20 scored episodes cannot leave 21 effective ones; a fit that is asked for takes place."""
     result = at_end(tmp_path, min_effective_episodes=21).result
     assert sum(fitted) == 0
-    assert result is not None
     estimates = {estimate.name: estimate for estimate in result.outcomes[0].estimates}
-    assert np.isnan(estimates["Direct_Method_Reward"].figure.value)
     assert "21 effective episodes" in estimates["Direct_Method_Reward"].reason
-    assert np.isfinite(estimates["IPS_Reward"].figure.value)
-    fitted.clear()
-    assert at_end(tmp_path, min_effective_episodes=21, final_fit_passes=1).result is not None
-    assert 500 < sum(fitted) < 1000
-    fitted.clear()
-    assert at_end(tmp_path, min_effective_episodes=1, final_fit_passes=40).result is not None
-    assert 20_000 < sum(fitted) < 40_000
+    assert np.isfinite([estimates[name].figure.value for name in ("Direct_Method_Reward", "IPS_Reward")]).tolist() == [
+        False,
+        True,
+    ]
+    for least, passes, fewest in ((21, 1, 500), (1, 40, 20_000)):
+        fitted.clear()
+        at_end(tmp_path, min_effective_episodes=least, final_fit_passes=passes)
+        assert fewest < sum(fitted) < 2 * fewest
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 200), (100, 328)])  # 200 at least; a quarter of 100 x 840 rows
 def test_fits_at_the_end_read_a_quarter_of_what_the_policy_learned_from(
     tmp_path: Path, fitted: list[int], epochs: int, steps: int
 ) -> None:
-    assert at_end(tmp_path, epochs=epochs, min_effective_episodes=1).result is not None
+    at_end(tmp_path, epochs=epochs, min_effective_episodes=1)
     assert len(fitted) == pytest.approx(steps, rel=0.03)  # episodes are scored or not by their hashes
 
 
-def test_fits_after_an_epoch_read_an_eighth_of_what_the_policy_learned_from(tmp_path: Path, fitted: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("evaluation", "estimates", "fewest", "most"),
+    # 750 to 900 rows, as many as are not scored, are 12 to 15 batches of 64
+    [({}, True, 2, 2), ({}, False, 0, 0), ({"fit_passes": 1}, True, 12, 15)],
+)
+def test_fits_after_an_epoch_read_an_eighth_of_what_the_policy_learned_from(
+    tmp_path: Path, fitted: list[int], evaluation: dict[str, int], estimates: bool, fewest: int, most: int
+) -> None:
     """800 rows are 13 batches of 64, of which the models read 2; and all of them where the config asks for a pass."""
-    evaluators = untrained(tmp_path)
+    evaluators = evaluators_of(tmp_path, **evaluation)
     fitted.clear()  # of the rehearsal
-    evaluators.after_epoch(final=False)
-    assert len(fitted) == 2
-    evaluators.after_epoch(final=False, estimates=False)
-    assert len(fitted) == 2
-    evaluators = untrained(tmp_path, fit_passes=1)
-    fitted.clear()
-    evaluators.after_epoch(final=False)
-    assert 12 <= len(fitted) <= 15  # 750 to 900 rows, as many as are not scored
+    evaluators.after_epoch(final=False, estimates=estimates)
+    assert fewest <= len(fitted) <= most
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,6 @@ def test_work_that_takes_longer_is_shown(
     assert "scoring rows" not in caplog.text  # a matter of milliseconds
     monkeypatch.setattr(console, "_BRIEF_SECONDS", 0.0)
     at_end(tmp_path, final_fit_passes=1)
-    said = caplog.text
     for work in ("valuing rows", "measuring outcomes for the policy", "fitting models of the policy",
                  "scoring rows by the policy", "estimating the policy"):  # fmt: skip
-        assert f"{work}: " in said
+        assert f"{work}: " in caplog.text

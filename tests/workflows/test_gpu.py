@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.logs import candidate_rows, write_lines
-from oracles.runs import ROOT, Runner
+from oracles.runs import ROOT, Run, Runner
 
 from reagent_lite.errors import counted
 from reagent_lite.export import load_bundle
@@ -16,6 +16,16 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
+ALL_GPUS = ("use_gpu=true", "use_all_avail_gpus=true")
+
+
+def done(run: Runner, tree: dict[str, Any] | None, *settings: str) -> Run:
+    """Returns a finished run with settings, of the sample config if there is no tree."""
+    given = json.loads((ROOT / "configs/cartpole/online.json").read_text()) if tree is None else tree
+    workflow = "parametric_dqn" if "training_data_path" in given and "actions" not in given else "dqn"
+    result = run(workflow, given, *(word for setting in settings for word in ("--set", setting)))
+    assert result.code == 0, result.err
+    return result
 
 
 @pytest.mark.parametrize(
@@ -30,59 +40,46 @@ pytestmark = [
     ],
 )
 def test_a_gpu_run_equals_a_cpu_run(
-    run: Runner, small: dict[str, Any], tmp_path: Any, workflow: str, residency: str, graph: str
+    run: Runner, small: dict[str, Any], tmp_path: Path, workflow: str, residency: str, graph: str
 ) -> None:
     if workflow == "parametric_dqn":
         del small["actions"]
         small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
-    cpu = run(workflow, small).outcome
-    done = run(workflow, small, "--set", "use_gpu=true", "--set", f"data.residency={residency}",
-               "--set", f"training.cuda_graph={graph}")  # fmt: skip
-    assert done.code == 0, done.err
-    assert "on cuda:0" in done.err
-    assert load_bundle(done.outcome["model"]).manifest["steps"] == cpu["steps"]
-    assert done.outcome["scores"]["value/model/mean"] == pytest.approx(cpu["scores"]["value/model/mean"], abs=1e-3)
+    cpu = done(run, small).outcome
+    gpu = done(run, small, "use_gpu=true", f"data.residency={residency}", f"training.cuda_graph={graph}")
+    assert "on cuda:0" in gpu.err
+    assert load_bundle(gpu.outcome["model"]).manifest["steps"] == cpu["steps"]
+    assert gpu.outcome["scores"]["value/model/mean"] == pytest.approx(cpu["scores"]["value/model/mean"], abs=1e-3)
 
 
 def test_all_gpus(run: Runner, small: dict[str, Any]) -> None:
-    done = run("dqn", small, "--set", "use_gpu=true", "--set", "use_all_avail_gpus=true")
-    assert done.code == 0, done.err
-    assert f"= {counted(torch.cuda.device_count(), 'process')} x" in done.err
+    assert f"= {counted(torch.cuda.device_count(), 'process')} x" in done(run, small, *ALL_GPUS).err
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_one_process_over_all_gpus_learns_what_one_gpu_does(run: Runner, small: dict[str, Any]) -> None:
-    alone = run("dqn", small, "--set", "use_gpu=true", "--set", "parallel=none").outcome["scores"]["td_loss/mean"]
-    done = run("dqn", small, "--set", "use_gpu=true", "--set", "use_all_avail_gpus=true", "--set", "parallel=dp")
-    assert done.code == 0, done.err
-    assert done.outcome["scores"]["td_loss/mean"] == pytest.approx(alone, rel=1e-3)
+    alone, over_all = (done(run, small, *settings).outcome["scores"]["td_loss/mean"]
+                       for settings in (("use_gpu=true", "parallel=none"), (*ALL_GPUS, "parallel=dp")))  # fmt: skip
+    assert over_all == pytest.approx(alone, rel=1e-3)
 
 
 @pytest.mark.parametrize("graph", ["true", "false"], ids=["captured", "eager"])
 @pytest.mark.parametrize("prioritized", ["true", "false"], ids=["prioritized", "uniform"])
 def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) -> None:
     """The sample config, shortened: environments, replay and updates all on the device, replayed as graphs or not."""
-    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
-    done = run(
-        "dqn", config, "--set", "simulation.total_steps=60000", "--set", "simulation.num_evaluations=3",
-        "--set", f"simulation.cuda_graph={graph}", "--set", f"simulation.replay.prioritized={prioritized}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "16 environments on cuda" in done.err
-    assert done.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22
+    result = done(run, None, "simulation.total_steps=60000", "simulation.num_evaluations=3",
+                  f"simulation.cuda_graph={graph}", f"simulation.replay.prioritized={prioritized}")  # fmt: skip
+    assert "16 environments on cuda" in result.err
+    assert result.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22
 
 
 def test_compiled_updates_on_a_gpu_learn_as_others_do(run: Runner) -> None:
     """A run long enough to be worth it."""
-    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
-    done = run(
-        "dqn", config, "--set", "simulation.num_envs=4", "--set", "simulation.total_steps=300000",
-        "--set", "simulation.stop_at_return=150", "--set", "simulation.num_evaluations=60",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "torch.compile: expected" not in done.err
-    assert "updates are compiled" in done.err
-    assert done.outcome["scores"]["simulation/return/mean"] > 100
+    result = done(run, None, "simulation.num_envs=4", "simulation.total_steps=300000",
+                  "simulation.stop_at_return=150", "simulation.num_evaluations=60")  # fmt: skip
+    assert "torch.compile: expected" not in result.err
+    assert "updates are compiled" in result.err
+    assert result.outcome["scores"]["simulation/return/mean"] > 100
 
 
 WAITS = """
@@ -101,24 +98,18 @@ class Waits(nn.Module):
 """
 
 
-def test_a_network_that_waits_for_the_gpu_is_launched_one_by_one(run: Runner, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        pytest.param("training.network=waits:Waits",
+                     ["waits.py:12 `mask.nonzero()`: expected no call that waits for the GPU"],
+                     id="a network that waits is launched one by one"),
+        # what happens without PyCUDA: updates are captured, environments step on the host
+        pytest.param("simulation.backend=cpu", ["16 environments on cpu", "on cuda:0"],
+                     id="environments on the CPU beside a learner on the GPU"),
+    ],
+)  # fmt: skip
+def test_work_of_the_host_beside_the_gpu(run: Runner, tmp_path: Path, setting: str, words: list[str]) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
-    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
-    done = run(
-        "dqn", config, "--set", "simulation.total_steps=20000", "--set", "simulation.num_evaluations=2",
-        "--set", "training.network=waits:Waits",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "waits.py:12 `mask.nonzero()`: expected no call that waits for the GPU" in done.err
-
-
-def test_environments_on_the_cpu_beside_a_learner_on_the_gpu(run: Runner) -> None:
-    """What happens without PyCUDA: updates are captured, environments step on the host."""
-    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
-    done = run(
-        "dqn", config, "--set", "simulation.total_steps=20000", "--set", "simulation.num_evaluations=2",
-        "--set", "simulation.backend=cpu",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "16 environments on cpu" in done.err
-    assert "on cuda:0" in done.err
+    result = done(run, None, "simulation.total_steps=20000", "simulation.num_evaluations=2", setting)
+    assert all(word in result.err for word in words), result.err
