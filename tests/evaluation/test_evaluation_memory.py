@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from oracles.pages import bandit_page
 from oracles.tables import estimates as estimates_of
 
 from reagent_lite.evaluation.cpe import sums_of_rows
-from reagent_lite.evaluation.page import EvaluationPage, tables_of
+from reagent_lite.evaluation.page import tables_of
 from reagent_lite.rl.estimators import ESTIMATORS
 
 ROOT = Path(__file__).parents[2]
@@ -27,25 +28,14 @@ print(json.dumps(estimators.peak(dataclasses.replace(page, episode=torch.arange(
 """
 
 
-def random_page(lengths: list[int], seed: int = 0) -> EvaluationPage:
-    """Rows of two choices logged evenly; rewards, models and policy at random."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = sum(lengths)
-    page = bandit_page(
-        [0.0] * rows, episode=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).tolist()
-    )
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    return dataclasses.replace(
-        page, outcomes=normal(rows, 1), reward_model=normal(rows, 2, 1), q_values=normal(rows, 2, 1) + 5,
-        model_propensities=(0.2 * normal(rows, 2)).softmax(1),
-    )  # fmt: skip
-
-
 def test_one_long_episode_does_not_pad_the_others():
-    page = random_page([1] * 1500 + [500] + [2] * 1000)
+    lengths = torch.tensor([1] * 1500 + [500] + [2] * 1000)
+    page = bandit_page([0.0] * 4000, episode=torch.arange(2501).repeat_interleave(lengths).tolist())
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    page = dataclasses.replace(
+        page, outcomes=normal(4000, 1), reward_model=normal(4000, 2, 1), q_values=normal(4000, 2, 1) + 5,
+        model_propensities=(0.2 * normal(4000, 2)).softmax(1),
+    )  # fmt: skip
     sums = sums_of_rows(page, torch.arange(len(page)), 0.9)
     stored = sum(tensor.numel() for group in sums.groups for tensor in (group.sums, group.weights, group.steps))
     # three numbers a row and 14 an episode; a table of 2501 x 500 would be 3.7 million
@@ -71,8 +61,7 @@ def test_memory_beyond_the_page_is_less_than_the_page(arguments: tuple[str, ...]
     """The smallest of three readings: with other work on the machine, one in three is 5 to 13 times as large."""
     readings: list[float] = []
     while len(readings) < 3 and min(readings, default=2) >= 2:
-        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
-        reading = json.loads(done.stdout)
+        reading = json.loads(subprocess.check_output([sys.executable, *arguments], cwd=ROOT))
         assert reading["page_megabytes"] == megabytes
         readings.append(reading["times_page"])
     assert min(readings) < 2

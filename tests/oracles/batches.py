@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -54,3 +54,16 @@ def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_fea
         next_actions=after,
         bootstrap=(torch.rand(rows, generator=rng) < 0.8).float(),
     )
+
+
+class StateValues(nn.Module):
+    """Q read off the state itself: state [B, K] is Q(s, .), times a parameter."""
+
+    needs_candidate_list = False
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return (state * self.scale).unsqueeze(2)
