@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from reagent_lite.algorithms.table import ALGORITHMS
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, load_config, resolved
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
 from reagent_lite.config.algorithm import CRRConfig, IQLConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.section import Section
@@ -163,20 +163,25 @@ def test_a_resolved_config_reads_back_as_itself(base: str) -> None:
     assert check(BASES[base][0], resolved(config)) == config
 
 
-def test_sections_and_temperature_follow_the_algorithm() -> None:
+@pytest.mark.parametrize(
+    ("changes", "section", "temperature"),
+    [
+        ({"algorithm": "dqn"}, None, 0.01),
+        ({"algorithm": "crr"}, CRRConfig(), 1.0),
+        ({"algorithm": "iql"}, IQLConfig(), 1.0),
+        ({"algorithm": "crr", "rl": {"temperature": 0.5}}, CRRConfig(), 0.5),
+    ],
+)
+def test_sections_and_temperature_follow_the_algorithm(
+    changes: dict[str, Any], section: Section | None, temperature: float
+) -> None:
     """A resolved config has the section of its algorithm alone; absent, softmax of values is sharp, of logits not."""
     model, tree = BASES["logged"]
-    for name, section, temperature in (("dqn", None, 0.01), ("crr", CRRConfig(), 1.0), ("iql", IQLConfig(), 1.0)):
-        config = check(model, tree | {"algorithm": name})
-        assert isinstance(config, WorkflowConfig)
-        assert (config.section, config.temperature, config.rl.temperature) == (section, temperature, temperature)
-        assert [section_name for section_name in ("crr", "iql") if resolved(config)[section_name] is not None] == [
-            name
-        ] * (name != "dqn")
-        assert check(model, resolved(config)) == config
-    config = check(model, tree | {"algorithm": "crr", "rl": {"temperature": 0.5}})
-    assert isinstance(config, WorkflowConfig)
-    assert config.temperature == 0.5
+    config = check(model, tree | changes)
+    assert (config.section, config.temperature) == (section, temperature)
+    sections = [name for name in ("crr", "iql") if resolved(config)[name] is not None]
+    assert sections == [changes["algorithm"]] * (section is not None)
+    assert check(model, resolved(config)) == config
 
 
 def test_every_algorithm_that_is_named_has_a_learner() -> None:
@@ -191,7 +196,6 @@ def test_how_much_is_simulated(base: str, changes: dict[str, float], share: floa
     model, tree = BASES[base]
     time_differences = {"rl": {"use_seq_num_diff_as_time_diff": not share}}  # which a simulation does not learn from
     config = check(model, tree | time_differences | ({"simulation": tree["simulation"] | changes} if changes else {}))
-    assert isinstance(config, DqnConfig)
     assert config.simulated_share == share
 
 
